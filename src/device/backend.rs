@@ -1,0 +1,282 @@
+//! The one seam between the framework and the hardware.
+//!
+//! A [`Backend`] only enqueues: apart from the calls that say otherwise it never waits for the device. Two exist,
+//! [`cuda`](super::cuda) and [`emulated`](super::emulated); the race checker ([`check`](super::check)) wraps either.
+//! Everything above is written once, against this trait.
+//!
+//! Handles are plain numbers, so that a backend may be a decorator of another: what owns them (streams, events,
+//! buffers) lives above the seam. Every call that touches memory says which bytes it reads and writes, so that the
+//! checker can know order from these calls alone, never from the tracker that it checks.
+
+use std::{fmt, ptr::NonNull, time::Duration};
+
+use crate::error::Result;
+
+/// A place in a device's memory. No host pointer, even on the emulated device: only copies and kernels reach it.
+/// Addresses of all the devices of a process differ.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Address(pub(crate) u64);
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// A stream of one backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RawStream(pub(crate) u64);
+
+/// An event of one backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RawEvent(pub(crate) u64);
+
+/// One end of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Host memory. Copies are asynchronous only if it is page-locked ([`Backend::alloc_host`]).
+    Host(*mut u8),
+    /// Memory of this device or, on one end of a copy, of another device of the same kind.
+    Device(Address),
+}
+
+// SAFETY: a place is a number until a backend copies from or to it, and whoever enqueues that copy vouches (the calls
+// are unsafe) that the memory stays valid until it is done, on whatever thread that happens.
+unsafe impl Send for Place {}
+
+/// What a fill repeats: the low `width` bytes of `bits`. `width` is 1, 2 or 4, and divides the address and the length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pattern {
+    pub(crate) width: usize,
+    pub(crate) bits: u32,
+}
+
+/// How a stream is made.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamSpec {
+    /// For people: logs, the checker's reports.
+    pub(crate) name: String,
+    /// Lower is more urgent, as in CUDA; clamped to what the device has.
+    pub(crate) priority: i32,
+    /// Does not order itself with the legacy default stream.
+    pub(crate) non_blocking: bool,
+}
+
+/// Bytes of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryInfo {
+    /// Not in use by anybody, as the driver says.
+    pub free: u64,
+    /// All the device has.
+    pub total: u64,
+}
+
+/// Where a kernel's device code comes from.
+#[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
+pub enum Source {
+    /// CUDA C++: compiled by NVRTC, once a process and device architecture.
+    Cuda(&'static str),
+    /// PTX made beforehand: the driver compiles it when it is loaded.
+    Ptx(&'static str),
+    /// Machine code made beforehand for one architecture.
+    Cubin(&'static [u8]),
+    /// None: the kernel runs on the emulated device alone.
+    None,
+}
+
+/// A kernel as `#[kernel]` declares it, in a `static`.
+#[derive(Clone, Copy)]
+#[doc(hidden)]
+pub struct KernelDef {
+    /// The function's name, in Rust and in the device code.
+    pub name: &'static str,
+    /// The device code's file, as it was written in the attribute; for the compiler's log.
+    pub file: &'static str,
+    /// Where it was declared: `file.rs:line`.
+    pub declared: &'static str,
+    /// The device code.
+    pub source: Source,
+    /// The C++ declaration that the Rust signature stands for, without `extern "C" __global__`:
+    /// declarations of the types it needs and then `void name(const float* x, unsigned long long x_len, float a)`.
+    pub prototype: fn() -> Prototype,
+    /// The Rust body.
+    ///
+    /// # Safety
+    /// The arguments are those of the declaration, in order; each slice is valid for its length, aligned for its type,
+    /// and, if written, touched by nobody else for the length of the call.
+    pub body: unsafe fn(&[BodyArg]),
+}
+
+impl fmt::Debug for KernelDef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel").field("name", &self.name).field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// See [`KernelDef::prototype`].
+#[derive(Clone, Debug)]
+#[doc(hidden)]
+pub struct Prototype {
+    /// What has to stand before it: declarations of types of the user's (`struct Point;`), or nothing.
+    pub types: String,
+    /// `void name(const float* x, unsigned long long x_len, float a)`
+    pub function: String,
+}
+
+/// An argument as the Rust body gets it, on the emulated device.
+#[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
+pub enum BodyArg {
+    /// A slice: its first element and its length in elements.
+    Slice(*mut u8, usize),
+    /// A scalar.
+    Scalar(Scalar),
+}
+
+/// A scalar argument by value: up to 64 bytes, aligned for anything.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+#[doc(hidden)]
+pub struct Scalar {
+    /// Its bytes, the first `size` of them.
+    pub bytes: [u8; 64],
+    /// How many.
+    pub size: usize,
+}
+
+impl fmt::Debug for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Scalar({:02x?})", &self.bytes[..self.size])
+    }
+}
+
+/// An argument as a launch passes it to the seam.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Arg {
+    /// A slice in this device's memory. The device code gets a pointer and a 64-bit length in elements.
+    Slice {
+        address: Address,
+        /// Elements.
+        len: u64,
+        /// Bytes.
+        bytes: u64,
+        write: bool,
+    },
+    /// A scalar by value.
+    Scalar(Scalar),
+}
+
+/// One launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch<'a> {
+    pub(crate) kernel: &'static KernelDef,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    /// Dynamic shared memory, bytes.
+    pub(crate) shared_bytes: u32,
+    pub(crate) args: &'a [Arg],
+}
+
+/// What a host function does. It runs on a thread of the backend's, must not call the device and must not wait.
+pub(crate) type HostFunction = Box<dyn FnOnce() + Send + 'static>;
+
+/// A device, as low as wakeline knows it. See the [module](self).
+///
+/// Errors: [`DeviceLost`](crate::ErrorKind::DeviceLost) from any call once a fault has ended the device,
+/// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) from the allocations, [`Driver`](crate::ErrorKind::Driver) otherwise.
+pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// `cuda:0`, `emulated:3`.
+    fn name(&self) -> &str;
+
+    /// The device's make, for people: `NVIDIA H200`, `emulated, 64 MiB`.
+    fn description(&self) -> String;
+
+    /// Makes the device the calling thread's, for libraries that look for it there (cuBLAS, cudarc).
+    fn make_current(&self) -> Result<()>;
+
+    /// Free and total bytes.
+    fn memory(&self) -> Result<MemoryInfo>;
+
+    /// Device memory, aligned to 256 bytes, usable at once on any stream. `bytes` is not zero. May block shortly.
+    fn alloc(&self, bytes: u64) -> Result<Address>;
+
+    /// Gives memory back.
+    ///
+    /// # Safety
+    /// It came from [`alloc`](Self::alloc) here, and nothing enqueued may still touch it.
+    unsafe fn free(&self, address: Address) -> Result<()>;
+
+    /// Page-locked host memory, initialised, aligned to 64 bytes at least. `bytes` is not zero. May block.
+    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>>;
+
+    /// Gives host memory back.
+    ///
+    /// # Safety
+    /// It came from [`alloc_host`](Self::alloc_host) here with this many bytes, and nothing enqueued may still touch it.
+    unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()>;
+
+    /// A new stream.
+    fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream>;
+
+    /// Ends a stream. Work already in it still runs.
+    fn stream_destroy(&self, stream: RawStream);
+
+    /// True if all its work is done. Never waits. Reports a fault of the device.
+    fn stream_query(&self, stream: RawStream) -> Result<bool>;
+
+    /// Waits, blocking the thread, until all its work is done. For teardown and tests; never called on a message's path.
+    fn stream_synchronize(&self, stream: RawStream) -> Result<()>;
+
+    /// A new event: one that can tell times if `timed`.
+    fn event_create(&self, timed: bool) -> Result<RawEvent>;
+
+    /// Ends an event. Waits and host functions that were enqueued behind it still happen.
+    fn event_destroy(&self, event: RawEvent);
+
+    /// Marks the stream's present end.
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
+
+    /// True if what came before the last record is done (true too if never recorded). Never waits. Reports a fault.
+    fn event_query(&self, event: RawEvent) -> Result<bool>;
+
+    /// Time on the device between two timed events whose work is done.
+    fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration>;
+
+    /// Work enqueued into `stream` from now on waits for the event's last record. The event may be another device's
+    /// of the same kind.
+    fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()>;
+
+    /// Enqueues a copy of `bytes` bytes.
+    ///
+    /// # Safety
+    /// Both ends are valid for `bytes` until the copy is done.
+    unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()>;
+
+    /// Enqueues a fill of `bytes` bytes.
+    ///
+    /// # Safety
+    /// The memory is valid for `bytes` until the fill is done.
+    unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()>;
+
+    /// Compiles and loads a kernel, unless that was done before in this process. Slow the first time, and blocking:
+    /// not for a runtime's worker.
+    fn load(&self, kernel: &'static KernelDef) -> Result<()>;
+
+    /// Enqueues a kernel. Loads it first if nobody has.
+    ///
+    /// # Safety
+    /// The arguments are those of the declaration and valid until the kernel is done.
+    unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()>;
+
+    /// Enqueues a function of the host. It is called once, or never if the device is lost; it is dropped in any case.
+    /// A panic in it ends there and is logged.
+    fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()>;
+
+    /// The host touches memory of [`alloc_host`](Self::alloc_host) itself, now. Only the race checker listens.
+    fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
+        let _ = (memory, bytes, write);
+        Ok(())
+    }
+}

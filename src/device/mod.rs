@@ -1,0 +1,3 @@
+//! Devices: the one seam to the hardware, and what stands behind it.
+
+pub(crate) mod backend;

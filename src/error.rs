@@ -1,0 +1,260 @@
+//! One error type for the whole of wakeline.
+//!
+//! An [`Error`] says what went wrong ([`kind`](Error::kind)), where (operator, port or device), what was being done,
+//! and why (its [`source`](std::error::Error::source), back to the original cause). It is opaque: ask it with its
+//! predicates, so that more can be said later without breaking anybody.
+//!
+//! | kind | what a user does about it |
+//! |---|---|
+//! | [`NoDevice`](ErrorKind::NoDevice) | choose another device, install a driver, or run on the emulated one |
+//! | [`OutOfMemory`](ErrorKind::OutOfMemory) | fewer or smaller envelopes; the message has the numbers |
+//! | [`DeviceLost`](ErrorKind::DeviceLost) | the work that was there is gone: start again in a new process |
+//! | [`Race`](ErrorKind::Race) | two accesses that nothing orders: add what the message says is missing |
+//! | [`Kernel`](ErrorKind::Kernel) | mend the kernel's source; the compiler's log is in the message |
+//! | [`Setup`](ErrorKind::Setup) | the flow was put together wrongly; nothing has run |
+//! | [`Usage`](ErrorKind::Usage) | a call that cannot be carried out as it was made |
+//! | [`Stalled`](ErrorKind::Stalled) | operators wait for each other; the message says who for what |
+//! | [`Operator`](ErrorKind::Operator) | an operator's own error: look at its cause |
+//! | [`Panicked`](ErrorKind::Panicked) | an operator panicked |
+//! | [`Closed`](ErrorKind::Closed) | the other end is gone |
+//! | [`Cancelled`](ErrorKind::Cancelled) | the flow was aborted |
+//! | [`Driver`](ErrorKind::Driver) | a driver call failed for another reason: its name and code are there |
+
+use std::{error::Error as StdError, fmt, sync::Arc};
+
+/// The result of a wakeline call.
+pub type Result<T = (), E = Error> = std::result::Result<T, E>;
+
+type Cause = Box<dyn StdError + Send + Sync + 'static>;
+
+/// What kind of failure an [`Error`] is. More kinds may come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There is no such device, or no driver for it.
+    NoDevice,
+    /// A device or the host has no memory left for what was asked.
+    OutOfMemory,
+    /// A fault ended the device: all of its work is lost and it takes no more.
+    DeviceLost,
+    /// The race checker found two accesses that nothing orders.
+    Race,
+    /// A kernel could not be compiled, loaded or found.
+    Kernel,
+    /// A flow was put together wrongly; nothing has run.
+    Setup,
+    /// A call that cannot be carried out as it was made.
+    Usage,
+    /// Nothing in the flow can move, though not all is done.
+    Stalled,
+    /// An operator returned an error of its own.
+    Operator,
+    /// An operator or a kernel body panicked.
+    Panicked,
+    /// The other end of a port or hub is gone.
+    Closed,
+    /// The flow was aborted before it ended.
+    Cancelled,
+    /// A driver call failed.
+    Driver,
+}
+
+impl ErrorKind {
+    fn phrase(self) -> &'static str {
+        match self {
+            ErrorKind::NoDevice => "no such device",
+            ErrorKind::OutOfMemory => "out of memory",
+            ErrorKind::DeviceLost => "device lost",
+            ErrorKind::Race => "race",
+            ErrorKind::Kernel => "kernel",
+            ErrorKind::Setup => "the flow cannot run",
+            ErrorKind::Usage => "wrong use",
+            ErrorKind::Stalled => "stalled",
+            ErrorKind::Operator => "operator failed",
+            ErrorKind::Panicked => "panicked",
+            ErrorKind::Closed => "closed",
+            ErrorKind::Cancelled => "cancelled",
+            ErrorKind::Driver => "driver call failed",
+        }
+    }
+}
+
+/// What went wrong, where, and why.
+///
+/// ```
+/// use wakeline::{Error, ErrorKind};
+///
+/// let error = Error::from(std::io::Error::other("disk on fire")).at("operator `write`");
+/// assert_eq!(error.kind(), ErrorKind::Operator);
+/// assert!(error.downcast_ref::<std::io::Error>().is_some());
+/// assert_eq!(error.to_string(), "operator `write`: disk on fire");
+/// ```
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    /// Where, outermost last: device, port, operator.
+    places: Vec<String>,
+    message: Option<String>,
+    /// Shared: a lost device answers every call with the same cause.
+    cause: Option<Arc<Cause>>,
+}
+
+impl Error {
+    /// A failure of `kind`, told in one line.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner { kind, places: Vec::new(), message: Some(message.into()), cause: None }))
+    }
+
+    /// An operator's own error: any error, kept as the cause.
+    ///
+    /// `?` does this by itself for [`std::io::Error`] and boxed errors.
+    pub fn other(cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
+        let cause = cause.into();
+        // A wakeline error that went through a box is itself again.
+        match cause.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(cause) => Self(Box::new(Inner {
+                kind: ErrorKind::Operator,
+                places: Vec::new(),
+                message: None,
+                cause: Some(Arc::new(cause)),
+            })),
+        }
+    }
+
+    /// The same error with a place put before what it said: an operator, a port, a device.
+    #[must_use]
+    pub fn at(mut self, place: impl Into<String>) -> Self {
+        let place = place.into();
+        if self.0.places.last() != Some(&place) {
+            self.0.places.push(place);
+        }
+        self
+    }
+
+    /// The same error with a cause below it.
+    #[must_use]
+    pub fn because(mut self, cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
+        self.0.cause = Some(Arc::new(cause.into()));
+        self
+    }
+
+    /// What kind of failure this is.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// True where a fault has ended a device.
+    pub fn is_device_lost(&self) -> bool {
+        self.0.kind == ErrorKind::DeviceLost
+    }
+
+    /// True where memory ran out.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.0.kind == ErrorKind::OutOfMemory
+    }
+
+    /// True where the race checker spoke.
+    pub fn is_race(&self) -> bool {
+        self.0.kind == ErrorKind::Race
+    }
+
+    /// True where there is no such device or no driver for it.
+    pub fn is_no_device(&self) -> bool {
+        self.0.kind == ErrorKind::NoDevice
+    }
+
+    /// True where the flow was aborted.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.kind == ErrorKind::Cancelled
+    }
+
+    /// True where nothing in the flow could move.
+    pub fn is_stalled(&self) -> bool {
+        self.0.kind == ErrorKind::Stalled
+    }
+
+    /// True where the other end of a port or hub is gone.
+    pub fn is_closed(&self) -> bool {
+        self.0.kind == ErrorKind::Closed
+    }
+
+    /// The original cause, if it is a `T`.
+    pub fn downcast_ref<T: StdError + 'static>(&self) -> Option<&T> {
+        let mut next: Option<&(dyn StdError + 'static)> = self.source();
+        while let Some(error) = next {
+            if let Some(found) = error.downcast_ref::<T>() {
+                return Some(found);
+            }
+            next = error.source();
+        }
+        None
+    }
+
+    /// The same failure for one more listener. The cause is shared.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        Self(Box::new(Inner {
+            kind: self.0.kind,
+            places: self.0.places.clone(),
+            message: self.0.message.clone(),
+            cause: self.0.cause.clone(),
+        }))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for place in self.0.places.iter().rev() {
+            write!(f, "{place}: ")?;
+        }
+        match (&self.0.message, &self.0.cause) {
+            (Some(message), _) if self.0.kind == ErrorKind::Operator => write!(f, "{message}")?,
+            (Some(message), _) => write!(f, "{}: {message}", self.0.kind.phrase())?,
+            (None, Some(cause)) => return write!(f, "{cause}"),
+            (None, None) => write!(f, "{}", self.0.kind.phrase())?,
+        }
+        if let Some(cause) = &self.0.cause {
+            write!(f, ": {cause}")?;
+        }
+        Ok(())
+    }
+}
+
+/// As [`Display`](fmt::Display): `main() -> Result<()>` prints this, and a person reads it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.cause.as_ref().map(|cause| &***cause as &(dyn StdError + 'static))
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(cause: std::io::Error) -> Self {
+        Self::other(cause)
+    }
+}
+
+impl From<Box<dyn StdError + Send + Sync + 'static>> for Error {
+    fn from(cause: Box<dyn StdError + Send + Sync + 'static>) -> Self {
+        Self::other(cause)
+    }
+}
+
+impl From<String> for Error {
+    fn from(message: String) -> Self {
+        Self::new(ErrorKind::Operator, message)
+    }
+}
+
+impl From<&str> for Error {
+    fn from(message: &str) -> Self {
+        Self::new(ErrorKind::Operator, message)
+    }
+}

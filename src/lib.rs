@@ -1,0 +1,6 @@
+//! Async-native GPU pipelines on tokio.
+
+pub mod device;
+mod error;
+
+pub use error::{Error, ErrorKind, Result};
