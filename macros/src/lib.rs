@@ -1,1 +1,62 @@
-//! The derive and attribute macros of wakeline.
+//! The derive and attribute macros of wakeline: [`Ports`](macro@Ports).
+//!
+//! Use them through `wakeline` (`use wakeline::prelude::*`), never from here: what they generate names `::wakeline`.
+//! Each of them lives in a file of its own, takes a declaration apart, collects every mistake it finds (`errors.rs`), and
+//! only then generates anything. A mistake points at the field, argument or option that it is about and says what to
+//! write instead; what only the compiler can know (is this type an input?) is asked of it with that type's own span.
+//!
+//! What is generated uses absolute paths and hygienic names, so that nothing a user imports or calls an argument can
+//! get in its way.
+
+mod errors;
+mod ports;
+
+use proc_macro::TokenStream;
+
+/// Declares the ports of an operator: the envelopes and values that it takes and sends.
+///
+/// It goes on a struct whose fields are all ports, each marked `#[input]` or `#[output]`. A struct without fields
+/// declares an operator without ports. The struct becomes `Operator::Ports`, which `compute` is given; beside it stands
+/// a struct of handles, which `Flow::add` returns and `Flow::connect` takes. It has the same fields, visibility and
+/// documentation, and is named after the struct: `UpperPorts` has `UpperHandles`, `Upper` has `UpperHandles` too.
+///
+/// ```ignore
+/// use wakeline::prelude::*;
+///
+/// #[derive(Ports)]
+/// struct UpperPorts {
+///     /// Lines to shout, on this operator's device.
+///     #[input(capacity = 4)]
+///     lines: Input<Envelope<u8>>,
+///     /// The same lines, louder.
+///     #[output(envelope_bytes = 1 << 20)]
+///     shouted: Output<Envelope<u8>>,
+/// }
+///
+/// let upper = flow.add("upper", Upper);       // UpperHandles
+/// flow.connect(read.lines, upper.lines);
+/// ```
+///
+/// # On a field
+///
+/// - `#[input]`: messages come in; the field is an `Input<..>`.
+/// - `#[output]`: messages go out; the field is an `Output<..>`.
+///
+/// Their options are expressions of type `usize`, which may name the struct's own constants and const parameters:
+///
+/// | option | on | what it says |
+/// |---|---|---|
+/// | `capacity = 4` | both | messages that its queue holds, at least 1, where the connection does not say |
+/// | `envelope_bytes = 1 << 20` | `#[output]` | bytes of each envelope that the hub allocates for it |
+/// | `envelopes = 3` | `#[output]` | how many envelopes the hub allocates at each location |
+///
+/// # On the struct
+///
+/// - `#[ports(handles = Name)]`: another name for the struct of handles.
+///
+/// Type and const parameters, bounds and where clauses are kept. Lifetimes are refused: ports belong to a task, which
+/// may outlive what they borrow.
+#[proc_macro_derive(Ports, attributes(input, output, ports))]
+pub fn derive_ports(item: TokenStream) -> TokenStream {
+    errors::or_report(ports::expand(item.into())).into()
+}
