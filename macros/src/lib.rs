@@ -1,4 +1,4 @@
-//! The derive and attribute macros of wakeline: [`Ports`](macro@Ports).
+//! The derive and attribute macros of wakeline: [`Ports`](macro@Ports) and [`Message`](macro@Message).
 //!
 //! Use them through `wakeline` (`use wakeline::prelude::*`), never from here: what they generate names `::wakeline`.
 //! Each of them lives in a file of its own, takes a declaration apart, collects every mistake it finds (`errors.rs`), and
@@ -9,6 +9,7 @@
 //! get in its way.
 
 mod errors;
+mod message;
 mod ports;
 
 use proc_macro::TokenStream;
@@ -59,4 +60,37 @@ use proc_macro::TokenStream;
 #[proc_macro_derive(Ports, attributes(input, output, ports))]
 pub fn derive_ports(item: TokenStream) -> TokenStream {
     errors::or_report(ports::expand(item.into())).into()
+}
+
+/// Makes a struct or an enum of your own something that ports can carry.
+///
+/// Plain data needs nothing else. A field that holds envelopes (an `Envelope<..>`, or another message that has some) is
+/// marked `#[envelope]`: then wakeline finds them there, brings them to the device of whoever reads them next and counts
+/// their bytes.
+///
+/// ```ignore
+/// use wakeline::prelude::*;
+///
+/// #[derive(Message)]
+/// struct Frame {
+///     number: u64,
+///     #[envelope]
+///     pixels: Envelope<u8>,
+/// }
+///
+/// #[derive(Message)]
+/// enum Event {
+///     Resized { width: u32, height: u32 },
+///     Drawn(#[envelope] Frame),
+/// }
+/// ```
+///
+/// # On a field
+///
+/// - `#[envelope]`: the field's type is itself a `Message`, and its envelopes are this message's.
+///
+/// A generic type is a message where it is `Send + 'static` and its marked fields are messages.
+#[proc_macro_derive(Message, attributes(envelope))]
+pub fn derive_message(item: TokenStream) -> TokenStream {
+    errors::or_report(message::expand(item.into())).into()
 }
