@@ -62,7 +62,7 @@ pub mod prelude {
         Buffer, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Message, Operator, Output, Report, Result,
         Stream, operator::Ports,
     };
-    pub use wakeline_macros::{Message, Ports, kernel};
+    pub use wakeline_macros::{Ports, kernel};
 }
 
 /// What the macros generate calls. No part of the interface: it may change with any version.

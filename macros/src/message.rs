@@ -28,7 +28,7 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
         let bytes = arms(&variants, |fields| {
             let bytes = fields
                 .iter()
-                .map(|(field, ty)| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::bytes(#field)));
+                .map(|(field, ty)| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::size_in_bytes(#field)));
             quote_spanned!(site=> { 0 #(+ #bytes)* })
         });
         let carries =
@@ -43,7 +43,7 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
                 match self { #envelopes }
             }
 
-            fn bytes(&self) -> usize {
+            fn size_in_bytes(&self) -> usize {
                 ::core::mem::size_of_val(self) + match self { #bytes }
             }
         }

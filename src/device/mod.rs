@@ -13,10 +13,9 @@
 
 pub(crate) mod backend;
 pub(crate) mod check;
-#[cfg(feature = "cuda")]
-pub(crate) mod cuda;
 pub(crate) mod emulated;
 mod host;
+pub(crate) mod human;
 mod kernel_type;
 
 use std::{
@@ -102,7 +101,7 @@ impl Device {
             }
             _ => {}
         }
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cudax")]
         if cuda::driver_present() {
             return Self::cuda(0);
         }
@@ -116,7 +115,7 @@ impl Device {
     /// [`NoDevice`](ErrorKind::NoDevice) where there is no driver, no such GPU, or wakeline was built without its
     /// feature `cuda`.
     pub fn cuda(n: usize) -> Result<Self> {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cudax")]
         {
             static OPENED: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
             let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -128,7 +127,7 @@ impl Device {
             opened.push((n, Arc::downgrade(&device.0)));
             Ok(device)
         }
-        #[cfg(not(feature = "cuda"))]
+        #[cfg(not(feature = "cudax"))]
         Err(Error::new(ErrorKind::NoDevice, format!("cuda:{n}: wakeline was built without its feature `cuda`")))
     }
 

@@ -135,7 +135,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
         }
     };
     if failure.is_none() {
-        failure = compile(&crew).await.err();
+        failure = compile(gpus(&crew)).await.err();
     }
     for (member, node) in crew.iter_mut().zip(&nodes) {
         if failure.is_some() {
@@ -214,17 +214,22 @@ fn build(crew: &mut [Member], joints: Vec<Joint>, nodes: &[Arc<Node>]) -> Result
     Ok(hubs)
 }
 
-/// Compiles and loads every kernel of the program for every GPU of the flow, before the first run and off the workers.
-async fn compile(crew: &[Member]) -> Result<()> {
-    let mut devices: Vec<&Device> = Vec::new();
+/// The GPUs that operators are on.
+fn gpus(crew: &[Member]) -> Vec<Device> {
+    let mut devices: Vec<Device> = Vec::new();
     for member in crew {
-        if member.device.is_cuda() && !devices.contains(&&member.device) {
-            devices.push(&member.device);
+        if member.device.is_cuda() && !devices.contains(&member.device) {
+            devices.push(member.device.clone());
         }
     }
+    devices
+}
+
+/// Compiles and loads every kernel of the program for every GPU of the flow, before the first run and off the workers.
+async fn compile(devices: Vec<Device>) -> Result<()> {
     for device in devices {
         for kernel in Kernel::all() {
-            kernel.load(device).await?;
+            kernel.load(&device).await?;
         }
     }
     Ok(())

@@ -212,7 +212,7 @@ impl<T: Plain> Message for Envelope<T> {
         visit(&mut self.raw);
     }
 
-    fn bytes(&self) -> usize {
+    fn size_in_bytes(&self) -> usize {
         self.raw.bytes
     }
 }

@@ -109,7 +109,7 @@ pub trait Message: Send + 'static {
     }
 
     /// Its size, for the report: the valid part of envelopes, and what lies on the stack of everything else.
-    fn bytes(&self) -> usize {
+    fn size_in_bytes(&self) -> usize {
         size_of_val(self)
     }
 }
@@ -130,31 +130,31 @@ host_messages!(
 );
 
 impl Message for String {
-    fn bytes(&self) -> usize {
+    fn size_in_bytes(&self) -> usize {
         self.len()
     }
 }
 
 impl Message for &'static str {
-    fn bytes(&self) -> usize {
+    fn size_in_bytes(&self) -> usize {
         self.len()
     }
 }
 
 impl Message for bytes::Bytes {
-    fn bytes(&self) -> usize {
+    fn size_in_bytes(&self) -> usize {
         self.len()
     }
 }
 
 impl<T: Send + 'static> Message for Vec<T> {
-    fn bytes(&self) -> usize {
+    fn size_in_bytes(&self) -> usize {
         size_of_val(&**self)
     }
 }
 
 impl<T: Send + Sync + ?Sized + 'static> Message for std::sync::Arc<T> {
-    fn bytes(&self) -> usize {
+    fn size_in_bytes(&self) -> usize {
         size_of_val(&**self)
     }
 }
@@ -168,8 +168,8 @@ impl<M: Message> Message for Box<M> {
         (**self).envelopes(visit);
     }
 
-    fn bytes(&self) -> usize {
-        (**self).bytes()
+    fn size_in_bytes(&self) -> usize {
+        (**self).size_in_bytes()
     }
 }
 
@@ -180,8 +180,8 @@ impl<M: Message> Message for Option<M> {
         self.iter_mut().for_each(|message| message.envelopes(visit));
     }
 
-    fn bytes(&self) -> usize {
-        self.as_ref().map_or(0, Message::bytes)
+    fn size_in_bytes(&self) -> usize {
+        self.as_ref().map_or(0, Message::size_in_bytes)
     }
 }
 
@@ -197,9 +197,9 @@ macro_rules! tuple_messages {
             }
 
             #[allow(non_snake_case)]
-            fn bytes(&self) -> usize {
+            fn size_in_bytes(&self) -> usize {
                 let ($($name,)*) = self;
-                0 $(+ $name.bytes())*
+                0 $(+ $name.size_in_bytes())*
             }
         }
     };

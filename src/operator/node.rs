@@ -49,12 +49,12 @@ impl Node {
 
     /// Before the ports are asked.
     pub(crate) fn begin(&self) {
-        self.parking.begin();
+        self.parking.begin(&self.rest.tokens);
     }
 
     /// Something was ready.
     pub(crate) fn stay(&self) {
-        self.parking.stay();
+        self.parking.stay(&self.rest.tokens);
     }
 
     /// Nothing was.
@@ -86,7 +86,7 @@ impl Node {
 
     /// The operator has ended: its token goes for good.
     pub(crate) fn end(&self) {
-        self.parking.stay();
+        self.parking.stay(&self.rest.tokens);
         if !self.ended.swap(true, Ordering::AcqRel) && self.rest.tokens.give_back() {
             self.rest.flow.wake();
         }

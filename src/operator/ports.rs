@@ -124,7 +124,7 @@ impl<M: Message> Input<M> {
         let message = self.receiver.take()?;
         if let Some(message) = &message {
             self.traffic.messages += 1;
-            self.traffic.bytes += message.bytes() as u64;
+            self.traffic.bytes += message.size_in_bytes() as u64;
         }
         Ok(message)
     }
@@ -194,7 +194,7 @@ impl<M: Message> Output<M> {
         let Some(sender) = self.sender.as_ref().filter(|sender| !sender.reader_gone()) else {
             return Err(self.closed());
         };
-        let bytes = message.bytes() as u64;
+        let bytes = message.size_in_bytes() as u64;
         let sent = sender.try_send(message)?;
         if sent.is_ok() {
             self.traffic.messages += 1;

@@ -56,14 +56,25 @@ impl Parking {
         Self(AtomicU8::new(AWAKE))
     }
 
-    /// The operator is about to ask its ports.
-    pub(crate) fn begin(&self) {
-        self.0.store(LOOKING, Ordering::SeqCst);
+    /// The operator is about to ask its ports. Its task may have been polled for a wake of long ago, while it was
+    /// parked: then it takes the token that the wake did not, and takes it first, since whoever finds `LOOKING` relies
+    /// on there being one.
+    pub(crate) fn begin(&self, tokens: &Tokens) {
+        if self.0.load(Ordering::SeqCst) == PARKED {
+            tokens.take();
+            if self.0.compare_exchange(PARKED, LOOKING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                return;
+            }
+            // A wake came in between and took one as well. That one is kept, so this is not the last.
+            tokens.give_back();
+        }
+        // Not a plain store: what a wake that came before this wanted to show must be seen by the question.
+        self.0.swap(LOOKING, Ordering::SeqCst);
     }
 
     /// The operator goes on.
-    pub(crate) fn stay(&self) {
-        self.0.store(AWAKE, Ordering::SeqCst);
+    pub(crate) fn stay(&self, tokens: &Tokens) {
+        self.wake(tokens);
     }
 
     /// Nothing was ready: give the token back, unless somebody woke it meanwhile. True if that was the last one.

@@ -72,11 +72,11 @@ impl Launcher<'_> {
         let bind = self.arguments.iter().zip(&locals).enumerate().map(|(at, (argument, local))| {
             let ty = &argument.ty;
             let read = match argument.kind {
-                ArgumentKind::Slice => quote!(body_slice),
-                ArgumentKind::SliceMut => quote!(body_slice_mut),
-                ArgumentKind::Scalar => quote!(body_scalar),
+                ArgumentKind::Slice => quote_spanned!(site=> unsafe { arguments[#at].slice::<#ty>() }),
+                ArgumentKind::SliceMut => quote_spanned!(site=> unsafe { arguments[#at].slice_mut::<#ty>() }),
+                ArgumentKind::Scalar => quote_spanned!(site=> arguments[#at].scalar::<#ty>()),
             };
-            quote_spanned!(errors::at(ty)=> let #local = unsafe { ::wakeline::__private::#read::<#ty>(&arguments[#at]) };)
+            quote_spanned!(errors::at(ty)=> let #local = #read;)
         });
         let parameters = self.arguments.iter().map(|Argument { kind, ty, .. }| match kind {
             ArgumentKind::Slice => quote_spanned!(site=> &[#ty]),

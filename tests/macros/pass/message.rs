@@ -56,8 +56,8 @@ fn main() {
 
     let mut event = Event::Resized { width: 1, height: 2 };
     event.envelopes(&mut |_| panic!("there is none"));
-    assert_eq!(event.bytes(), size_of::<Event>());
+    assert_eq!(event.size_in_bytes(), size_of::<Event>());
 
     let wrapped = Wrap(Plain { number: 1 }, 2_u8, [0; 3]);
-    assert_eq!(wrapped.bytes(), size_of_val(&wrapped) + 8);
+    assert_eq!(wrapped.size_in_bytes(), size_of_val(&wrapped) + 8);
 }

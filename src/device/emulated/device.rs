@@ -1,0 +1,233 @@
+//! The calls of an emulated device: [`Backend`], on top of the machine and the memory.
+//!
+//! Nothing here decides anything about order. A call is checked, turned into work and put into its stream; whether
+//! threads or a simulation run it is the engine's affair. After a fault every call answers with that fault, so nothing
+//! is freed either: memory that a device lost with is never handed out again.
+
+use std::{
+    ptr::NonNull,
+    sync::{Arc, Mutex},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use super::{
+    Emulated,
+    faults::Plan,
+    fresh_id, lock,
+    machine::{DeviceId, StreamId},
+    memory::Memory,
+    work::{Work, check_launch},
+    workers::Engine,
+};
+use crate::{
+    device::backend::{
+        Address, Backend, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream, StreamSpec,
+    },
+    error::{Error, ErrorKind, Result},
+};
+
+/// Priorities as CUDA has them here: lower is more urgent.
+const PRIORITIES: (i32, i32) = (-5, 0);
+
+/// One emulated device.
+#[derive(Debug)]
+pub(super) struct Device {
+    name: String,
+    id: DeviceId,
+    legacy: StreamId,
+    engine: Arc<Engine>,
+    memory: Memory,
+    plan: Plan,
+    workers: Vec<JoinHandle<()>>,
+    /// Host functions that a planned fault has lost: they live as long as the device.
+    lost: Mutex<Vec<LostFunction>>,
+}
+
+struct LostFunction(#[allow(dead_code, reason = "held, never called")] HostFunction);
+
+impl std::fmt::Debug for LostFunction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("host function")
+    }
+}
+
+impl Device {
+    pub(super) fn open(config: Emulated, engine: Arc<Engine>, name: String, threads: bool) -> Arc<dyn Backend> {
+        let name = config.name.unwrap_or(name);
+        let (id, legacy) = (fresh_id(), fresh_id());
+        engine.with(|machine| machine.add_device(id, legacy));
+        let workers = if threads { engine.hire(id, &name, config.workers) } else { Vec::new() };
+        Arc::new(Self {
+            name,
+            id,
+            legacy,
+            engine,
+            memory: Memory::new(config.memory),
+            plan: Plan::new(config.faults),
+            workers,
+            lost: Mutex::default(),
+        })
+    }
+
+    fn alive(&self) -> Result<()> {
+        self.engine.with(|machine| machine.alive(self.id))
+    }
+
+    fn stream(&self, stream: RawStream) -> StreamId {
+        if stream == RawStream(0) { self.legacy } else { stream.0 }
+    }
+
+    fn enqueue(&self, stream: RawStream, work: Work) -> Result<()> {
+        // The machine drops work that it refuses; what is dropped may be a user's, so not under the lock.
+        let mut work = Some(work);
+        let stream = self.stream(stream);
+        let refused = self.engine.with(|machine| {
+            machine.accepts(self.id, stream)?;
+            work.take().map_or(Ok(()), |work| machine.enqueue(self.id, stream, work))
+        });
+        refused.map_err(|error| self.here(error))
+    }
+
+    fn here(&self, error: Error) -> Error {
+        error.at(&self.name)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.engine.dismiss(self.id, std::mem::take(&mut self.workers));
+    }
+}
+
+impl Backend for Device {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> String {
+        format!("emulated, {}", crate::device::human::bytes(self.memory.info().total))
+    }
+
+    fn make_current(&self) -> Result<()> {
+        self.alive()
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        self.alive()?;
+        Ok(self.memory.info())
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Address> {
+        self.alive()?;
+        self.memory.alloc(bytes, self.plan.allocation()).map_err(|error| self.here(error))
+    }
+
+    unsafe fn free(&self, address: Address) -> Result<()> {
+        self.alive()?;
+        self.memory.free(address).map_err(|error| self.here(error))
+    }
+
+    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.alive()?;
+        self.memory.alloc_host(bytes).map_err(|error| self.here(error))
+    }
+
+    unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()> {
+        self.alive()?;
+        self.memory.free_host(memory, bytes).map_err(|error| self.here(error))
+    }
+
+    fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
+        let id = fresh_id();
+        let priority = spec.priority.clamp(PRIORITIES.0, PRIORITIES.1);
+        self.engine
+            .with(|machine| machine.add_stream(self.id, id, spec.name.clone(), priority, spec.non_blocking))
+            .map_err(|error| self.here(error))?;
+        Ok(RawStream(id))
+    }
+
+    fn stream_destroy(&self, stream: RawStream) {
+        if stream != RawStream(0) {
+            self.engine.with(|machine| machine.close_stream(stream.0));
+        }
+    }
+
+    fn stream_query(&self, stream: RawStream) -> Result<bool> {
+        let stream = self.stream(stream);
+        let ends = self.engine.with(|machine| machine.ends(self.id, stream)).map_err(|error| self.here(error))?;
+        Ok(ends.is_empty())
+    }
+
+    fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
+        self.engine.synchronize(self.id, self.stream(stream)).map_err(|error| self.here(error))
+    }
+
+    fn event_create(&self, timed: bool) -> Result<RawEvent> {
+        let id = fresh_id();
+        self.engine.with(|machine| machine.add_event(self.id, id, timed)).map_err(|error| self.here(error))?;
+        Ok(RawEvent(id))
+    }
+
+    fn event_destroy(&self, event: RawEvent) {
+        self.engine.with(|machine| machine.remove_event(event.0));
+    }
+
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        let stream = self.stream(stream);
+        self.engine.with(|machine| machine.record(self.id, event.0, stream)).map_err(|error| self.here(error))
+    }
+
+    fn event_query(&self, event: RawEvent) -> Result<bool> {
+        self.engine.with(|machine| machine.is_recorded(self.id, event.0)).map_err(|error| self.here(error))
+    }
+
+    fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration> {
+        self.engine.with(|machine| machine.elapsed(self.id, from.0, to.0)).map_err(|error| self.here(error))
+    }
+
+    fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        let stream = self.stream(stream);
+        self.engine.with(|machine| machine.wait(self.id, stream, event.0)).map_err(|error| self.here(error))
+    }
+
+    unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
+        self.alive()?;
+        if usize::try_from(bytes).is_err() {
+            return Err(self.here(Error::new(ErrorKind::Driver, format!("a copy of {bytes} bytes"))));
+        }
+        let planned = self.plan.copy();
+        self.enqueue(stream, Work::Copy { to, from, bytes, planned })
+    }
+
+    unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
+        self.alive()?;
+        let width = pattern.width as u64;
+        if !matches!(width, 1 | 2 | 4) || !to.0.is_multiple_of(width) || !bytes.is_multiple_of(width) {
+            let message = format!("a fill of {bytes} bytes at {to:?} with a pattern of {width}");
+            return Err(self.here(Error::new(ErrorKind::Driver, message)));
+        }
+        self.enqueue(stream, Work::Fill { to, pattern, bytes })
+    }
+
+    fn load(&self, _kernel: &'static KernelDef) -> Result<()> {
+        self.alive()
+    }
+
+    unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()> {
+        self.alive()?;
+        check_launch(launch.grid, launch.block, launch.args)
+            .map_err(|error| self.here(error.at(format!("kernel `{}`", launch.kernel.name))))?;
+        let planned = self.plan.kernel(launch.kernel.name);
+        self.enqueue(stream, Work::Kernel { kernel: launch.kernel, args: launch.args.into(), planned })
+    }
+
+    fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()> {
+        self.alive()?;
+        if self.plan.function() {
+            lock(&self.lost).push(LostFunction(function));
+            return self.enqueue(stream, Work::Lost);
+        }
+        self.enqueue(stream, Work::Host(function))
+    }
+}

@@ -1,0 +1,104 @@
+//! Planned faults: what a test wants to go wrong, and when.
+//!
+//! A [`Faults`] is a plan; a [`Plan`] is that plan and how far a device has come in it. Calls are counted as they are
+//! **enqueued**, from 1, so that a plan hits the same call however the worker threads happen to run. What is hit fails
+//! when it runs, as on a GPU: a trapped kernel is enqueued without an error.
+
+use std::{collections::BTreeMap, sync::Mutex};
+
+use super::lock;
+
+/// What goes wrong on an emulated device, and when.
+///
+/// Everything is counted from 1, in the order in which the calls are made: `Faults::new().trap_kernel("scale", 3)` traps
+/// the third launch of `scale`. The methods may be called several times; all that was planned happens.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    kernels: Vec<(String, u64)>,
+    allocations: Vec<u64>,
+    copies: Vec<u64>,
+    functions: Vec<u64>,
+}
+
+impl Faults {
+    /// No faults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The `nth` launch of the kernel `name` traps: the device is lost.
+    #[must_use]
+    pub fn trap_kernel(mut self, name: impl Into<String>, nth: u64) -> Self {
+        self.kernels.push((name.into(), nth));
+        self
+    }
+
+    /// The `nth` allocation of device memory fails, as if there were none left. The device goes on.
+    #[must_use]
+    pub fn fail_alloc(mut self, nth: u64) -> Self {
+        self.allocations.push(nth);
+        self
+    }
+
+    /// The `nth` copy fails when it runs: the device is lost.
+    #[must_use]
+    pub fn fail_copy(mut self, nth: u64) -> Self {
+        self.copies.push(nth);
+        self
+    }
+
+    /// The `nth` host function is never called, and nothing says so: the stream goes on past it, and the function is
+    /// not dropped until the device is.
+    #[must_use]
+    pub fn lose_host_function(mut self, nth: u64) -> Self {
+        self.functions.push(nth);
+        self
+    }
+}
+
+/// A device's progress through its [`Faults`]. Each question counts one call, and is true if that call is to fail.
+#[derive(Debug)]
+pub(super) struct Plan {
+    faults: Faults,
+    counts: Mutex<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    kernels: BTreeMap<&'static str, u64>,
+    allocations: u64,
+    copies: u64,
+    functions: u64,
+}
+
+impl Plan {
+    pub(super) fn new(faults: Faults) -> Self {
+        Self { faults, counts: Mutex::default() }
+    }
+
+    pub(super) fn kernel(&self, name: &'static str) -> bool {
+        // The only count that costs a look-up: not where nobody planned one.
+        if self.faults.kernels.is_empty() {
+            return false;
+        }
+        let nth = count(lock(&self.counts).kernels.entry(name).or_default());
+        self.faults.kernels.iter().any(|(planned, at)| planned == name && *at == nth)
+    }
+
+    pub(super) fn allocation(&self) -> bool {
+        self.faults.allocations.contains(&count(&mut lock(&self.counts).allocations))
+    }
+
+    pub(super) fn copy(&self) -> bool {
+        self.faults.copies.contains(&count(&mut lock(&self.counts).copies))
+    }
+
+    pub(super) fn function(&self) -> bool {
+        self.faults.functions.contains(&count(&mut lock(&self.counts).functions))
+    }
+}
+
+fn count(number: &mut u64) -> u64 {
+    *number += 1;
+    *number
+}

@@ -1,0 +1,517 @@
+//! Streams and events as a state machine: no threads, no memory, no time of its own.
+//!
+//! It knows in which order work may run and nothing of what the work is (`W`). Worker threads
+//! ([`workers`](super::workers)) or a seeded loop ([`simulation`](super::simulation)) ask it for a stream that may run, take its next
+//! entry ([`start`](Machine::start)), carry it out without holding the machine, and say so ([`finish`](Machine::finish)).
+//!
+//! A stream counts what was put into it and what it has passed. So a point in a stream is a number, an event is "that
+//! stream has passed that number", and everything that orders streams is one thing: an entry that may not start before a
+//! few such points are passed. A wait is an entry with a point and no work; the legacy default stream's order with all
+//! blocking streams is points that nobody asked for. Nothing ever blocks: a stream whose head must wait is parked, and
+//! the stream that passes the point makes it runnable.
+//!
+//! ```text
+//!            enqueue              start               finish, nothing left
+//!    Idle ─────────────► Runnable ──────► Running ──────────────────────► Idle
+//!      │                  ▲    ▲             │
+//!      │ must wait        │    └─────────────┤ finish, more to do
+//!      │                  │ points passed    │
+//!      └──────────────► Parked ◄─────────────┘ finish, but the next must wait
+//! ```
+//!
+//! Promises: in-order streams; a point, once passed, stays passed; what is destroyed with work pending finishes it; a
+//! device that fails drops its work, answers every question with its fault, and holds up no other device (points of its
+//! streams count as passed).
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use crate::error::{Error, ErrorKind, Result};
+
+pub(super) type DeviceId = u64;
+pub(super) type StreamId = u64;
+pub(super) type EventId = u64;
+
+/// A stream has passed its `number`th entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Point {
+    pub(super) stream: StreamId,
+    pub(super) number: u64,
+}
+
+/// A set of devices whose streams and events know each other.
+#[derive(Debug)]
+pub(super) struct Machine<W> {
+    devices: BTreeMap<DeviceId, Device>,
+    streams: BTreeMap<StreamId, Stream<W>>,
+    events: BTreeMap<EventId, Event>,
+    /// Devices that got something runnable since somebody last asked.
+    news: Vec<DeviceId>,
+}
+
+#[derive(Debug)]
+struct Device {
+    legacy: StreamId,
+    /// Those that order themselves with the legacy default stream, without it.
+    blocking: BTreeSet<StreamId>,
+    /// By urgency, then by who has been runnable longest.
+    runnable: BTreeMap<Rank, StreamId>,
+    turns: u64,
+    streams: usize,
+    lost: Option<Error>,
+    retired: bool,
+}
+
+type Rank = (i32, u64);
+
+#[derive(Debug)]
+struct Stream<W> {
+    device: DeviceId,
+    name: String,
+    priority: i32,
+    queue: VecDeque<Entry<W>>,
+    enqueued: u64,
+    passed: u64,
+    state: State,
+    /// Destroyed: it goes when its work is done.
+    closing: bool,
+    /// Who to look at again when a number is passed.
+    waiters: BTreeMap<u64, SmallVec<[StreamId; 2]>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle,
+    Parked,
+    Runnable(Rank),
+    Running,
+}
+
+#[derive(Debug)]
+struct Entry<W> {
+    after: SmallVec<[Point; 1]>,
+    what: What<W>,
+}
+
+#[derive(Debug)]
+enum What<W> {
+    Wait,
+    Record(EventId),
+    Work(W),
+}
+
+#[derive(Debug)]
+struct Event {
+    device: DeviceId,
+    timed: bool,
+    /// Its last record, and when that ran.
+    mark: Option<(Point, Option<Duration>)>,
+}
+
+/// What a stream has begun.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Begun<W> {
+    /// A wait that is over: nothing to do but to finish it.
+    Waited,
+    /// An event was recorded: the same.
+    Recorded,
+    /// Carry this out, then finish.
+    Work(W),
+}
+
+impl<W> Default for Machine<W> {
+    fn default() -> Self {
+        Self { devices: BTreeMap::new(), streams: BTreeMap::new(), events: BTreeMap::new(), news: Vec::new() }
+    }
+}
+
+/// Devices, streams and events come and go.
+impl<W> Machine<W> {
+    pub(super) fn add_device(&mut self, device: DeviceId, legacy: StreamId) {
+        let fresh = Device {
+            legacy,
+            blocking: BTreeSet::new(),
+            runnable: BTreeMap::new(),
+            turns: 0,
+            streams: 1,
+            lost: None,
+            retired: false,
+        };
+        self.devices.insert(device, fresh);
+        self.streams.insert(legacy, Stream::new(device, "default".into(), 0));
+    }
+
+    /// Nobody will call for this device again. It goes when its work is done, and its streams and events with it.
+    pub(super) fn retire(&mut self, device: DeviceId) {
+        let streams: Vec<_> = self.streams.iter().filter(|(_, s)| s.device == device).map(|(id, _)| *id).collect();
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.retired = true;
+        }
+        for stream in streams {
+            self.close_stream(stream);
+        }
+        self.events.retain(|_, event| event.device != device);
+    }
+
+    /// True if a device is retired and its last stream gone.
+    pub(super) fn is_over(&self, device: DeviceId) -> bool {
+        !self.devices.contains_key(&device)
+    }
+
+    pub(super) fn add_stream(
+        &mut self,
+        device: DeviceId,
+        stream: StreamId,
+        name: String,
+        priority: i32,
+        non_blocking: bool,
+    ) -> Result<()> {
+        self.alive(device)?;
+        let Some(owner) = self.devices.get_mut(&device) else { return Err(unknown("device", device)) };
+        owner.streams += 1;
+        if !non_blocking {
+            owner.blocking.insert(stream);
+        }
+        self.streams.insert(stream, Stream::new(device, name, priority));
+        Ok(())
+    }
+
+    pub(super) fn close_stream(&mut self, stream: StreamId) {
+        let Some(closed) = self.streams.get_mut(&stream) else { return };
+        closed.closing = true;
+        if closed.state == State::Idle {
+            self.remove_stream(stream);
+        }
+    }
+
+    fn remove_stream(&mut self, stream: StreamId) {
+        let Some(gone) = self.streams.remove(&stream) else { return };
+        debug_assert!(gone.queue.is_empty() && gone.waiters.is_empty());
+        let Some(device) = self.devices.get_mut(&gone.device) else { return };
+        device.blocking.remove(&stream);
+        device.streams -= 1;
+        if device.retired && device.streams == 0 {
+            self.devices.remove(&gone.device);
+            // Whoever waits for the end of the device is to look.
+            self.news.push(gone.device);
+        }
+    }
+
+    pub(super) fn add_event(&mut self, device: DeviceId, event: EventId, timed: bool) -> Result<()> {
+        self.alive(device)?;
+        self.events.insert(event, Event { device, timed, mark: None });
+        Ok(())
+    }
+
+    pub(super) fn remove_event(&mut self, event: EventId) {
+        self.events.remove(&event);
+    }
+}
+
+/// Putting work in.
+impl<W> Machine<W> {
+    /// Work at the end of a stream.
+    pub(super) fn enqueue(&mut self, device: DeviceId, stream: StreamId, work: W) -> Result<()> {
+        self.push(device, stream, SmallVec::new(), What::Work(work)).map(drop)
+    }
+
+    /// Moves an event to the present end of a stream.
+    pub(super) fn record(&mut self, device: DeviceId, event: EventId, stream: StreamId) -> Result<()> {
+        let owner = self.events.get(&event).ok_or_else(|| unknown("event", event))?.device;
+        if owner != device {
+            return Err(Error::new(ErrorKind::Driver, "an event is recorded on a stream of its own device only"));
+        }
+        let number = self.push(device, stream, SmallVec::new(), What::Record(event))?;
+        if let Some(event) = self.events.get_mut(&event) {
+            event.mark = Some((Point { stream, number }, None));
+        }
+        Ok(())
+    }
+
+    /// Holds a stream up until an event's last record, whatever becomes of the event afterwards.
+    pub(super) fn wait(&mut self, device: DeviceId, stream: StreamId, event: EventId) -> Result<()> {
+        self.alive(device)?;
+        self.mine(device, stream)?;
+        let event = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
+        self.alive(event.device)?;
+        let Some((point, _)) = event.mark else { return Ok(()) };
+        if self.is_passed(point) {
+            return Ok(());
+        }
+        self.push(device, stream, SmallVec::from_buf([point]), What::Wait).map(drop)
+    }
+
+    fn push(
+        &mut self,
+        device: DeviceId,
+        stream: StreamId,
+        mut after: SmallVec<[Point; 1]>,
+        what: What<W>,
+    ) -> Result<u64> {
+        self.alive(device)?;
+        self.mine(device, stream)?;
+        let owner = &self.devices[&device];
+        // The legacy default stream waits for all blocking streams, and they for it.
+        if stream == owner.legacy {
+            after.extend(owner.blocking.iter().filter_map(|other| self.tail(*other)));
+        } else if owner.blocking.contains(&stream) {
+            after.extend(self.tail(owner.legacy));
+        }
+        let Some(target) = self.streams.get_mut(&stream) else { return Err(unknown("stream", stream)) };
+        target.enqueued += 1;
+        target.queue.push_back(Entry { after, what });
+        let number = target.enqueued;
+        if target.state == State::Idle {
+            self.settle(stream);
+        }
+        Ok(number)
+    }
+
+    /// The end of a stream, if there is anything before it.
+    fn tail(&self, stream: StreamId) -> Option<Point> {
+        let found = self.streams.get(&stream)?;
+        (found.passed < found.enqueued).then_some(Point { stream, number: found.enqueued })
+    }
+}
+
+/// Asking.
+impl<W> Machine<W> {
+    pub(super) fn alive(&self, device: DeviceId) -> Result<()> {
+        match self.devices.get(&device) {
+            Some(Device { lost: Some(error), .. }) => Err(error.again()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether work may be put into a stream of a device: asked before, by who must not lose the work.
+    pub(super) fn accepts(&self, device: DeviceId, stream: StreamId) -> Result<()> {
+        self.alive(device)?;
+        self.mine(device, stream)
+    }
+
+    fn mine(&self, device: DeviceId, stream: StreamId) -> Result<()> {
+        match self.streams.get(&stream) {
+            Some(found) if found.device == device && (!found.closing || self.devices[&device].retired) => Ok(()),
+            _ => Err(unknown("stream", stream)),
+        }
+    }
+
+    pub(super) fn is_passed(&self, point: Point) -> bool {
+        self.streams.get(&point.stream).is_none_or(|stream| stream.passed >= point.number)
+    }
+
+    /// The points at which all work of a stream is done; for the legacy default stream, that of all blocking ones too.
+    pub(super) fn ends(&self, device: DeviceId, stream: StreamId) -> Result<SmallVec<[Point; 1]>> {
+        self.alive(device)?;
+        self.mine(device, stream)?;
+        let mut ends: SmallVec<[Point; 1]> = self.tail(stream).into_iter().collect();
+        let owner = &self.devices[&device];
+        if stream == owner.legacy {
+            ends.extend(owner.blocking.iter().filter_map(|other| self.tail(*other)));
+        }
+        Ok(ends)
+    }
+
+    /// True if an event's last record is passed, or there is none.
+    pub(super) fn is_recorded(&self, device: DeviceId, event: EventId) -> Result<bool> {
+        self.alive(device)?;
+        let event = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
+        self.alive(event.device)?;
+        Ok(event.mark.is_none_or(|(point, _)| self.is_passed(point)))
+    }
+
+    pub(super) fn elapsed(&self, device: DeviceId, from: EventId, to: EventId) -> Result<Duration> {
+        self.alive(device)?;
+        let time = |event: EventId| {
+            let found = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
+            match found.mark {
+                _ if !found.timed => Err(Error::new(ErrorKind::Driver, "an event that tells no times")),
+                Some((point, Some(time))) if self.is_passed(point) => Ok(time),
+                _ => Err(Error::new(ErrorKind::Driver, "an event whose work is not done")),
+            }
+        };
+        let (from, to) = (time(from)?, time(to)?);
+        Ok(to.saturating_sub(from))
+    }
+
+    pub(super) fn stream_name(&self, stream: StreamId) -> &str {
+        self.streams.get(&stream).map_or("?", |stream| &stream.name)
+    }
+
+    /// The device of a stream.
+    pub(super) fn device_of(&self, stream: StreamId) -> Option<DeviceId> {
+        self.streams.get(&stream).map(|stream| stream.device)
+    }
+
+    /// How many streams of a device may run.
+    pub(super) fn runnable(&self, device: DeviceId) -> usize {
+        self.devices.get(&device).map_or(0, |device| device.runnable.len())
+    }
+
+    /// The stream of a device that is to run next.
+    pub(super) fn next(&self, device: DeviceId) -> Option<StreamId> {
+        self.devices.get(&device)?.runnable.values().next().copied()
+    }
+
+    /// All streams that may run, in the order in which they were made.
+    pub(super) fn all_runnable(&self) -> Vec<StreamId> {
+        let mut streams: Vec<_> = self.devices.values().flat_map(|device| device.runnable.values().copied()).collect();
+        streams.sort_unstable();
+        streams
+    }
+
+    /// Devices that got something runnable since this was last asked, each as often as that happened.
+    pub(super) fn news(&mut self) -> Vec<DeviceId> {
+        std::mem::take(&mut self.news)
+    }
+}
+
+/// Carrying it out.
+impl<W> Machine<W> {
+    /// Takes the next entry of a runnable stream. `now` is what a record notes.
+    pub(super) fn start(&mut self, stream: StreamId, now: impl FnOnce() -> Duration) -> Option<Begun<W>> {
+        let begun = self.streams.get_mut(&stream)?;
+        let State::Runnable(rank) = begun.state else { return None };
+        let entry = begun.queue.pop_front()?;
+        begun.state = State::Running;
+        let number = begun.passed + 1;
+        if let Some(device) = self.devices.get_mut(&begun.device) {
+            device.runnable.remove(&rank);
+        }
+        Some(match entry.what {
+            What::Wait => Begun::Waited,
+            What::Work(work) => Begun::Work(work),
+            What::Record(event) => {
+                // A later record has moved the event on: then this one's time is nobody's.
+                match self.events.get_mut(&event) {
+                    Some(Event { timed: true, mark: Some((point, time)), .. })
+                        if *point == Point { stream, number } =>
+                    {
+                        *time = Some(now());
+                    }
+                    _ => {}
+                }
+                Begun::Recorded
+            }
+        })
+    }
+
+    /// What a stream had begun is done.
+    pub(super) fn finish(&mut self, stream: StreamId) {
+        let Some(done) = self.streams.get_mut(&stream) else { return };
+        debug_assert_eq!(done.state, State::Running);
+        done.state = State::Idle;
+        // On a lost device all has been passed already.
+        if done.passed < done.enqueued {
+            done.passed += 1;
+        }
+        self.wake(stream);
+        self.settle(stream);
+    }
+
+    /// A fault ends a device. What it had still to do comes back, to be dropped by whoever holds no lock.
+    #[must_use]
+    pub(super) fn fail(&mut self, device: DeviceId, error: Error) -> Vec<W> {
+        let mut dropped = Vec::new();
+        match self.devices.get_mut(&device) {
+            // The first fault stays.
+            Some(failed) if failed.lost.is_none() => {
+                failed.lost = Some(error);
+                failed.runnable.clear();
+            }
+            _ => return dropped,
+        }
+        let streams: Vec<_> = self.streams.iter().filter(|(_, s)| s.device == device).map(|(id, _)| *id).collect();
+        for id in &streams {
+            let Some(stream) = self.streams.get_mut(id) else { continue };
+            dropped.extend(stream.queue.drain(..).filter_map(|entry| match entry.what {
+                What::Work(work) => Some(work),
+                What::Wait | What::Record(_) => None,
+            }));
+            stream.passed = stream.enqueued;
+            if stream.state != State::Running {
+                stream.state = State::Idle;
+            }
+        }
+        // Only now that nothing is left here: whoever is woken is another device's.
+        for id in streams {
+            self.wake(id);
+            if self.streams.get(&id).is_some_and(|stream| stream.closing && stream.state == State::Idle) {
+                self.remove_stream(id);
+            }
+        }
+        dropped
+    }
+
+    /// Looks again at whoever waits for what a stream has passed.
+    fn wake(&mut self, stream: StreamId) {
+        let Some(passed) = self.streams.get_mut(&stream) else { return };
+        if passed.waiters.is_empty() {
+            return;
+        }
+        let later = passed.waiters.split_off(&(passed.passed + 1));
+        let woken = std::mem::replace(&mut passed.waiters, later);
+        for waiter in woken.into_values().flatten() {
+            if self.streams.get(&waiter).is_some_and(|stream| stream.state == State::Parked) {
+                self.settle(waiter);
+            }
+        }
+    }
+
+    /// Finds out what a stream that is not running may do next.
+    fn settle(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(&id) else { return };
+        let Some(head) = stream.queue.front() else {
+            let closing = stream.closing;
+            self.set(id, State::Idle);
+            if closing {
+                self.remove_stream(id);
+            }
+            return;
+        };
+        if let Some(point) = head.after.iter().copied().find(|point| !self.is_passed(*point)) {
+            if let Some(other) = self.streams.get_mut(&point.stream) {
+                other.waiters.entry(point.number).or_default().push(id);
+            }
+            self.set(id, State::Parked);
+            return;
+        }
+        let (device, priority) = (stream.device, stream.priority);
+        let Some(owner) = self.devices.get_mut(&device) else { return };
+        owner.turns += 1;
+        let rank = (priority, owner.turns);
+        owner.runnable.insert(rank, id);
+        self.news.push(device);
+        self.set(id, State::Runnable(rank));
+    }
+
+    fn set(&mut self, id: StreamId, state: State) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.state = state;
+        }
+    }
+}
+
+impl<W> Stream<W> {
+    fn new(device: DeviceId, name: String, priority: i32) -> Self {
+        Self {
+            device,
+            name,
+            priority,
+            queue: VecDeque::new(),
+            enqueued: 0,
+            passed: 0,
+            state: State::Idle,
+            closing: false,
+            waiters: BTreeMap::new(),
+        }
+    }
+}
+
+fn unknown(what: &str, id: u64) -> Error {
+    Error::new(ErrorKind::Driver, format!("no such {what} on this device: {id}"))
+}

@@ -1,0 +1,218 @@
+//! What a stream of an emulated device does, and how it is carried out.
+//!
+//! Work owns what it needs: arguments are copied when it is enqueued. Addresses are looked up when it runs, as a GPU
+//! does, so an illegal one is a fault of the device then and not an error of the call. A kernel is its Rust body, called once
+//! for the whole launch; a panic in it is a trap.
+
+use std::{
+    any::Any,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use smallvec::SmallVec;
+
+use super::memory::{Reach, reach};
+use crate::{
+    device::backend::{Arg, BodyArg, HostFunction, KernelDef, Pattern, Place},
+    error::{Error, ErrorKind, Result},
+};
+
+/// One entry of a stream.
+pub(super) enum Work {
+    Copy {
+        to: Place,
+        from: Place,
+        bytes: u64,
+        planned: bool,
+    },
+    Fill {
+        to: crate::device::backend::Address,
+        pattern: Pattern,
+        bytes: u64,
+    },
+    Kernel {
+        kernel: &'static KernelDef,
+        args: Box<[Arg]>,
+        planned: bool,
+    },
+    Host(HostFunction),
+    /// A host function that a planned fault has lost.
+    Lost,
+}
+
+/// Why the device is lost.
+#[derive(Debug)]
+pub(super) struct Fault(pub(super) String);
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+impl Work {
+    /// For people, and the same in every run: no addresses.
+    pub(super) fn describe(&self) -> String {
+        match self {
+            Work::Copy { to, from, bytes, .. } => format!("copy {} of {bytes} bytes", direction(*to, *from)),
+            Work::Fill { bytes, .. } => format!("fill of {bytes} bytes"),
+            Work::Kernel { kernel, .. } => format!("kernel `{}`", kernel.name),
+            Work::Host(_) | Work::Lost => "host function".into(),
+        }
+    }
+
+    /// Carries it out, on this thread, now.
+    ///
+    /// # Safety
+    /// Its turn has come, and what its enqueuer vouched for still holds: host memory is valid, arguments are those that
+    /// the kernel declares, and nobody else touches what it writes.
+    pub(super) unsafe fn run(self) -> Result<(), Fault> {
+        match self {
+            // SAFETY: as the caller vouches.
+            Work::Copy { to, from, bytes, planned } => unsafe { copy(to, from, bytes, planned) },
+            // SAFETY: as the caller vouches.
+            Work::Fill { to, pattern, bytes } => unsafe { fill(to, pattern, bytes) },
+            // SAFETY: as the caller vouches.
+            Work::Kernel { kernel, args, planned } => unsafe { launch(kernel, &args, planned) },
+            Work::Host(function) => {
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(function)) {
+                    tracing::error!(panic = panic_message(&*panic), "a host function panicked");
+                }
+                Ok(())
+            }
+            Work::Lost => Ok(()),
+        }
+    }
+}
+
+/// `to device`, `to host`, `on the device`, `on the host`.
+pub(super) fn direction(to: Place, from: Place) -> &'static str {
+    match (to, from) {
+        (Place::Device(_), Place::Host(_)) => "to device",
+        (Place::Host(_), Place::Device(_)) => "to host",
+        (Place::Device(_), Place::Device(_)) => "on the device",
+        (Place::Host(_), Place::Host(_)) => "on the host",
+    }
+}
+
+fn find(place: Place, bytes: u64) -> Result<(*mut u8, Option<Reach>), Fault> {
+    match place {
+        Place::Host(pointer) => Ok((pointer, None)),
+        Place::Device(address) => {
+            let found = reach(address, bytes).map_err(Fault)?;
+            Ok((found.start, Some(found)))
+        }
+    }
+}
+
+/// # Safety
+/// As [`Work::run`].
+unsafe fn copy(to: Place, from: Place, bytes: u64, planned: bool) -> Result<(), Fault> {
+    if planned {
+        return Err(Fault("a planned fault".into()));
+    }
+    let (to, _to) = find(to, bytes)?;
+    let (from, _from) = find(from, bytes)?;
+    // SAFETY: device ends are inside their blocks, which `_to` and `_from` hold; host ends are valid and undisturbed,
+    // as the enqueuer vouched. `copy` allows the two to overlap.
+    unsafe { std::ptr::copy(from, to, bytes as usize) };
+    Ok(())
+}
+
+/// # Safety
+/// As [`Work::run`].
+unsafe fn fill(to: crate::device::backend::Address, pattern: Pattern, bytes: u64) -> Result<(), Fault> {
+    let found = reach(to, bytes).map_err(Fault)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: inside its block, which `found` holds, initialised since it was allocated, and undisturbed, as the
+    // enqueuer vouched.
+    let target = unsafe { std::slice::from_raw_parts_mut(found.start, bytes as usize) };
+    let bits = pattern.bits.to_le_bytes();
+    match pattern.width {
+        1 => target.fill(bits[0]),
+        width => target.chunks_exact_mut(width).for_each(|chunk| chunk.copy_from_slice(&bits[..width])),
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`Work::run`].
+unsafe fn launch(kernel: &'static KernelDef, args: &[Arg], planned: bool) -> Result<(), Fault> {
+    if planned {
+        return Err(Fault("trapped: a planned fault".into()));
+    }
+    let mut held: SmallVec<[Reach; 8]> = SmallVec::new();
+    let mut body: SmallVec<[BodyArg; 8]> = SmallVec::new();
+    for (index, arg) in args.iter().enumerate() {
+        body.push(match arg {
+            Arg::Scalar(scalar) => BodyArg::Scalar(*scalar),
+            Arg::Slice { address, len, bytes, .. } => {
+                let found = reach(*address, *bytes).map_err(|what| Fault(format!("argument {index}: {what}")))?;
+                let align = alignment(*len, *bytes);
+                if !found.start.addr().is_multiple_of(align) {
+                    return Err(Fault(format!("argument {index}: {address:?} is not aligned to {align} bytes")));
+                }
+                let start = found.start;
+                held.push(found);
+                BodyArg::Slice(start, *len as usize)
+            }
+        });
+    }
+    // SAFETY: the arguments are those that the kernel declares, as the launch vouched; each slice lies inside a live
+    // block that `held` keeps, is aligned, and is touched by nobody else, or is only read, as the launch vouched.
+    catch_unwind(AssertUnwindSafe(|| unsafe { (kernel.body)(&body) }))
+        .map_err(|panic| Fault(format!("trapped: {}", panic_message(&*panic))))
+}
+
+/// The most that elements of this size can ask for: the largest power of two that divides it, up to 256.
+fn alignment(len: u64, bytes: u64) -> usize {
+    match bytes.checked_div(len) {
+        None | Some(0) => 1,
+        Some(size) => 1 << size.trailing_zeros().min(8),
+    }
+}
+
+/// What a launch asks for that no device can do.
+pub(super) fn check_launch(grid: [u32; 3], block: [u32; 3], args: &[Arg]) -> Result<()> {
+    let threads = block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n));
+    if grid.contains(&0) || !threads.is_some_and(|n| (1..=1024).contains(&n)) {
+        return Err(Error::new(ErrorKind::Driver, format!("invalid launch: grid {grid:?}, block {block:?}")));
+    }
+    // The bodies are Rust: a slice that one argument writes must not be another's too.
+    let slices = || {
+        args.iter().enumerate().filter_map(|(index, arg)| match arg {
+            Arg::Slice { address, bytes, write, .. } => {
+                Some((index, address.0, address.0.saturating_add(*bytes), *write))
+            }
+            Arg::Scalar(_) => None,
+        })
+    };
+    for (index, start, end, write) in slices() {
+        for (other, from, to, writes) in slices().skip_while(|slice| slice.0 <= index) {
+            if (write || writes) && start < to && from < end {
+                let message = format!("arguments {index} and {other} overlap, and one of them is written");
+                return Err(Error::new(ErrorKind::Usage, message));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("a panic without a message")
+}

@@ -1,0 +1,229 @@
+//! The threads that carry out what the [machine](super::machine) says may run.
+//!
+//! All threaded devices of the process share one machine, so that a stream of one can wait for an event of another; each
+//! device has worker threads of its own. A worker holds the machine to take and to finish work, never while it carries
+//! it out, and no thread waits for an event: it takes other work, or sleeps until there is some.
+//!
+//! ```text
+//!   call ──► machine ──► bell of the device ──► a worker: start ─ run ─ finish ──► machine ──► bells of whoever waited
+//! ```
+//!
+//! Whoever makes a stream runnable wakes one sleeper of its device, and a worker that leaves more behind wakes the next.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle, ThreadId},
+    time::{Duration, Instant},
+};
+
+use super::{
+    lock,
+    machine::{Begun, DeviceId, Machine, StreamId},
+    work::{Fault, Work},
+};
+use crate::error::{Error, ErrorKind, Result};
+
+/// A machine and those who wait for it.
+#[derive(Debug, Default)]
+pub(super) struct Engine {
+    state: Mutex<State>,
+    /// Rung when something is passed, if somebody listens.
+    passed: Condvar,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) machine: Machine<Work>,
+    crews: BTreeMap<DeviceId, Crew>,
+    listeners: usize,
+}
+
+/// The workers of one device.
+#[derive(Debug)]
+struct Crew {
+    name: Arc<str>,
+    bell: Arc<Condvar>,
+    asleep: usize,
+}
+
+static THREADED: LazyLock<Arc<Engine>> = LazyLock::new(Arc::default);
+static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// The engine of all devices that have threads.
+pub(super) fn threaded() -> Arc<Engine> {
+    THREADED.clone()
+}
+
+fn now() -> Duration {
+    STARTED.elapsed()
+}
+
+impl Engine {
+    /// A change to the machine, and then a bell for everybody whom it concerns.
+    pub(super) fn with<R>(&self, change: impl FnOnce(&mut Machine<Work>) -> R) -> R {
+        let mut state = lock(&self.state);
+        let result = change(&mut state.machine);
+        state.ring(None);
+        result
+    }
+
+    /// Starts a device's workers.
+    pub(super) fn hire(self: &Arc<Self>, device: DeviceId, name: &str, workers: usize) -> Vec<JoinHandle<()>> {
+        let (name, bell) = (Arc::<str>::from(name), Arc::new(Condvar::new()));
+        lock(&self.state).crews.insert(device, Crew { name: name.clone(), bell: bell.clone(), asleep: 0 });
+        (0..workers.max(1))
+            .map(|number| {
+                let (engine, bell) = (self.clone(), bell.clone());
+                thread::Builder::new()
+                    .name(format!("{name}/{number}"))
+                    .spawn(move || engine.labour(device, &bell))
+                    .expect("a thread for an emulated device")
+            })
+            .collect()
+    }
+
+    /// Nobody calls for a device any more. Its work is finished first; if there is none left, its workers are gone when
+    /// this returns.
+    pub(super) fn dismiss(&self, device: DeviceId, workers: Vec<JoinHandle<()>>) {
+        let over = self.with(|machine| {
+            machine.retire(device);
+            machine.is_over(device)
+        });
+        let me: ThreadId = thread::current().id();
+        // A device may be dropped by its own host function: a thread cannot wait for itself.
+        if over && workers.iter().all(|worker| worker.thread().id() != me) {
+            for worker in workers {
+                // A worker does not panic: whatever it runs is caught.
+                let _ = worker.join();
+            }
+        }
+    }
+
+    /// Blocks until all work of a stream is done.
+    pub(super) fn synchronize(&self, device: DeviceId, stream: StreamId) -> Result<()> {
+        let mut state = lock(&self.state);
+        let ends = state.machine.ends(device, stream)?;
+        loop {
+            state.machine.alive(device)?;
+            if ends.iter().all(|point| state.machine.is_passed(*point)) {
+                return Ok(());
+            }
+            state.listeners += 1;
+            state = self.passed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.listeners -= 1;
+        }
+    }
+
+    /// The life of a worker.
+    fn labour(&self, device: DeviceId, bell: &Condvar) {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(stream) = state.machine.next(device) {
+                state = self.step(state, stream, now);
+            } else if state.machine.is_over(device) {
+                state.crews.remove(&device);
+                return;
+            } else {
+                state.sleepers(device, 1);
+                state = bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.sleepers(device, -1);
+            }
+        }
+    }
+
+    /// One entry of a runnable stream, from start to finish.
+    fn step<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        stream: StreamId,
+        now: impl FnOnce() -> Duration,
+    ) -> MutexGuard<'a, State> {
+        let Some(begun) = state.machine.start(stream, now) else { return state };
+        let device = state.machine.device_of(stream);
+        if let Begun::Work(work) = begun {
+            if let Some(device) = device.filter(|device| state.machine.runnable(*device) > 0) {
+                state.wake_one(device);
+            }
+            drop(state);
+            let fault = Doing::of(&work);
+            // SAFETY: the machine gave it out once, in its stream's order, and what the enqueuer vouched for holds
+            // until the stream has passed it, which is when `finish` is called below.
+            let outcome = unsafe { work.run() };
+            state = lock(&self.state);
+            if let (Err(cause), Some(device)) = (outcome, device) {
+                let error = state.fault(device, stream, fault, cause);
+                let dropped = state.machine.fail(device, error);
+                drop(state);
+                // Drops of a user's: not under the lock.
+                drop(dropped);
+                state = lock(&self.state);
+            }
+        }
+        state.machine.finish(stream);
+        state.ring(device);
+        if state.listeners > 0 {
+            self.passed.notify_all();
+        }
+        state
+    }
+}
+
+/// What a worker is about to do, in case that it fails.
+#[derive(Clone, Copy)]
+enum Doing {
+    Kernel(&'static str),
+    Copy(&'static str),
+    Other,
+}
+
+impl Doing {
+    fn of(work: &Work) -> Self {
+        match work {
+            Work::Kernel { kernel, .. } => Doing::Kernel(kernel.name),
+            Work::Copy { to, from, .. } => Doing::Copy(super::work::direction(*to, *from)),
+            _ => Doing::Other,
+        }
+    }
+}
+
+impl State {
+    /// Rings for all news, except that a worker which goes on by itself needs no bell for its `own` device.
+    fn ring(&mut self, own: Option<DeviceId>) {
+        for device in self.machine.news() {
+            if self.machine.is_over(device) {
+                if let Some(crew) = self.crews.get(&device) {
+                    crew.bell.notify_all();
+                }
+            } else if own != Some(device) {
+                self.wake_one(device);
+            }
+        }
+    }
+
+    fn wake_one(&self, device: DeviceId) {
+        if let Some(crew) = self.crews.get(&device).filter(|crew| crew.asleep > 0) {
+            crew.bell.notify_one();
+        }
+    }
+
+    fn sleepers(&mut self, device: DeviceId, change: isize) {
+        if let Some(crew) = self.crews.get_mut(&device) {
+            crew.asleep = crew.asleep.saturating_add_signed(change);
+        }
+    }
+
+    fn fault(&self, device: DeviceId, stream: StreamId, doing: Doing, cause: Fault) -> Error {
+        let stream = self.machine.stream_name(stream);
+        let what = match doing {
+            Doing::Kernel(name) => format!("kernel `{name}` on stream `{stream}` failed"),
+            Doing::Copy(direction) => format!("copy {direction} on stream `{stream}` failed"),
+            Doing::Other => format!("fill on stream `{stream}` failed"),
+        };
+        let error = Error::new(ErrorKind::DeviceLost, what).because(cause);
+        match self.crews.get(&device) {
+            Some(crew) => error.at(&*crew.name),
+            None => error,
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Numbers as people read them.
+
+/// `512 B`, `4.0 MiB`, `139 GiB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if value < 100.0 { format!("{value:.1} {}", UNITS[unit]) } else { format!("{value:.0} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn reads_well() {
+        assert_eq!(super::bytes(512), "512 B");
+        assert_eq!(super::bytes(4 << 20), "4.0 MiB");
+        assert_eq!(super::bytes(139 << 30), "139 GiB");
+    }
+}
