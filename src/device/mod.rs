@@ -13,6 +13,8 @@
 
 pub(crate) mod backend;
 pub(crate) mod check;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 pub(crate) mod emulated;
 mod host;
 pub(crate) mod human;
@@ -101,7 +103,7 @@ impl Device {
             }
             _ => {}
         }
-        #[cfg(feature = "cudax")]
+        #[cfg(feature = "cuda")]
         if cuda::driver_present() {
             return Self::cuda(0);
         }
@@ -115,7 +117,7 @@ impl Device {
     /// [`NoDevice`](ErrorKind::NoDevice) where there is no driver, no such GPU, or wakeline was built without its
     /// feature `cuda`.
     pub fn cuda(n: usize) -> Result<Self> {
-        #[cfg(feature = "cudax")]
+        #[cfg(feature = "cuda")]
         {
             static OPENED: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
             let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,7 +129,7 @@ impl Device {
             opened.push((n, Arc::downgrade(&device.0)));
             Ok(device)
         }
-        #[cfg(not(feature = "cudax"))]
+        #[cfg(not(feature = "cuda"))]
         Err(Error::new(ErrorKind::NoDevice, format!("cuda:{n}: wakeline was built without its feature `cuda`")))
     }
 
