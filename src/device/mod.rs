@@ -1,6 +1,7 @@
 //! Devices: the one seam to the hardware, and what stands behind it.
 
 pub(crate) mod backend;
+pub(crate) mod check;
 pub(crate) mod emulated;
 mod human;
 
