@@ -1,4 +1,6 @@
-//! Numbers as people read them.
+//! Things as people read them.
+
+use super::backend::Place;
 
 /// `512 B`, `4.0 MiB`, `139 GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -13,6 +15,16 @@ pub(crate) fn bytes(bytes: u64) -> String {
         unit += 1;
     }
     if value < 100.0 { format!("{value:.1} {}", UNITS[unit]) } else { format!("{value:.0} {}", UNITS[unit]) }
+}
+
+/// Which way a copy goes: `to device`, `to host`, `on the device`, `on the host`.
+pub(crate) fn direction(to: Place, from: Place) -> &'static str {
+    match (to, from) {
+        (Place::Device(_), Place::Host(_)) => "to device",
+        (Place::Host(_), Place::Device(_)) => "to host",
+        (Place::Device(_), Place::Device(_)) => "on the device",
+        (Place::Host(_), Place::Host(_)) => "on the host",
+    }
 }
 
 #[cfg(test)]

@@ -14,7 +14,10 @@ use smallvec::SmallVec;
 
 use super::memory::{Reach, reach};
 use crate::{
-    device::backend::{Arg, BodyArg, HostFunction, KernelDef, Pattern, Place},
+    device::{
+        backend::{Address, Arg, BodyArg, HostFunction, KernelDef, Pattern, Place},
+        human,
+    },
     error::{Error, ErrorKind, Result},
 };
 
@@ -27,7 +30,7 @@ pub(super) enum Work {
         planned: bool,
     },
     Fill {
-        to: crate::device::backend::Address,
+        to: Address,
         pattern: Pattern,
         bytes: u64,
     },
@@ -63,7 +66,7 @@ impl Work {
     /// For people, and the same in every run: no addresses.
     pub(super) fn describe(&self) -> String {
         match self {
-            Work::Copy { to, from, bytes, .. } => format!("copy {} of {bytes} bytes", direction(*to, *from)),
+            Work::Copy { to, from, bytes, .. } => format!("copy {} of {bytes} bytes", human::direction(*to, *from)),
             Work::Fill { bytes, .. } => format!("fill of {bytes} bytes"),
             Work::Kernel { kernel, .. } => format!("kernel `{}`", kernel.name),
             Work::Host(_) | Work::Lost => "host function".into(),
@@ -94,16 +97,6 @@ impl Work {
     }
 }
 
-/// `to device`, `to host`, `on the device`, `on the host`.
-pub(super) fn direction(to: Place, from: Place) -> &'static str {
-    match (to, from) {
-        (Place::Device(_), Place::Host(_)) => "to device",
-        (Place::Host(_), Place::Device(_)) => "to host",
-        (Place::Device(_), Place::Device(_)) => "on the device",
-        (Place::Host(_), Place::Host(_)) => "on the host",
-    }
-}
-
 fn find(place: Place, bytes: u64) -> Result<(*mut u8, Option<Reach>), Fault> {
     match place {
         Place::Host(pointer) => Ok((pointer, None)),
@@ -130,7 +123,7 @@ unsafe fn copy(to: Place, from: Place, bytes: u64, planned: bool) -> Result<(), 
 
 /// # Safety
 /// As [`Work::run`].
-unsafe fn fill(to: crate::device::backend::Address, pattern: Pattern, bytes: u64) -> Result<(), Fault> {
+unsafe fn fill(to: Address, pattern: Pattern, bytes: u64) -> Result<(), Fault> {
     let found = reach(to, bytes).map_err(Fault)?;
     if bytes == 0 {
         return Ok(());

@@ -22,7 +22,10 @@ use super::{
     machine::{Begun, DeviceId, Machine, StreamId},
     work::{Fault, Work},
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    device::human,
+    error::{Error, ErrorKind, Result},
+};
 
 /// A machine and those who wait for it.
 #[derive(Debug, Default)]
@@ -181,7 +184,7 @@ impl Doing {
     fn of(work: &Work) -> Self {
         match work {
             Work::Kernel { kernel, .. } => Doing::Kernel(kernel.name),
-            Work::Copy { to, from, .. } => Doing::Copy(super::work::direction(*to, *from)),
+            Work::Copy { to, from, .. } => Doing::Copy(human::direction(*to, *from)),
             _ => Doing::Other,
         }
     }

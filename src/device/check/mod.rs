@@ -1,0 +1,329 @@
+//! The race checker: a [`Backend`] around a backend, which knows order only from the calls it sees.
+//!
+//! Two accesses to the same bytes, one of them a write, have to be ordered by something: their stream, an event that one
+//! stream recorded and the other waits for, or the host, which saw the one done before it enqueued the other. Timing is
+//! no order. The checker keeps vector clocks over the streams and, for each allocation, the accesses that still matter;
+//! an access that nothing orders after an earlier one is refused with an error that names both and what is missing,
+//! **before** it is forwarded, so on the emulated device it never runs.
+//!
+//! ```text
+//!   alloc, alloc_host            a region to watch           free, free_host      nothing may be in flight there
+//!   copy, fill, launch           accesses: checked, forwarded, or taken back if the device refuses them
+//!   event_record                 what the stream's past is, kept with the event: a later record replaces it
+//!   stream_wait                  the stream's future comes after the event's past
+//!   query, synchronize, a host function that runs            the host comes after that
+//! ```
+//!
+//! It knows nothing of the framework's own tracking, so it can find it wrong. It promises no false alarm for memory that
+//! comes from `alloc` and `alloc_host`, whatever stream, device or order of calls it is used with; it does not look at
+//! other memory (a user's `Vec`: a copy may be done with that when the call returns, which no call shows). The host is
+//! taken for one observer: that two of its threads do not know of each other is for Rust to find.
+//!
+//! One universe serves all devices of the process; see [`universe`]. Its lock is never held while anything else is
+//! called, so neither a driver that blocks nor a host function that runs at once can lock up with it.
+
+mod clock;
+mod shadow;
+mod universe;
+
+#[cfg(test)]
+mod paper;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fmt,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use self::{
+    clock::Component,
+    shadow::What,
+    universe::{Key, Region, Side, Touch, Touches, universe},
+};
+use super::{
+    backend::{
+        Address, Arg, Backend, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream,
+        StreamSpec,
+    },
+    human,
+};
+use crate::error::{Error, Result};
+
+/// The same device, watched.
+pub(crate) fn checked(inner: Arc<dyn Backend>) -> Arc<dyn Backend> {
+    Arc::new(Checked::new(inner))
+}
+
+/// See the [module](self).
+struct Checked {
+    inner: Arc<dyn Backend>,
+    id: u64,
+    name: Arc<str>,
+    /// Of its allocations.
+    numbers: AtomicU64,
+}
+
+impl fmt::Debug for Checked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Checked").field(&self.inner).finish()
+    }
+}
+
+impl Drop for Checked {
+    fn drop(&mut self) {
+        universe().remove_device(self.id);
+    }
+}
+
+impl Checked {
+    fn new(inner: Arc<dyn Backend>) -> Self {
+        let name = Arc::<str>::from(inner.name());
+        let mut universe = universe();
+        let id = universe.fresh();
+        universe.add_stream((id, RawStream(0)), &name, "default", false);
+        Self { inner, id, name, numbers: AtomicU64::new(0) }
+    }
+
+    fn key(&self, stream: RawStream) -> Key {
+        (self.id, stream)
+    }
+
+    fn component(&self, stream: RawStream) -> Component {
+        universe().stream(self.key(stream), &self.name)
+    }
+
+    /// A race found: but a lost device has nothing in flight any more, and says so itself.
+    fn refuse<T>(&self, error: Error) -> Result<T> {
+        self.inner.memory()?;
+        Err(error.at(&*self.name))
+    }
+
+    /// Checks a call's accesses, forwards it, and takes them back if that fails.
+    fn access(
+        &self,
+        stream: RawStream,
+        what: What,
+        touches: &Touches,
+        forward: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let (component, outcome) = {
+            let mut universe = universe();
+            let component = universe.stream(self.key(stream), &self.name);
+            (component, universe.access(component, what, touches))
+        };
+        let tick = match outcome {
+            Ok(tick) => tick,
+            Err(race) => return self.refuse(race),
+        };
+        forward().inspect_err(|_| universe().undo(component, tick, touches))
+    }
+
+    fn region(&self, bytes: u64) -> Region {
+        Region::new(self.id, self.name.clone(), self.numbers.fetch_add(1, Ordering::Relaxed) + 1, bytes)
+    }
+
+    /// Takes a region out before its memory goes: afterwards somebody else might already have got it.
+    fn release(&self, side: Side, start: u64, forward: impl FnOnce() -> Result<()>) -> Result<()> {
+        let removed = universe().remove_region(side, start);
+        let region = match removed {
+            Ok(region) => region,
+            Err(race) => return self.refuse(race),
+        };
+        forward().inspect_err(|_| {
+            if let Some(region) = region {
+                universe().add_region(side, start, region);
+            }
+        })
+    }
+}
+
+fn place(place: Place, bytes: u64, write: bool) -> Touch {
+    match place {
+        Place::Host(pointer) => Touch { side: Side::Host, start: pointer.addr() as u64, bytes, write },
+        Place::Device(address) => Touch { side: Side::Device, start: address.0, bytes, write },
+    }
+}
+
+impl Backend for Checked {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> String {
+        self.inner.description()
+    }
+
+    fn make_current(&self) -> Result<()> {
+        self.inner.make_current()
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        self.inner.memory()
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Address> {
+        let address = self.inner.alloc(bytes)?;
+        universe().add_region(Side::Device, address.0, self.region(bytes));
+        Ok(address)
+    }
+
+    unsafe fn free(&self, address: Address) -> Result<()> {
+        self.release(Side::Device, address.0, || {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.free(address) }
+        })
+    }
+
+    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
+        let memory = self.inner.alloc_host(bytes)?;
+        universe().add_region(Side::Host, memory.as_ptr().addr() as u64, self.region(bytes as u64));
+        Ok(memory)
+    }
+
+    unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()> {
+        self.release(Side::Host, memory.as_ptr().addr() as u64, || {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.free_host(memory, bytes) }
+        })
+    }
+
+    fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
+        let stream = self.inner.stream_create(spec)?;
+        universe().add_stream(self.key(stream), &self.name, &spec.name, !spec.non_blocking);
+        Ok(stream)
+    }
+
+    fn stream_destroy(&self, stream: RawStream) {
+        // Before the driver may give the same handle to somebody else.
+        if stream != RawStream(0) {
+            universe().remove_stream(self.key(stream));
+        }
+        self.inner.stream_destroy(stream);
+    }
+
+    fn stream_query(&self, stream: RawStream) -> Result<bool> {
+        let component = self.component(stream);
+        // As it is before the question: what comes in meanwhile may not be done.
+        let end = universe().end(component, false);
+        let done = self.inner.stream_query(stream)?;
+        if done {
+            universe().observe(&end);
+        }
+        Ok(done)
+    }
+
+    fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
+        let component = self.component(stream);
+        let end = universe().end(component, stream == RawStream(0));
+        self.inner.stream_synchronize(stream)?;
+        universe().observe(&end);
+        Ok(())
+    }
+
+    fn event_create(&self, timed: bool) -> Result<RawEvent> {
+        let event = self.inner.event_create(timed)?;
+        universe().add_event(self.id, event);
+        Ok(event)
+    }
+
+    fn event_destroy(&self, event: RawEvent) {
+        universe().remove_event(event);
+        self.inner.event_destroy(event);
+    }
+
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        let past = {
+            let mut universe = universe();
+            let component = universe.stream(self.key(stream), &self.name);
+            universe.call(component).0.clone()
+        };
+        self.inner.event_record(event, stream)?;
+        universe().record(event, past);
+        Ok(())
+    }
+
+    fn event_query(&self, event: RawEvent) -> Result<bool> {
+        let past = universe().recorded(event);
+        let done = self.inner.event_query(event)?;
+        if let (true, Some(past)) = (done, past) {
+            universe().observe(&past);
+        }
+        Ok(done)
+    }
+
+    fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration> {
+        self.inner.event_elapsed(from, to)
+    }
+
+    fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        let past = universe().recorded(event);
+        self.inner.stream_wait(stream, event)?;
+        if let Some(past) = past {
+            let mut universe = universe();
+            let component = universe.stream(self.key(stream), &self.name);
+            universe.order(component, &past);
+        }
+        Ok(())
+    }
+
+    unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
+        let touches = Touches::from_iter([place(from, bytes, false), place(to, bytes, true)]);
+        self.access(stream, What::Copy(human::direction(to, from)), &touches, || {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.copy(stream, to, from, bytes) }
+        })
+    }
+
+    unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
+        let touches = Touches::from_iter([place(Place::Device(to), bytes, true)]);
+        self.access(stream, What::Fill, &touches, || {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.fill(stream, to, pattern, bytes) }
+        })
+    }
+
+    fn load(&self, kernel: &'static KernelDef) -> Result<()> {
+        self.inner.load(kernel)
+    }
+
+    unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()> {
+        let touches = launch.args.iter().filter_map(|arg| match arg {
+            Arg::Slice { address, bytes, write, .. } => Some(place(Place::Device(*address), *bytes, *write)),
+            Arg::Scalar(_) => None,
+        });
+        self.access(stream, What::Kernel(launch.kernel.name), &touches.collect(), || {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.launch(stream, launch) }
+        })
+    }
+
+    fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()> {
+        let past = {
+            let mut universe = universe();
+            let component = universe.stream(self.key(stream), &self.name);
+            universe.call(component).0.clone()
+        };
+        let watched = move || {
+            universe().observe(&past);
+            function();
+        };
+        self.inner.host_function(stream, Box::new(watched))
+    }
+
+    fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
+        let touch = Touch { side: Side::Host, start: memory.addr() as u64, bytes: bytes as u64, write };
+        let checked = universe().host_access(&touch);
+        match checked {
+            Ok(()) => self.inner.host_access(memory, bytes, write),
+            Err(race) => self.refuse(race),
+        }
+    }
+}

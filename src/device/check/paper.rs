@@ -1,0 +1,125 @@
+//! A device made of paper, for tests of the checker: it takes everything, runs nothing, and answers as it is told.
+//!
+//! A check that depended on when things run would be no check, so most of its tests are made where nothing does.
+
+use std::{
+    ptr::NonNull,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::{
+    device::backend::*,
+    error::{Error, ErrorKind, Result},
+};
+
+/// Takes everything, runs nothing.
+#[derive(Debug, Default)]
+pub(super) struct Paper {
+    pub(super) answer: AtomicBool,
+    pub(super) refuse: AtomicBool,
+    pub(super) functions: Mutex<Vec<Function>>,
+}
+
+pub(super) struct Function(pub(super) HostFunction);
+
+impl std::fmt::Debug for Function {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("function")
+    }
+}
+
+fn fresh() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1 << 61);
+    NEXT.fetch_add(4096, Ordering::Relaxed)
+}
+
+impl Paper {
+    fn taken(&self) -> Result<()> {
+        if self.refuse.load(Ordering::Relaxed) { Err(Error::new(ErrorKind::Driver, "refused")) } else { Ok(()) }
+    }
+}
+
+impl Backend for Paper {
+    fn name(&self) -> &str {
+        "paper:0"
+    }
+    fn description(&self) -> String {
+        "paper".into()
+    }
+    fn make_current(&self) -> Result<()> {
+        Ok(())
+    }
+    fn memory(&self) -> Result<MemoryInfo> {
+        Ok(MemoryInfo { free: 0, total: 0 })
+    }
+    fn alloc(&self, _: u64) -> Result<Address> {
+        Ok(Address(fresh()))
+    }
+    unsafe fn free(&self, _: Address) -> Result<()> {
+        self.taken()
+    }
+    fn alloc_host(&self, _: usize) -> Result<NonNull<u8>> {
+        Ok(NonNull::new(std::ptr::without_provenance_mut(fresh() as usize)).unwrap())
+    }
+    unsafe fn free_host(&self, _: NonNull<u8>, _: usize) -> Result<()> {
+        self.taken()
+    }
+    fn stream_create(&self, _: &StreamSpec) -> Result<RawStream> {
+        Ok(RawStream(fresh()))
+    }
+    fn stream_destroy(&self, _: RawStream) {}
+    fn stream_query(&self, _: RawStream) -> Result<bool> {
+        Ok(self.answer.load(Ordering::Relaxed))
+    }
+    fn stream_synchronize(&self, _: RawStream) -> Result<()> {
+        Ok(())
+    }
+    fn event_create(&self, _: bool) -> Result<RawEvent> {
+        Ok(RawEvent(fresh()))
+    }
+    fn event_destroy(&self, _: RawEvent) {}
+    fn event_record(&self, _: RawEvent, _: RawStream) -> Result<()> {
+        self.taken()
+    }
+    fn event_query(&self, _: RawEvent) -> Result<bool> {
+        Ok(self.answer.load(Ordering::Relaxed))
+    }
+    fn event_elapsed(&self, _: RawEvent, _: RawEvent) -> Result<Duration> {
+        Ok(Duration::ZERO)
+    }
+    fn stream_wait(&self, _: RawStream, _: RawEvent) -> Result<()> {
+        self.taken()
+    }
+    unsafe fn copy(&self, _: RawStream, _: Place, _: Place, _: u64) -> Result<()> {
+        self.taken()
+    }
+    unsafe fn fill(&self, _: RawStream, _: Address, _: Pattern, _: u64) -> Result<()> {
+        self.taken()
+    }
+    fn load(&self, _: &'static KernelDef) -> Result<()> {
+        Ok(())
+    }
+    unsafe fn launch(&self, _: RawStream, _: &Launch<'_>) -> Result<()> {
+        self.taken()
+    }
+    fn host_function(&self, _: RawStream, function: HostFunction) -> Result<()> {
+        self.functions.lock().unwrap().push(Function(function));
+        Ok(())
+    }
+}
+
+pub(super) fn kernel() -> &'static KernelDef {
+    static KERNEL: KernelDef = KernelDef {
+        name: "touch",
+        file: "",
+        declared: "",
+        source: Source::None,
+        prototype: || Prototype { types: String::new(), function: String::new() },
+        body: |_| (),
+    };
+    &KERNEL
+}

@@ -1,0 +1,393 @@
+//! The checker against brute force.
+//!
+//! Random programs of calls are made on the checker and, at the same time, into a plain graph: a node for each call,
+//! an edge for each thing that orders two, and a search through it for every question. No clocks, nothing forgotten. The
+//! two have to agree on every call: race or no race. The device below is made of paper: it takes everything, runs
+//! nothing, and answers as the program says, since a check that depends on when things run would be no check.
+
+use std::{
+    ptr::NonNull,
+    sync::{Arc, atomic::Ordering},
+};
+
+use proptest::prelude::*;
+
+use super::{
+    checked,
+    paper::{Paper, kernel},
+};
+use crate::{device::backend::*, error::Result};
+
+type Node = usize;
+
+/// What happened before what, without any thought.
+#[derive(Default)]
+struct Graph {
+    before: Vec<Vec<Node>>,
+}
+
+impl Graph {
+    fn add(&mut self, before: Vec<Node>) -> Node {
+        self.before.push(before);
+        self.before.len() - 1
+    }
+
+    fn reaches(&self, from: Node, to: Node) -> bool {
+        let (mut seen, mut left) = (vec![false; self.before.len()], vec![to]);
+        while let Some(node) = left.pop() {
+            if node == from {
+                return true;
+            }
+            if !std::mem::replace(&mut seen[node], true) {
+                left.extend(&self.before[node]);
+            }
+        }
+        false
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Access {
+    memory: usize,
+    from: u64,
+    to: u64,
+    write: bool,
+    by: Node,
+}
+
+struct Line {
+    device: usize,
+    raw: RawStream,
+    kind: Kind,
+    last: Option<Node>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Legacy,
+    Blocking,
+    Free,
+}
+
+#[derive(Clone, Copy)]
+enum Memory {
+    Device(usize, Address),
+    Host(NonNull<u8>),
+}
+
+impl Memory {
+    fn at(self, from: u64) -> Place {
+        match self {
+            Memory::Device(_, address) => Place::Device(Address(address.0 + from)),
+            Memory::Host(start) => Place::Host(start.as_ptr().wrapping_add(from as usize)),
+        }
+    }
+}
+
+struct Both {
+    papers: Vec<Arc<Paper>>,
+    devices: Vec<Arc<dyn Backend>>,
+    graph: Graph,
+    host: Node,
+    lines: Vec<Line>,
+    /// Those that a program can name.
+    streams: Vec<usize>,
+    events: Vec<(usize, RawEvent, Option<Node>)>,
+    memory: Vec<Memory>,
+    accesses: Vec<Access>,
+    functions: Vec<Vec<Node>>,
+    races: usize,
+    /// A call has failed: what it might have replaced is forgotten, so that now races may be missed.
+    failed: bool,
+}
+
+const BYTES: u64 = 16;
+const KINDS: [(usize, Kind); 6] =
+    [(0, Kind::Legacy), (0, Kind::Blocking), (0, Kind::Free), (0, Kind::Free), (1, Kind::Free), (1, Kind::Blocking)];
+
+impl Both {
+    fn new() -> Self {
+        let papers: Vec<Arc<Paper>> = vec![Arc::default(), Arc::default()];
+        let devices: Vec<_> = papers.iter().map(|paper| checked(paper.clone())).collect();
+        let mut graph = Graph::default();
+        let host = graph.add(Vec::new());
+        let memory = vec![
+            Memory::Device(0, devices[0].alloc(BYTES).unwrap()),
+            Memory::Device(1, devices[1].alloc(BYTES).unwrap()),
+            Memory::Host(devices[0].alloc_host(BYTES as usize).unwrap()),
+        ];
+        let events = (0..4).map(|n| (n % 2, devices[n % 2].event_create(false).unwrap(), None)).collect();
+        let mut both = Self {
+            papers,
+            devices,
+            graph,
+            host,
+            lines: Vec::new(),
+            streams: Vec::new(),
+            events,
+            memory,
+            accesses: Vec::new(),
+            functions: vec![Vec::new(), Vec::new()],
+            races: 0,
+            failed: false,
+        };
+        for (device, kind) in KINDS {
+            let line = both.line(device, kind);
+            both.streams.push(line);
+        }
+        both
+    }
+
+    fn line(&mut self, device: usize, kind: Kind) -> usize {
+        let spec = StreamSpec { name: "s".into(), priority: 0, non_blocking: kind == Kind::Free };
+        let raw = if kind == Kind::Legacy { RawStream(0) } else { self.devices[device].stream_create(&spec).unwrap() };
+        self.lines.push(Line { device, raw, kind, last: None });
+        self.lines.len() - 1
+    }
+
+    fn before(&self, line: usize) -> Vec<Node> {
+        let own = &self.lines[line];
+        let others = self.lines.iter().filter(|other| {
+            let pair = (own.kind, other.kind);
+            other.device == own.device
+                && (pair == (Kind::Legacy, Kind::Blocking) || pair == (Kind::Blocking, Kind::Legacy))
+        });
+        [Some(self.host), own.last].into_iter().chain(others.map(|other| other.last)).flatten().collect()
+    }
+
+    fn observe(&mut self, seen: impl IntoIterator<Item = Node>) {
+        let before = seen.into_iter().chain([self.host]).collect();
+        self.host = self.graph.add(before);
+    }
+
+    fn races(&self, node: Node, new: &Access) -> bool {
+        let with = |old: &&Access| {
+            old.memory == new.memory && old.from < new.to && new.from < old.to && (old.write || new.write)
+        };
+        self.accesses.iter().filter(with).any(|old| !self.graph.reaches(old.by, node))
+    }
+
+    /// The checker's verdict against the graph's. True if the call went through.
+    fn agree(&mut self, race: bool, got: &Result<()>) -> bool {
+        match got {
+            Err(error) if error.is_race() => {
+                assert!(race, "a false alarm: {error}");
+                self.races += 1;
+                false
+            }
+            Err(_) => {
+                assert!(!race || self.failed);
+                self.failed = true;
+                false
+            }
+            Ok(()) => {
+                assert!(!race || self.failed, "a race was missed");
+                true
+            }
+        }
+    }
+
+    fn touch(&mut self, line: usize, mut new: Vec<Access>, call: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) {
+        let before = self.before(line);
+        let node = self.graph.add(before);
+        new.iter_mut().for_each(|access| access.by = node);
+        let race = new.iter().any(|access| self.races(node, access));
+        let own = &self.lines[line];
+        let got = call(&*self.devices[own.device], own.raw);
+        if self.agree(race, &got) {
+            self.accesses.extend(new);
+            self.lines[line].last = Some(node);
+        }
+    }
+
+    fn step(&mut self, [op, a, b, c, d, e]: [u8; 6]) {
+        let pick = |n: u8, of: usize| n as usize % of;
+        let line = self.streams[pick(a, self.streams.len())];
+        let (device, raw) = (self.lines[line].device, self.lines[line].raw);
+        let range = |n: u8| {
+            let from = u64::from(n % 16);
+            (from, (from + 1 + u64::from(n / 16)).min(BYTES))
+        };
+        let access = |memory: usize, (from, to): (u64, u64), write| Access { memory, from, to, write, by: 0 };
+        let of_device = |n: u8| pick(n, 2);
+        match op % 32 {
+            0..=5 => {
+                let list =
+                    vec![access(of_device(b), range(c), d & 1 == 1), access(1 - of_device(b), range(e), d & 2 == 2)];
+                let list: Vec<_> = list.into_iter().take(1 + pick(d / 4, 2)).collect();
+                let args: Vec<_> = list
+                    .iter()
+                    .map(|access| {
+                        let Place::Device(address) = self.memory[access.memory].at(access.from) else { panic!() };
+                        let bytes = access.to - access.from;
+                        Arg::Slice { address, len: bytes, bytes, write: access.write }
+                    })
+                    .collect();
+                self.touch(line, list, |device, stream| {
+                    let launch = Launch { kernel: kernel(), grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
+                    // SAFETY: paper touches nothing.
+                    unsafe { device.launch(stream, &launch) }
+                });
+            }
+            6..=9 => {
+                let (from, to) = (pick(b, 3), pick(c, 3));
+                let bytes = u64::from(1 + e % 4);
+                let (start, end) = (u64::from(d % 12), u64::from(d / 16 % 12));
+                if from == to {
+                    return;
+                }
+                let list = vec![access(from, (start, start + bytes), false), access(to, (end, end + bytes), true)];
+                let (from, to) = (self.memory[from].at(start), self.memory[to].at(end));
+                // SAFETY: paper touches nothing.
+                self.touch(line, list, |device, stream| unsafe { device.copy(stream, to, from, bytes) });
+            }
+            10 => {
+                let (memory, (from, to)) = (of_device(b), range(c));
+                let Place::Device(address) = self.memory[memory].at(from) else { panic!() };
+                let pattern = Pattern { width: 1, bits: 0 };
+                self.touch(line, vec![access(memory, (from, to), true)], |device, stream| {
+                    // SAFETY: paper touches nothing.
+                    unsafe { device.fill(stream, address, pattern, to - from) }
+                });
+            }
+            11..=15 => {
+                let event = pick(b, 4);
+                let owner = self.events[event].0;
+                // An event is recorded on its own device.
+                let own: Vec<_> = self.streams.iter().copied().filter(|l| self.lines[*l].device == owner).collect();
+                let line = own[pick(a, own.len())];
+                self.devices[owner].event_record(self.events[event].1, self.lines[line].raw).unwrap();
+                let before = self.before(line);
+                let node = self.graph.add(before);
+                self.lines[line].last = Some(node);
+                self.events[event].2 = Some(node);
+            }
+            16..=20 => {
+                let (_, event, mark) = self.events[pick(b, 4)];
+                self.devices[device].stream_wait(raw, event).unwrap();
+                if let Some(mark) = mark {
+                    let mut before = self.before(line);
+                    before.push(mark);
+                    self.lines[line].last = Some(self.graph.add(before));
+                }
+            }
+            21 | 22 => {
+                let (owner, event, mark) = self.events[pick(b, 4)];
+                self.papers[owner].answer.store(c % 4 != 0, Ordering::Relaxed);
+                if self.devices[owner].event_query(event).unwrap() {
+                    self.observe(mark);
+                }
+            }
+            23 => {
+                self.papers[device].answer.store(c % 4 != 0, Ordering::Relaxed);
+                if self.devices[device].stream_query(raw).unwrap() {
+                    self.observe(self.lines[line].last);
+                }
+            }
+            24 => {
+                self.devices[device].stream_synchronize(raw).unwrap();
+                let whole = self.lines[line].kind == Kind::Legacy;
+                let others = self.lines.iter().filter(|l| whole && l.device == device && l.kind == Kind::Blocking);
+                let seen: Vec<_> = others.chain([&self.lines[line]]).filter_map(|l| l.last).collect();
+                self.observe(seen);
+            }
+            25 => {
+                self.devices[device].host_function(raw, Box::new(|| ())).unwrap();
+                let before = self.before(line);
+                let node = self.graph.add(before);
+                self.lines[line].last = Some(node);
+                self.functions[device].push(node);
+            }
+            26 => {
+                if self.functions[device].is_empty() {
+                    return;
+                }
+                let which = pick(b, self.functions[device].len());
+                let function = self.papers[device].functions.lock().unwrap().remove(which);
+                (function.0)();
+                let node = self.functions[device].remove(which);
+                self.observe([node]);
+            }
+            27 | 28 => {
+                let new = access(2, range(b), c & 1 == 1);
+                let race = self.races(self.host, &new);
+                let Place::Host(start) = self.memory[2].at(new.from) else { panic!() };
+                let got = self.devices[0].host_access(start, (new.to - new.from) as usize, new.write);
+                if self.agree(race, &got) {
+                    self.observe([]);
+                    self.accesses.push(Access { by: self.host, ..new });
+                }
+            }
+            29 => {
+                let memory = pick(b, 3);
+                let race = self.races(self.host, &access(memory, (0, BYTES), true));
+                let got = match self.memory[memory] {
+                    // SAFETY: paper has no memory.
+                    Memory::Device(owner, address) => unsafe { self.devices[owner].free(address) },
+                    // SAFETY: as above.
+                    Memory::Host(start) => unsafe { self.devices[0].free_host(start, BYTES as usize) },
+                };
+                if self.agree(race, &got) {
+                    self.accesses.retain(|access| access.memory != memory);
+                    self.memory[memory] = match self.memory[memory] {
+                        Memory::Device(owner, _) => Memory::Device(owner, self.devices[owner].alloc(BYTES).unwrap()),
+                        Memory::Host(_) => Memory::Host(self.devices[0].alloc_host(BYTES as usize).unwrap()),
+                    };
+                }
+            }
+            30 => {
+                let slot = pick(a, self.streams.len());
+                let kind = self.lines[line].kind;
+                if kind != Kind::Legacy {
+                    self.devices[device].stream_destroy(raw);
+                    self.streams[slot] = self.line(device, kind);
+                }
+            }
+            _ => {
+                let slot = pick(b, 4);
+                let (owner, event, _) = self.events[slot];
+                self.devices[owner].event_destroy(event);
+                self.events[slot] = (owner, self.devices[owner].event_create(false).unwrap(), None);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn agrees_with_brute_force(program in prop::collection::vec(any::<[u8; 6]>(), 1..120)) {
+        let mut both = Both::new();
+        program.into_iter().for_each(|step| both.step(step));
+    }
+
+    /// Calls that the device refuses may hide a race, but never make one.
+    #[test]
+    fn refused_calls_make_no_races(program in prop::collection::vec((any::<[u8; 6]>(), any::<u8>()), 1..120)) {
+        let mut both = Both::new();
+        for (step, luck) in program {
+            // Only accesses: records and waits are unwrapped above.
+            let refuse = luck % 8 == 0 && matches!(step[0] % 32, 0..=10 | 29);
+            both.papers.iter().for_each(|paper| paper.refuse.store(refuse, Ordering::Relaxed));
+            both.step(step);
+        }
+    }
+}
+
+/// The programs above are worth nothing if they never race, or always do.
+#[test]
+fn random_programs_race_now_and_then() {
+    use rand::{RngExt, SeedableRng, rngs::StdRng};
+    let mut random = StdRng::seed_from_u64(7);
+    let (mut races, mut clean) = (0, 0);
+    for _ in 0..200 {
+        let mut both = Both::new();
+        for _ in 0..60 {
+            both.step(random.random());
+        }
+        races += both.races;
+        clean += both.accesses.len();
+    }
+    assert!(races > 500 && clean > 500, "{races} races, {clean} accesses in order");
+}

@@ -1,0 +1,312 @@
+//! The checker over the emulated device, and what it keeps in a long run.
+
+use std::sync::{Arc, atomic::Ordering, mpsc};
+
+use super::{
+    Checked, checked,
+    paper::{Paper, kernel},
+    universe::{Side, universe},
+};
+use crate::{
+    ErrorKind, Result,
+    device::{
+        backend::*,
+        emulated::{self, Emulated, Faults},
+    },
+};
+
+fn device() -> Arc<dyn Backend> {
+    checked(emulated::open(Emulated::new().workers(2)))
+}
+
+/// On paper, where all is done at once whenever somebody asks.
+fn watched() -> (u64, Arc<dyn Backend>) {
+    let paper = Paper::default();
+    paper.answer.store(true, Ordering::Relaxed);
+    let device = Checked::new(Arc::new(paper));
+    (device.id, Arc::new(device))
+}
+
+fn stream(device: &Arc<dyn Backend>, name: &str) -> RawStream {
+    device.stream_create(&StreamSpec { name: name.into(), priority: 0, non_blocking: true }).unwrap()
+}
+
+fn fill(device: &Arc<dyn Backend>, on: RawStream, to: Address, byte: u8, bytes: u64) -> Result<()> {
+    // SAFETY: every test lets its streams end before it frees.
+    unsafe { device.fill(on, to, Pattern { width: 1, bits: byte.into() }, bytes) }
+}
+
+fn touch(device: &Arc<dyn Backend>, on: RawStream, address: Address, bytes: u64, write: bool) -> Result<()> {
+    let args = [Arg::Slice { address, len: bytes, bytes, write }];
+    let launch = Launch { kernel: kernel(), grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
+    // SAFETY: the kernel touches nothing, whatever it says.
+    unsafe { device.launch(on, &launch) }
+}
+
+fn copy(device: &Arc<dyn Backend>, on: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
+    // SAFETY: every test lets its streams end before it frees.
+    unsafe { device.copy(on, to, from, bytes) }
+}
+
+fn hold(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()> {
+    let (go, held) = mpsc::channel();
+    device.host_function(on, Box::new(move || _ = held.recv())).unwrap();
+    go
+}
+
+fn join(device: &Arc<dyn Backend>, from: RawStream, to: RawStream) {
+    let event = device.event_create(false).unwrap();
+    device.event_record(event, from).unwrap();
+    device.stream_wait(to, event).unwrap();
+    device.event_destroy(event);
+}
+
+#[test]
+fn an_event_is_order() {
+    let device = device();
+    let (a, b, c) = (stream(&device, "a"), stream(&device, "b"), stream(&device, "c"));
+    let memory = device.alloc(64).unwrap();
+    fill(&device, a, memory, 1, 64).unwrap();
+    join(&device, a, b);
+    touch(&device, b, memory, 64, false).unwrap();
+    // And so is a chain of them.
+    join(&device, b, c);
+    fill(&device, c, memory, 2, 64).unwrap();
+}
+
+#[test]
+fn no_order_is_refused_before_it_runs() {
+    let device = device();
+    let (a, b) = (stream(&device, "upper"), stream(&device, "copy-out"));
+    let memory = device.alloc(64).unwrap();
+    let host = device.alloc_host(64).unwrap();
+    fill(&device, a, memory, 1, 64).unwrap();
+    let error = fill(&device, b, memory, 2, 64).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Race);
+    // Refused for good, and nothing has changed: not even once the stream is done, which nobody has seen.
+    let error = touch(&device, b, memory, 64, false).unwrap_err();
+    assert!(error.is_race());
+    join(&device, a, b);
+    copy(&device, b, Place::Host(host.as_ptr()), Place::Device(memory), 64).unwrap();
+    let error = touch(&device, a, memory, 32, true).unwrap_err().to_string();
+    let wanted = format!(
+        "{}: race: kernel `touch` on stream `upper` writes bytes 0..32 of device memory #1 ({0}, 64 B), which copy to \
+         host on stream `copy-out` reads; nothing orders them: missing is a wait of `upper` for `copy-out` (after its \
+         call 2)",
+        device.name()
+    );
+    assert_eq!(error, wanted);
+    device.stream_synchronize(b).unwrap();
+    // SAFETY: the copy is done, and 64 bytes are there.
+    assert_eq!(unsafe { std::slice::from_raw_parts(host.as_ptr(), 64) }, [1; 64]);
+}
+
+#[test]
+fn readers_share_and_ranges_are_apart() {
+    let device = device();
+    let (a, b) = (stream(&device, "a"), stream(&device, "b"));
+    let memory = device.alloc(64).unwrap();
+    touch(&device, a, memory, 64, false).unwrap();
+    touch(&device, b, memory, 64, false).unwrap();
+    let other = device.alloc(64).unwrap();
+    fill(&device, a, other, 1, 32).unwrap();
+    fill(&device, b, Address(other.0 + 32), 1, 32).unwrap();
+    // Each of two readers counts: a writer that knows the one only is refused.
+    let c = stream(&device, "c");
+    join(&device, a, c);
+    let error = fill(&device, c, memory, 1, 64).unwrap_err().to_string();
+    assert!(error.contains("missing is a wait of `c` for `b`"), "{error}");
+    join(&device, b, c);
+    fill(&device, c, memory, 1, 64).unwrap();
+    fill(&device, c, other, 1, 64).unwrap();
+}
+
+#[test]
+fn a_later_record_does_not_order_what_an_earlier_one_did_not() {
+    let device = device();
+    let (a, b, c) = (stream(&device, "a"), stream(&device, "b"), stream(&device, "c"));
+    let memory = device.alloc(64).unwrap();
+    let event = device.event_create(false).unwrap();
+    device.event_record(event, a).unwrap();
+    device.stream_wait(b, event).unwrap();
+    fill(&device, a, memory, 1, 64).unwrap();
+    device.event_record(event, a).unwrap();
+    // `b` waited for the first record only, `c` for the second.
+    assert!(fill(&device, b, memory, 2, 64).unwrap_err().is_race());
+    device.stream_wait(c, event).unwrap();
+    device.event_record(event, b).unwrap();
+    fill(&device, c, memory, 2, 64).unwrap();
+}
+
+#[test]
+fn what_the_host_has_seen_is_order() {
+    let device = device();
+    let (a, b) = (stream(&device, "a"), stream(&device, "b"));
+    let memory = device.alloc(64).unwrap();
+    fill(&device, a, memory, 1, 64).unwrap();
+    device.stream_synchronize(a).unwrap();
+    fill(&device, b, memory, 2, 64).unwrap();
+    let event = device.event_create(false).unwrap();
+    device.event_record(event, b).unwrap();
+    while !device.event_query(event).unwrap() {
+        std::thread::yield_now();
+    }
+    fill(&device, a, memory, 3, 64).unwrap();
+    while !device.stream_query(a).unwrap() {
+        std::thread::yield_now();
+    }
+    fill(&device, b, memory, 4, 64).unwrap();
+    // A host function that ran says so too.
+    let (sender, heard) = mpsc::channel();
+    device.host_function(b, Box::new(move || sender.send(()).unwrap())).unwrap();
+    heard.recv().unwrap();
+    fill(&device, a, memory, 5, 64).unwrap();
+    // One that has not says nothing.
+    let go = hold(&device, a);
+    fill(&device, a, memory, 5, 64).unwrap();
+    device.host_function(a, Box::new(|| ())).unwrap();
+    assert!(fill(&device, b, memory, 6, 64).unwrap_err().is_race());
+    drop(go);
+}
+
+#[test]
+fn the_host_keeps_off_copies_in_flight() {
+    let device = device();
+    let a = stream(&device, "up");
+    let (memory, host) = (device.alloc(64).unwrap(), device.alloc_host(64).unwrap());
+    device.host_access(host.as_ptr(), 64, true).unwrap();
+    let go = hold(&device, a);
+    copy(&device, a, Place::Device(memory), Place::Host(host.as_ptr()), 32).unwrap();
+    device.host_access(host.as_ptr(), 64, false).unwrap();
+    let error = device.host_access(host.as_ptr(), 64, true).unwrap_err().to_string();
+    assert!(error.contains("the host writes bytes 0..32 of pinned host memory"), "{error}");
+    assert!(error.contains("copy to device on stream `up` reads"), "{error}");
+    // The other half is nobody's.
+    // SAFETY: inside its 64 bytes.
+    device.host_access(unsafe { host.as_ptr().add(32) }, 32, true).unwrap();
+    drop(go);
+    device.stream_synchronize(a).unwrap();
+    device.host_access(host.as_ptr(), 64, true).unwrap();
+}
+
+#[test]
+fn memory_in_use_is_not_freed() {
+    let device = device();
+    let a = stream(&device, "a");
+    let (memory, host) = (device.alloc(64).unwrap(), device.alloc_host(64).unwrap());
+    let go = hold(&device, a);
+    copy(&device, a, Place::Host(host.as_ptr()), Place::Device(memory), 64).unwrap();
+    // SAFETY: refused, since the copy still uses both.
+    unsafe {
+        let error = device.free(memory).unwrap_err();
+        assert!(error.is_race() && error.to_string().contains("is freed while"), "{error}");
+        assert!(device.free_host(host, 64).unwrap_err().is_race());
+    }
+    drop(go);
+    device.stream_synchronize(a).unwrap();
+    // SAFETY: the stream is done.
+    unsafe {
+        device.free(memory).unwrap();
+        device.free_host(host, 64).unwrap();
+    }
+}
+
+#[test]
+fn the_default_stream_orders_blocking_streams_only() {
+    let device = device();
+    let spec = StreamSpec { name: "blocking".into(), priority: 0, non_blocking: false };
+    let (blocking, free) = (device.stream_create(&spec).unwrap(), stream(&device, "free"));
+    let memory = device.alloc(64).unwrap();
+    fill(&device, blocking, memory, 1, 64).unwrap();
+    fill(&device, RawStream(0), memory, 2, 64).unwrap();
+    fill(&device, blocking, memory, 3, 64).unwrap();
+    assert!(fill(&device, free, memory, 4, 64).unwrap_err().is_race());
+    device.stream_synchronize(RawStream(0)).unwrap();
+    fill(&device, free, memory, 4, 64).unwrap();
+    let error = fill(&device, RawStream(0), memory, 4, 64).unwrap_err().to_string();
+    assert!(error.contains("a wait of `default` for `free`"), "{error}");
+}
+
+#[test]
+fn two_devices_are_one_universe() {
+    let (one, two) = (device(), device());
+    let (a, b) = (stream(&one, "a"), stream(&two, "b"));
+    let (from, to) = (one.alloc(64).unwrap(), two.alloc(64).unwrap());
+    fill(&one, a, from, 1, 64).unwrap();
+    let error = copy(&two, b, Place::Device(to), Place::Device(from), 64).unwrap_err().to_string();
+    assert!(error.contains(&format!("of {}", one.name())) && error.contains("copy on the device"), "{error}");
+    let event = one.event_create(false).unwrap();
+    one.event_record(event, a).unwrap();
+    two.stream_wait(b, event).unwrap();
+    copy(&two, b, Place::Device(to), Place::Device(from), 64).unwrap();
+}
+
+#[test]
+fn a_lost_device_is_lost_and_no_race() {
+    let device = checked(emulated::open(Emulated::new().faults(Faults::new().trap_kernel("touch", 1))));
+    let (a, b) = (stream(&device, "a"), stream(&device, "b"));
+    let memory = device.alloc(64).unwrap();
+    touch(&device, a, memory, 64, true).unwrap();
+    assert!(device.stream_synchronize(a).unwrap_err().is_device_lost());
+    assert!(fill(&device, b, memory, 1, 64).unwrap_err().is_device_lost());
+    // SAFETY: refused; and nothing is in flight on a lost device.
+    assert!(unsafe { device.free(memory) }.unwrap_err().is_device_lost());
+}
+
+#[test]
+fn a_refused_call_leaves_no_trace() {
+    let paper = Arc::new(Paper::default());
+    let device = checked(paper.clone());
+    let (a, b) = (stream(&device, "a"), stream(&device, "b"));
+    let memory = device.alloc(64).unwrap();
+    paper.refuse.store(true, Ordering::Relaxed);
+    assert_eq!(fill(&device, a, memory, 1, 64).unwrap_err().kind(), ErrorKind::Driver);
+    paper.refuse.store(false, Ordering::Relaxed);
+    fill(&device, b, memory, 1, 64).unwrap();
+}
+
+#[test]
+fn a_long_run_stays_small() {
+    let (number, device) = watched();
+    let (a, b) = (stream(&device, "a"), stream(&device, "b"));
+    let memory = device.alloc(1 << 20).unwrap();
+    for round in 0..100_000_u64 {
+        // Ranges of all sizes, the host looking now and then.
+        let (from, bytes) = ((round * 7919) % (1 << 19), 1 + (round * 104_729) % 4096);
+        touch(&device, a, Address(memory.0 + from), bytes, round % 3 == 0).unwrap();
+        join(&device, a, b);
+        touch(&device, b, Address(memory.0 + from), bytes / 2 + 1, round % 2 == 0).unwrap();
+        join(&device, b, a);
+        if round % 64 == 0 {
+            let event = device.event_create(false).unwrap();
+            device.event_record(event, a).unwrap();
+            assert!(device.event_query(event).unwrap());
+            device.event_destroy(event);
+        }
+        if round % 1000 == 0 {
+            let (segments, entries) = universe().sizes(Side::Device, memory.0, (number, a));
+            assert!(segments < 2000 && entries <= 2, "{segments} segments, {entries} entries");
+        }
+    }
+}
+
+#[test]
+fn destroyed_streams_are_forgotten() {
+    let (number, device) = watched();
+    let memory = device.alloc(64).unwrap();
+    let keep = stream(&device, "keep");
+    for _ in 0..1000 {
+        let short = stream(&device, "short");
+        join(&device, keep, short);
+        fill(&device, short, memory, 1, 64).unwrap();
+        join(&device, short, keep);
+        device.stream_destroy(short);
+    }
+    assert!(universe().lines_of(number) < 8);
+    assert!(universe().sizes(Side::Device, memory.0, (number, keep)).1 < 8);
+    // The last of them counts still: nobody has seen its end.
+    let late = stream(&device, "late");
+    assert!(fill(&device, late, memory, 1, 64).unwrap_err().is_race());
+    drop(device);
+    assert_eq!(universe().lines_of(number), 0);
+}

@@ -1,0 +1,480 @@
+//! What the race checker knows: one universe for all devices of the process.
+//!
+//! One, because an event of one device orders another's stream, and host memory and copies between devices belong to
+//! both. Its lock is the innermost of all: nothing of a backend's or of a user's is called under it.
+//!
+//! The host is one observer. What it has seen done comes before whatever is enqueued later, on any stream, so it is kept
+//! in one clock of the host's and needs no place in the streams' own: an access is **known** to a new call if the host
+//! has seen it, or if the stream's clock has it. The streams' clocks thus hold only what was ordered on the device and is
+//! not seen yet, and what the host has seen can be forgotten everywhere.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+};
+
+use smallvec::SmallVec;
+
+use super::{
+    clock::{Clock, Component},
+    shadow::{Conflict, Shadow, Stamp, What},
+};
+use crate::{
+    device::{
+        backend::{RawEvent, RawStream},
+        human,
+    },
+    error::{Error, ErrorKind, Result},
+};
+
+/// A stream of one checked device.
+pub(super) type Key = (u64, RawStream);
+
+/// Where an access goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Side {
+    Device,
+    Host,
+}
+
+/// Bytes that a call touches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Touch {
+    pub(super) side: Side,
+    pub(super) start: u64,
+    pub(super) bytes: u64,
+    pub(super) write: bool,
+}
+
+pub(super) type Touches = SmallVec<[Touch; 4]>;
+
+#[derive(Debug)]
+pub(super) struct Universe {
+    next: Component,
+    /// What the host has seen done.
+    host: Clock,
+    streams: BTreeMap<Key, Component>,
+    lines: BTreeMap<Component, Line>,
+    /// Destroyed, but the host has not seen their end.
+    fading: BTreeSet<Component>,
+    /// How many of those there may be before somebody tidies up.
+    fading_limit: usize,
+    /// Whose each is, and what its last record stands for.
+    events: BTreeMap<RawEvent, (u64, Option<Arc<Clock>>)>,
+    regions: BTreeMap<(Side, u64), Region>,
+}
+
+/// A stream.
+#[derive(Debug)]
+struct Line {
+    device: u64,
+    device_name: Arc<str>,
+    name: Arc<str>,
+    /// Orders itself with the legacy default stream.
+    blocking: bool,
+    tick: u64,
+    /// What its next call comes after, itself included.
+    clock: Clock,
+    /// For a legacy default stream: the ends of blocking streams that were destroyed since its last call.
+    inherited: Clock,
+}
+
+/// An allocation.
+#[derive(Debug)]
+pub(super) struct Region {
+    device: u64,
+    device_name: Arc<str>,
+    /// Counted for each device, for messages.
+    number: u64,
+    bytes: u64,
+    shadow: Shadow,
+}
+
+/// How many destroyed streams may be remembered before the memory is searched for their traces.
+const FADING: usize = if cfg!(test) { 2 } else { 64 };
+
+static UNIVERSE: LazyLock<Mutex<Universe>> = LazyLock::new(|| Mutex::new(Universe::new()));
+
+/// The process's universe.
+pub(super) fn universe() -> MutexGuard<'static, Universe> {
+    UNIVERSE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Streams, events and memory come and go.
+impl Universe {
+    fn new() -> Self {
+        Self {
+            next: 1,
+            host: Clock::default(),
+            streams: BTreeMap::new(),
+            lines: BTreeMap::new(),
+            fading: BTreeSet::new(),
+            fading_limit: FADING,
+            events: BTreeMap::new(),
+            regions: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn fresh(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(super) fn add_stream(&mut self, key: Key, device_name: &Arc<str>, name: &str, blocking: bool) -> Component {
+        let component = self.fresh();
+        let line = Line {
+            device: key.0,
+            device_name: device_name.clone(),
+            name: name.into(),
+            blocking,
+            tick: 0,
+            clock: Clock::default(),
+            inherited: Clock::default(),
+        };
+        self.lines.insert(component, line);
+        if let Some(before) = self.streams.insert(key, component) {
+            self.fade(before);
+        }
+        component
+    }
+
+    pub(super) fn remove_stream(&mut self, key: Key) {
+        if let Some(component) = self.streams.remove(&key) {
+            self.fade(component);
+        }
+    }
+
+    /// The component of a stream. One that was not made here, some other library's, is taken for an ordinary stream.
+    pub(super) fn stream(&mut self, key: Key, device_name: &Arc<str>) -> Component {
+        match self.streams.get(&key) {
+            Some(component) => *component,
+            None => self.add_stream(key, device_name, &format!("{:#x}", key.1.0), true),
+        }
+    }
+
+    pub(super) fn add_event(&mut self, device: u64, event: RawEvent) {
+        self.events.insert(event, (device, None));
+    }
+
+    pub(super) fn remove_event(&mut self, event: RawEvent) {
+        self.events.remove(&event);
+    }
+
+    pub(super) fn add_region(&mut self, side: Side, start: u64, region: Region) {
+        self.regions.insert((side, start), region);
+    }
+
+    /// Takes memory out that is about to be freed; an error if something may still touch it.
+    pub(super) fn remove_region(&mut self, side: Side, start: u64) -> Result<Option<Region>> {
+        let Some(region) = self.regions.get(&(side, start)) else { return Ok(None) };
+        if let Some(conflict) = region.shadow.conflict(&(0..region.bytes), true, |stamp| self.is_seen(stamp)) {
+            let message = format!(
+                "{} is freed while {} may still {} bytes {:?} of it; missing is that the host sees {} pass its call {}",
+                region.describe(side),
+                self.describe(&conflict.with, None),
+                if conflict.writes { "write" } else { "read" },
+                conflict.bytes,
+                self.describe_line(conflict.with.component),
+                conflict.with.tick,
+            );
+            return Err(Error::new(ErrorKind::Race, message));
+        }
+        Ok(self.regions.remove(&(side, start)))
+    }
+
+    /// A device is gone, and all that it had.
+    pub(super) fn remove_device(&mut self, device: u64) {
+        let of = (device, RawStream(0))..=(device, RawStream(u64::MAX));
+        let streams: Vec<_> = self.streams.range(of).map(|(key, _)| *key).collect();
+        for stream in streams {
+            self.remove_stream(stream);
+        }
+        self.events.retain(|_, (owner, _)| *owner != device);
+        self.regions.retain(|_, region| region.device != device);
+        // What it still does to others' memory counts; if there is nothing of that, it leaves nothing behind.
+        self.tidy();
+    }
+}
+
+/// Order.
+impl Universe {
+    /// A call into a stream: the clock as it is behind it, and its number.
+    pub(super) fn call(&mut self, component: Component) -> (&Clock, u64) {
+        let before = self.before(component).into_owned();
+        let line = self.lines.get_mut(&component).expect("a stream that is not destroyed");
+        line.clock = before;
+        line.inherited = Clock::default();
+        line.tick += 1;
+        line.clock.learn(component, line.tick);
+        (&line.clock, line.tick)
+    }
+
+    /// A call into a stream that touches memory: refused, and then nothing has changed, if it races.
+    pub(super) fn access(&mut self, component: Component, what: What, touches: &Touches) -> Result<u64> {
+        let before = self.before(component);
+        for touch in touches {
+            let Some((region, bytes)) = self.region(touch) else { continue };
+            let known = |stamp: &Stamp| self.is_seen(stamp) || before.knows(stamp.component, stamp.tick);
+            if let Some(conflict) = region.shadow.conflict(&bytes, touch.write, known) {
+                return Err(self.race(component, what, touch, region, &conflict));
+            }
+        }
+        let (clock, tick) = self.call(component);
+        let clock = clock.clone();
+        let stamp = Stamp { component, tick, what };
+        let Self { regions, lines, host, .. } = self;
+        let known = |stamp: &Stamp| {
+            !lines.contains_key(&stamp.component)
+                || host.knows(stamp.component, stamp.tick)
+                || clock.knows(stamp.component, stamp.tick)
+        };
+        for touch in touches {
+            if let Some((region, bytes)) = find_mut(regions, touch) {
+                region.shadow.mark(&bytes, touch.write, stamp, known);
+            }
+        }
+        Ok(tick)
+    }
+
+    /// The call `tick` was refused by the device: it touched nothing.
+    pub(super) fn undo(&mut self, component: Component, tick: u64, touches: &Touches) {
+        for touch in touches {
+            if let Some((region, bytes)) = find_mut(&mut self.regions, touch) {
+                region.shadow.strip(&bytes, component, tick);
+            }
+        }
+    }
+
+    /// The host itself touches memory, now.
+    pub(super) fn host_access(&mut self, touch: &Touch) -> Result<()> {
+        let Some((region, bytes)) = self.region(touch) else { return Ok(()) };
+        let Some(conflict) = region.shadow.conflict(&bytes, touch.write, |stamp| self.is_seen(stamp)) else {
+            return Ok(());
+        };
+        let message = format!(
+            "the host {} bytes {:?} of {}, which {} {}; nothing orders them: missing is that the host sees {} pass its call {}",
+            verb(touch.write),
+            conflict.bytes,
+            region.describe(touch.side),
+            self.describe(&conflict.with, None),
+            verb(conflict.writes),
+            self.describe_line(conflict.with.component),
+            conflict.with.tick,
+        );
+        Err(Error::new(ErrorKind::Race, message))
+    }
+
+    /// The event now stands for what `clock` says.
+    pub(super) fn record(&mut self, event: RawEvent, clock: Clock) {
+        if let Some((_, recorded)) = self.events.get_mut(&event) {
+            *recorded = Some(Arc::new(clock));
+        }
+    }
+
+    /// What an event stands for.
+    pub(super) fn recorded(&self, event: RawEvent) -> Option<Arc<Clock>> {
+        self.events.get(&event)?.1.clone()
+    }
+
+    /// A call into a stream that makes the further ones come after `clock`.
+    pub(super) fn order(&mut self, component: Component, clock: &Clock) {
+        self.call(component);
+        let Some(mut line) = self.lines.remove(&component) else { return };
+        let news = |other, tick| self.lines.contains_key(&other) && !self.host.knows(other, tick);
+        line.clock.retain(|other, tick| other == component || news(other, tick));
+        line.clock.merge(clock, |other, tick| other != component && news(other, tick));
+        self.lines.insert(component, line);
+    }
+
+    /// What all the work that is in a stream now comes to. `whole`: for the legacy default stream, that of all blocking
+    /// streams too.
+    pub(super) fn end(&self, component: Component, whole: bool) -> Clock {
+        let own = self.lines.get(&component).map(|line| &line.clock);
+        if whole { self.before(component).into_owned() } else { own.cloned().unwrap_or_default() }
+    }
+
+    /// The host has seen this done.
+    pub(super) fn observe(&mut self, clock: &Clock) {
+        self.host.merge(clock, |component, _| self.lines.contains_key(&component));
+        let ended: SmallVec<[Component; 4]> = self.fading.iter().copied().filter(|c| self.is_ended(*c)).collect();
+        for component in ended {
+            self.forget(component);
+        }
+    }
+
+    /// What a call into a stream comes after: its own past and, between the legacy default stream and the blocking ones,
+    /// each other's.
+    fn before(&self, component: Component) -> Cow<'_, Clock> {
+        let line = &self.lines[&component];
+        let legacy = self.streams.get(&(line.device, RawStream(0))).copied();
+        let mut clock = Cow::Borrowed(&line.clock);
+        let mut add = |other: Component, with: &Line| {
+            let known = line.clock.knows(other, with.tick) || self.host.knows(other, with.tick);
+            if with.tick > 0 && !known {
+                clock.to_mut().merge(&with.clock, |_, _| true);
+            }
+        };
+        if legacy == Some(component) {
+            let blocking = self.lines.iter().filter(|(_, other)| other.blocking && other.device == line.device);
+            blocking.for_each(|(other, with)| add(*other, with));
+            clock.to_mut().merge(&line.inherited, |other, _| self.lines.contains_key(&other));
+        } else if let (true, Some((other, with))) = (line.blocking, legacy.and_then(|c| self.lines.get_key_value(&c))) {
+            add(*other, with);
+        }
+        clock
+    }
+
+    /// True if the host has seen it done.
+    fn is_seen(&self, stamp: &Stamp) -> bool {
+        !self.lines.contains_key(&stamp.component) || self.host.knows(stamp.component, stamp.tick)
+    }
+}
+
+/// Forgetting.
+impl Universe {
+    fn is_ended(&self, component: Component) -> bool {
+        self.lines.get(&component).is_none_or(|line| line.tick == 0 || self.host.knows(component, line.tick))
+    }
+
+    /// A stream was destroyed. Its past counts until the host has seen its end.
+    fn fade(&mut self, component: Component) {
+        if self.is_ended(component) {
+            return self.forget(component);
+        }
+        self.fading.insert(component);
+        let line = &self.lines[&component];
+        if let (true, Some(legacy)) = (line.blocking, self.streams.get(&(line.device, RawStream(0))).copied()) {
+            let end = line.clock.clone();
+            if let Some(legacy) = self.lines.get_mut(&legacy) {
+                legacy.inherited.merge(&end, |_, _| true);
+            }
+        }
+        if self.fading.len() > self.fading_limit {
+            self.tidy();
+        }
+    }
+
+    /// Forgets destroyed streams that nobody has seen the end of, but that have left no trace in memory either.
+    fn tidy(&mut self) {
+        let mut traces = BTreeSet::new();
+        let Self { regions, lines, host, .. } = self;
+        for region in regions.values_mut() {
+            region
+                .shadow
+                .forget(|stamp| !lines.contains_key(&stamp.component) || host.knows(stamp.component, stamp.tick));
+            traces.extend(region.shadow.stamps().map(|stamp| stamp.component));
+        }
+        let gone: Vec<_> = self.fading.difference(&traces).copied().collect();
+        for component in gone {
+            self.forget(component);
+        }
+        self.fading_limit = (self.fading.len() * 2).max(FADING);
+    }
+
+    /// All of it is before everything now.
+    fn forget(&mut self, component: Component) {
+        self.lines.remove(&component);
+        self.fading.remove(&component);
+        self.host.retain(|other, _| other != component);
+        for line in self.lines.values_mut() {
+            line.clock.retain(|other, _| other != component);
+            line.inherited.retain(|other, _| other != component);
+        }
+    }
+}
+
+/// Memory.
+impl Universe {
+    fn region(&self, touch: &Touch) -> Option<(&Region, Range<u64>)> {
+        let ((_, base), region) = self.regions.range(..=(touch.side, touch.start)).next_back()?;
+        Some((region, region.part(touch, *base)?))
+    }
+}
+
+fn find_mut<'a>(regions: &'a mut BTreeMap<(Side, u64), Region>, touch: &Touch) -> Option<(&'a mut Region, Range<u64>)> {
+    let ((_, base), region) = regions.range_mut(..=(touch.side, touch.start)).next_back()?;
+    let bytes = region.part(touch, *base)?;
+    Some((region, bytes))
+}
+
+impl Region {
+    pub(super) fn new(device: u64, device_name: Arc<str>, number: u64, bytes: u64) -> Self {
+        Self { device, device_name, number, bytes, shadow: Shadow::default() }
+    }
+
+    /// What of the allocation is touched. What lies past its end is the device's to complain of.
+    fn part(&self, touch: &Touch, base: u64) -> Option<Range<u64>> {
+        let start = touch.start.checked_sub(base)?;
+        let end = start.saturating_add(touch.bytes).min(self.bytes);
+        (start < end).then_some(start..end)
+    }
+
+    fn describe(&self, side: Side) -> String {
+        let kind = match side {
+            Side::Device => "device memory",
+            Side::Host => "pinned host memory",
+        };
+        format!("{kind} #{} ({}, {})", self.number, self.device_name, human::bytes(self.bytes))
+    }
+}
+
+/// Messages.
+impl Universe {
+    fn race(&self, component: Component, what: What, touch: &Touch, region: &Region, conflict: &Conflict) -> Error {
+        let new = Stamp { component, tick: 0, what };
+        let message = format!(
+            "{} {} bytes {:?} of {}, which {} {}; nothing orders them: missing is a wait of {} for {} (after its call {})",
+            self.describe(&new, Some(conflict.with.component)),
+            verb(touch.write),
+            conflict.bytes,
+            region.describe(touch.side),
+            self.describe(&conflict.with, Some(component)),
+            verb(conflict.writes),
+            self.describe_line(component),
+            self.describe_line(conflict.with.component),
+            conflict.with.tick,
+        );
+        Error::new(ErrorKind::Race, message)
+    }
+
+    /// ``kernel `uppercase` on stream `upper` ``, with its device if `other` is another's.
+    fn describe(&self, stamp: &Stamp, other: Option<Component>) -> String {
+        let what = match stamp.what {
+            What::Kernel(name) => format!("kernel `{name}`"),
+            What::Copy(direction) => format!("copy {direction}"),
+            What::Fill => "fill".into(),
+        };
+        let mut text = format!("{what} on stream {}", self.describe_line(stamp.component));
+        let device = |component: &Component| self.lines.get(component).map(|line| (line.device, &line.device_name));
+        if let (Some((mine, name)), Some((theirs, _))) = (device(&stamp.component), other.as_ref().and_then(device))
+            && mine != theirs
+        {
+            text += &format!(" of {name}");
+        }
+        text
+    }
+
+    fn describe_line(&self, component: Component) -> String {
+        self.lines.get(&component).map_or_else(|| "?".into(), |line| format!("`{}`", line.name))
+    }
+}
+
+fn verb(write: bool) -> &'static str {
+    if write { "writes" } else { "reads" }
+}
+
+#[cfg(test)]
+impl Universe {
+    /// Segments of an allocation, entries of a stream's clock.
+    pub(super) fn sizes(&self, side: Side, start: u64, key: Key) -> (usize, usize) {
+        let clock = self.streams.get(&key).map_or(0, |component| self.lines[component].clock.len());
+        (self.regions.get(&(side, start)).map_or(0, |region| region.shadow.len()), clock)
+    }
+
+    /// Streams of a device that anything is left of.
+    pub(super) fn lines_of(&self, device: u64) -> usize {
+        self.lines.values().filter(|line| line.device == device).count()
+    }
+}
