@@ -133,6 +133,16 @@ impl Device {
         Err(Error::new(ErrorKind::NoDevice, format!("cuda:{n}: wakeline was built without its feature `cuda`")))
     }
 
+    /// How many CUDA GPUs this process sees; 0 where there is no driver.
+    pub fn cuda_count() -> usize {
+        #[cfg(feature = "cuda")]
+        {
+            cuda::device_count().unwrap_or(0)
+        }
+        #[cfg(not(feature = "cuda"))]
+        0
+    }
+
     /// A new emulated device: memory of its own, streams that run at once, on the CPU. See [`Emulated`].
     pub fn emulated(config: Emulated) -> Self {
         Self::open(emulated::open(config), Kind::Emulated)

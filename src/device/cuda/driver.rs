@@ -209,17 +209,22 @@ impl Driver {
         DRIVER.get_or_init(Driver::load).as_ref().map_err(Error::again)
     }
 
+    /// True where its library is.
+    pub(super) fn is_installed() -> bool {
+        // SAFETY: loading NVIDIA's driver library runs its initialisers, which is what loading it is for.
+        unsafe { bindings::is_culib_present() }
+    }
+
     fn load() -> Result<Driver> {
         let none = |message: String| Error::new(ErrorKind::NoDevice, message);
-        // SAFETY: loading NVIDIA's driver library runs its initialisers, which is what loading it is for.
-        if !unsafe { bindings::is_culib_present() } {
+        if !Self::is_installed() {
             return Err(none(
                 "no CUDA driver library (libcuda.so.1) on this machine: install NVIDIA's driver, or use the emulated \
                  device (WAKELINE_DEVICE=emulated)"
                     .into(),
             ));
         }
-        // SAFETY: as above. It is there, as was just asked, so this does not panic; it is never unloaded.
+        // SAFETY: as in `is_installed`. It is there, as was just asked, so this does not panic; it is never unloaded.
         let library: &'static libloading::Library = unsafe { bindings::culib() };
         let too_old = |symbol: &str| {
             none(format!(

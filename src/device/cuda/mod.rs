@@ -47,6 +47,11 @@ use super::backend::{
 };
 use crate::error::{Error, ErrorKind, Result};
 
+/// True where a driver's library is installed, whether or not a GPU works with it.
+pub(crate) fn driver_present() -> bool {
+    Driver::is_installed()
+}
+
 /// How many CUDA devices this process sees. [`NoDevice`](ErrorKind::NoDevice) where there is no driver.
 pub(crate) fn device_count() -> Result<usize> {
     Driver::get()?.device_count()

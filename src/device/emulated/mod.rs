@@ -31,6 +31,8 @@ use std::sync::{
 };
 
 pub use faults::Faults;
+pub(crate) mod simulation;
+pub use simulation::Simulation;
 
 use super::backend::Backend;
 
