@@ -137,6 +137,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
     if failure.is_none() {
         failure = compile(gpus(&crew)).await.err();
     }
+    let setup = began.elapsed();
     for (member, node) in crew.iter_mut().zip(&nodes) {
         if failure.is_some() {
             break;
@@ -159,7 +160,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
         }
     };
 
-    let mut report = Report::default();
+    let mut report = Report { setup, ..Report::default() };
     let mut seats = Vec::with_capacity(crew.len());
     for Member { name, device, mut seat } in crew {
         // An aborted flow's operators stop like any others: with a node that was not aborted.

@@ -10,8 +10,10 @@ use crate::operator::seat::Tally;
 pub struct Report {
     /// In the order of adding.
     pub operators: Vec<OperatorReport>,
-    /// From the first `start` to the last `stop`.
+    /// From the call to the last `stop`.
     pub elapsed: Duration,
+    /// The part of `elapsed` before the first `start`: allocating the hubs' envelopes, compiling kernels.
+    pub setup: Duration,
     /// Messages that were sent and that nobody took, because their reader ended before.
     pub untaken: u64,
 }
