@@ -8,4 +8,4 @@ mod human;
 pub use backend::MemoryInfo;
 #[doc(hidden)]
 pub use backend::{BodyArg, KernelDef, Prototype, Scalar, Source};
-pub use emulated::{Emulated, Faults};
+pub use emulated::{Emulated, Faults, Simulation};

@@ -157,6 +157,11 @@ impl<W> Machine<W> {
         self.events.retain(|_, event| event.device != device);
     }
 
+    /// All devices that are not over.
+    pub(super) fn devices(&self) -> Vec<DeviceId> {
+        self.devices.keys().copied().collect()
+    }
+
     /// True if a device is retired and its last stream gone.
     pub(super) fn is_over(&self, device: DeviceId) -> bool {
         !self.devices.contains_key(&device)

@@ -19,6 +19,7 @@ mod device;
 mod faults;
 mod machine;
 mod memory;
+mod simulation;
 mod work;
 mod workers;
 
@@ -31,6 +32,8 @@ use std::sync::{
 };
 
 pub use faults::Faults;
+pub use simulation::Simulation;
+pub(crate) use simulation::{SimulationHandle, Task, Unfinished};
 
 use super::backend::Backend;
 
@@ -96,7 +99,7 @@ pub(crate) fn open(config: Emulated) -> Arc<dyn Backend> {
     static OPENED: AtomicU64 = AtomicU64::new(0);
     let number = OPENED.fetch_add(1, Ordering::Relaxed);
     let engine = workers::threaded();
-    device::Device::open(config, engine, format!("emulated:{number}"), true)
+    device::Device::open(config, engine, format!("emulated:{number}"))
 }
 
 /// A number that nothing else in this process has. They grow, so their order is that of creation; and they are no
