@@ -24,6 +24,8 @@ mod work;
 mod workers;
 
 #[cfg(test)]
+mod order;
+#[cfg(test)]
 mod tests;
 
 use std::sync::{
