@@ -1,6 +1,80 @@
 //! Async-native GPU pipelines on tokio.
+//!
+//! An application is a [`Flow`] of [`Operator`]s. Each operator is one async task; what it waits for are conditions, and
+//! conditions are futures. The completion of work on a CUDA stream is a waker. Operators are joined by [hubs](hub):
+//! async channels of device-resident [`Envelope`]s, which are copied to where the next reader is, ahead of time. Nobody
+//! writes a wait, a synchronise, an event or a copy to get the order right, and nobody can get it wrong in safe code.
+//!
+//! # The map
+//!
+//! A layer uses those below it, never one above.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`flow`] | build, check, run: [`Flow`], [`Running`], [`Report`] |
+//! | [`operator`] | [`Operator`], its [`Ports`](operator::Ports), [`Input`], [`Output`], [`Cx`] |
+//! | `condition` | when may an operator run |
+//! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](hub::Message): queues, envelopes, copies |
+//! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
+//! | [`memory`] | [`Buffer`], and who uses it when |
+//! | [`stream`] | [`Stream`], [`Ticket`](stream::Ticket), [`Completed`](stream::Completed) |
+//! | [`device`] | [`Device`]: CUDA, emulated, host; the one seam to the hardware; the race checker |
+//!
+//! # The tenets
+//!
+//! - An operator enqueues and sends; it does not wait for the GPU unless it asks.
+//! - What a device may still touch is owned by the runtime until it is done, whatever is dropped or forgotten.
+//! - Idle costs nothing. A fault resolves everybody. Nothing blocks in a `Drop`.
+//! - The emulated device is a device: what runs there runs on a GPU, and a race is found without one.
+//! - `unsafe` is in [`device`] and [`memory`], and where a kernel's author vouches for its device code.
 
+#![deny(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+// What the macros generate names the crate from outside.
+extern crate self as wakeline;
+
+mod condition;
+#[allow(unsafe_code)]
 pub mod device;
 mod error;
+pub mod flow;
+pub mod hub;
+pub mod kernel;
+#[allow(unsafe_code)]
+pub mod memory;
+pub mod operator;
+pub mod stream;
+mod sync;
 
+pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
+pub use flow::{Flow, Report, Running};
+pub use hub::{Envelope, Host, Hub, Message};
+pub use memory::Buffer;
+pub use operator::{Cx, Input, Operator, Output};
+pub use stream::Stream;
+pub use wakeline_macros::{Message, Ports, kernel};
+
+/// All that an operator and a flow need.
+pub mod prelude {
+    pub use crate::{
+        Buffer, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Message, Operator, Output, Report, Result,
+        Stream, operator::Ports,
+    };
+    pub use wakeline_macros::{Ports, kernel};
+}
+
+/// What the macros generate calls. No part of the interface: it may change with any version.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::{
+        condition::Readiness,
+        device::backend::{BodyArg, KernelDef, Prototype, Source},
+        hub::RawEnvelope,
+        kernel::{Registered, kernel},
+        memory::launch::Call,
+        operator::{AnyPort, Binder, InputPort, OutputPort, Plan, Port, PortOptions},
+    };
+    pub use inventory;
+}

@@ -1,1 +1,169 @@
-//! The derive and attribute macros of wakeline.
+//! The derive and attribute macros of wakeline: [`Ports`](macro@Ports), [`Message`](macro@Message) and [`kernel`](macro@kernel).
+//!
+//! Use them through `wakeline` (`use wakeline::prelude::*`), never from here: what they generate names `::wakeline`.
+//! Each of them lives in a file of its own, takes a declaration apart, collects every mistake it finds (`errors.rs`), and
+//! only then generates anything. A mistake points at the field, argument or option that it is about and says what to
+//! write instead; what only the compiler can know (is this type an input?) is asked of it with that type's own span.
+//!
+//! What is generated uses absolute paths and hygienic names, so that nothing a user imports or calls an argument can
+//! get in its way.
+
+mod errors;
+mod kernel;
+mod message;
+mod ports;
+
+use proc_macro::TokenStream;
+
+/// Declares the ports of an operator: the envelopes and values that it takes and sends.
+///
+/// It goes on a struct whose fields are all ports, each marked `#[input]` or `#[output]`. A struct without fields
+/// declares an operator without ports. The struct becomes `Operator::Ports`, which `compute` is given; beside it stands
+/// a struct of handles, which `Flow::add` returns and `Flow::connect` takes. It has the same fields, visibility and
+/// documentation, and is named after the struct: `UpperPorts` has `UpperHandles`, `Upper` has `UpperHandles` too.
+///
+/// ```ignore
+/// use wakeline::prelude::*;
+///
+/// #[derive(Ports)]
+/// struct UpperPorts {
+///     /// Lines to shout, on this operator's device.
+///     #[input(capacity = 4)]
+///     lines: Input<Envelope<u8>>,
+///     /// The same lines, louder.
+///     #[output(envelope_bytes = 1 << 20)]
+///     shouted: Output<Envelope<u8>>,
+/// }
+///
+/// let upper = flow.add("upper", Upper);       // UpperHandles
+/// flow.connect(read.lines, upper.lines);
+/// ```
+///
+/// # On a field
+///
+/// - `#[input]`: messages come in; the field is an `Input<..>`.
+/// - `#[output]`: messages go out; the field is an `Output<..>`.
+///
+/// Their options are expressions of type `usize`, which may name the struct's own constants and const parameters:
+///
+/// | option | on | what it says |
+/// |---|---|---|
+/// | `capacity = 4` | both | messages that its queue holds, at least 1, where the connection does not say |
+/// | `envelope_bytes = 1 << 20` | `#[output]` | bytes of each envelope that the hub allocates for it |
+/// | `envelopes = 3` | `#[output]` | how many envelopes the hub allocates at each location |
+///
+/// # On the struct
+///
+/// - `#[ports(handles = Name)]`: another name for the struct of handles.
+///
+/// Type and const parameters, bounds and where clauses are kept. Lifetimes are refused: ports belong to a task, which
+/// may outlive what they borrow.
+#[proc_macro_derive(Ports, attributes(input, output, ports))]
+pub fn derive_ports(item: TokenStream) -> TokenStream {
+    errors::or_report(ports::expand(item.into())).into()
+}
+
+/// Makes a struct or an enum of your own something that ports can carry.
+///
+/// Plain data needs nothing else. A field that holds envelopes (an `Envelope<..>`, or another message that has some) is
+/// marked `#[envelope]`: then wakeline finds them there, brings them to the device of whoever reads them next and counts
+/// their bytes.
+///
+/// ```ignore
+/// use wakeline::prelude::*;
+///
+/// #[derive(Message)]
+/// struct Frame {
+///     number: u64,
+///     #[envelope]
+///     pixels: Envelope<u8>,
+/// }
+///
+/// #[derive(Message)]
+/// enum Event {
+///     Resized { width: u32, height: u32 },
+///     Drawn(#[envelope] Frame),
+/// }
+/// ```
+///
+/// # On a field
+///
+/// - `#[envelope]`: the field's type is itself a `Message`, and its envelopes are this message's.
+///
+/// A generic type is a message where it is `Send + 'static` and its marked fields are messages.
+#[proc_macro_derive(Message, attributes(envelope))]
+pub fn derive_message(item: TokenStream) -> TokenStream {
+    errors::or_report(message::expand(item.into())).into()
+}
+
+/// Declares a kernel: one signature, with device code for a GPU and a Rust body for the emulated device.
+///
+/// ```ignore
+/// use wakeline::prelude::*;
+///
+/// /// Adds `a` times `x` to `y`.
+/// #[kernel(unsafe(cuda = "saxpy.cu"))]
+/// fn saxpy(a: f32, x: &[f32], y: &mut [f32]) {
+///     for (y, x) in y.iter_mut().zip(x) {
+///         *y += a * x;
+///     }
+/// }
+///
+/// saxpy::launch(cx.stream(), 2.0, &x, &mut y)?;     // enqueued, not awaited
+/// ```
+///
+/// ```cpp
+/// extern "C" __global__ void saxpy(float a, const float *x, unsigned long long x_len,
+///                                  float *y, unsigned long long y_len) {
+///     unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+///     if (i < x_len && i < y_len) y[i] += a * x[i];
+/// }
+/// ```
+///
+/// # Where the device code comes from
+///
+/// | attribute | device code |
+/// |---|---|
+/// | `#[kernel(unsafe(cuda = "saxpy.cu"))]` | CUDA C++, compiled when it is first needed |
+/// | `#[kernel(unsafe(ptx = "saxpy.ptx"))]` | PTX |
+/// | `#[kernel(unsafe(cubin = "saxpy.cubin"))]` | machine code for one architecture |
+/// | `#[kernel]` | none: the kernel runs on the emulated device alone |
+///
+/// The file becomes part of the program. Its path is relative to the Rust file, as in [`include_str!`]; it may be built from
+/// `concat!` and `env!`, to find what a build script made: `ptx = concat!(env!("OUT_DIR"), "/saxpy.ptx")`.
+///
+/// `unsafe` is said here, once, so that launching is safe. With it you vouch that the device code keeps to the
+/// signature: it has the same name and parameters, stays within its slices, only reads a `&[T]`, leaves valid values in a
+/// `&mut [T]`, and its threads do not race with each other. For CUDA C++ a declaration made from the signature stands before your code, so
+/// that different parameters do not compile. `#![forbid(unsafe_code)]` refuses it, as any other `unsafe`.
+///
+/// # The signature
+///
+/// A free function that returns nothing; not generic, `async`, `const`, `unsafe` or `extern`. Its arguments are
+///
+/// - `&[T]`: memory that is read; the device code gets `const T *` and its length, an `unsigned long long`;
+/// - `&mut [T]`: memory that is read and written; `T *` and its length;
+/// - `T`: a value.
+///
+/// `T` is a `KernelType`: a number, or plain data of your own.
+///
+/// # What it makes
+///
+/// The function stays as it is: call it on the host, for example in a test. A type of the same name carries
+///
+/// - `saxpy::launch(stream, ..)`: enqueues it, with a grid made from the number of elements;
+/// - `saxpy::launch_with(grid, stream, ..)`: the same with your own grid;
+/// - `saxpy::kernel()`: the kernel itself, to load it ahead of time.
+///
+/// The two launches take a device's memory (`&Buffer<T>`, `&mut Envelope<T>`, ..) where the function takes slices.
+#[proc_macro_attribute]
+pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    let item = proc_macro2::TokenStream::from(item);
+    kernel::expand(attribute.into(), item.clone())
+        .unwrap_or_else(|error| {
+            let mut tokens = error.into_compile_error();
+            tokens.extend(kernel::kept(item));
+            tokens
+        })
+        .into()
+}

@@ -10,6 +10,7 @@
 
 use std::{fmt, ptr::NonNull, time::Duration};
 
+use super::KernelType;
 use crate::error::Result;
 
 /// A place in a device's memory. No host pointer, even on the emulated device: only copies and kernels reach it.
@@ -133,6 +134,40 @@ pub enum BodyArg {
     Slice(*mut u8, usize),
     /// A scalar.
     Scalar(Scalar),
+}
+
+impl BodyArg {
+    /// A slice argument.
+    ///
+    /// # Safety
+    /// It is a slice of `T`, valid and not written to for `'a`.
+    pub unsafe fn slice<'a, T: KernelType>(&self) -> &'a [T] {
+        match self {
+            // SAFETY: this function's contract.
+            Self::Slice(first, len) => unsafe { std::slice::from_raw_parts(first.cast::<T>(), *len) },
+            Self::Scalar(_) => unreachable!("the generated launch passes a slice here"),
+        }
+    }
+
+    /// A slice argument that the kernel writes.
+    ///
+    /// # Safety
+    /// It is a slice of `T`, valid and touched by nobody else for `'a`.
+    pub unsafe fn slice_mut<'a, T: KernelType>(&self) -> &'a mut [T] {
+        match self {
+            // SAFETY: this function's contract.
+            Self::Slice(first, len) => unsafe { std::slice::from_raw_parts_mut(first.cast::<T>(), *len) },
+            Self::Scalar(_) => unreachable!("the generated launch passes a slice here"),
+        }
+    }
+
+    /// A scalar argument.
+    pub fn scalar<T: KernelType>(&self) -> T {
+        match self {
+            Self::Scalar(scalar) => bytemuck::pod_read_unaligned(&scalar.bytes[..size_of::<T>()]),
+            Self::Slice(..) => unreachable!("the generated launch passes a scalar here"),
+        }
+    }
 }
 
 /// A scalar argument by value: up to 64 bytes, aligned for anything.

@@ -1,11 +1,309 @@
 //! Devices: the one seam to the hardware, and what stands behind it.
+//!
+//! A [`Device`] is a CUDA GPU, the emulated device, or the host. It is a cheap handle: clones are the same device, and
+//! so are two [`Device::cuda(0)`](Device::cuda) in one process.
+//!
+//! ```text
+//!   Stream, Buffer, hubs, kernels          written once
+//!             |
+//!       dyn Backend (backend.rs)           the one seam
+//!        /      |       \
+//!   check ->  cuda    emulated   host      the race checker wraps either of the first two
+//! ```
 
 pub(crate) mod backend;
 pub(crate) mod check;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 pub(crate) mod emulated;
-mod human;
+mod host;
+pub(crate) mod human;
+mod kernel_type;
 
+use std::{
+    any::{Any, TypeId},
+    collections::HashMap,
+    fmt,
+    str::FromStr,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use backend::Backend;
 pub use backend::MemoryInfo;
-#[doc(hidden)]
-pub use backend::{BodyArg, KernelDef, Prototype, Scalar, Source};
+pub use kernel_type::KernelType;
 pub use emulated::{Emulated, Faults, Simulation};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Chooses the device of [`Device::first`]: `cuda:1`, `emulated`.
+const DEVICE_VARIABLE: &str = "WAKELINE_DEVICE";
+/// Set to anything but `0`: every device opened from then on has the race checker on.
+const CHECK_VARIABLE: &str = "WAKELINE_RACE_CHECK";
+
+/// A GPU, the emulated device, or the host.
+///
+/// ```
+/// use wakeline::device::{Device, Emulated};
+///
+/// let device = Device::emulated(Emulated::new().memory(1 << 20));
+/// assert_eq!(device.memory()?.total, 1 << 20);
+/// assert!(device.name().starts_with("emulated:"));
+/// # Ok::<(), wakeline::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    backend: Arc<dyn Backend>,
+    kind: Kind,
+    id: u64,
+    /// Set once, by whoever learns of the fault first.
+    lost: OnceLock<Error>,
+    /// Off only by a test hook: buffers then no longer order the streams that use them.
+    tracked: AtomicBool,
+    /// What the layers above keep for each device (streams, reclaim, statistics), without this one knowing them.
+    extensions: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Host,
+    Cuda,
+    Emulated,
+}
+
+impl Device {
+    fn open(backend: Arc<dyn Backend>, kind: Kind) -> Self {
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        let checked = kind != Kind::Host && std::env::var(CHECK_VARIABLE).is_ok_and(|value| value != "0");
+        let backend = if checked { check::checked(backend) } else { backend };
+        Self(Arc::new(Inner {
+            backend,
+            kind,
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            lost: OnceLock::new(),
+            tracked: AtomicBool::new(true),
+            extensions: Mutex::default(),
+        }))
+    }
+
+    /// The first CUDA GPU, or, where there is no driver, the emulated device; `WAKELINE_DEVICE=cuda:1` or `emulated`
+    /// in the environment chooses another. That it emulates is logged, once a call, as a `tracing` event.
+    ///
+    /// # Errors
+    /// [`NoDevice`](ErrorKind::NoDevice) if the variable names none that is there, or if there is a driver but no GPU
+    /// that works: then nothing is emulated in silence.
+    pub fn first() -> Result<Self> {
+        match std::env::var(DEVICE_VARIABLE) {
+            Ok(name) if !name.is_empty() => {
+                return name.parse().map_err(|error: Error| error.at(format!("{DEVICE_VARIABLE}={name}")));
+            }
+            _ => {}
+        }
+        #[cfg(feature = "cuda")]
+        if cuda::driver_present() {
+            return Self::cuda(0);
+        }
+        tracing::info!("no CUDA driver here: running on the emulated device");
+        Ok(Self::emulated(Emulated::new()))
+    }
+
+    /// The `n`-th CUDA GPU, counted from 0, the same device at every call.
+    ///
+    /// # Errors
+    /// [`NoDevice`](ErrorKind::NoDevice) where there is no driver, no such GPU, or wakeline was built without its
+    /// feature `cuda`.
+    pub fn cuda(n: usize) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        {
+            static OPENED: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
+            let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(device) = opened.iter().find(|(at, _)| *at == n).and_then(|(_, device)| device.upgrade()) {
+                return Ok(Self(device));
+            }
+            let device = Self::open(cuda::open(n)?, Kind::Cuda);
+            opened.retain(|(at, _)| *at != n);
+            opened.push((n, Arc::downgrade(&device.0)));
+            Ok(device)
+        }
+        #[cfg(not(feature = "cuda"))]
+        Err(Error::new(ErrorKind::NoDevice, format!("cuda:{n}: wakeline was built without its feature `cuda`")))
+    }
+
+    /// How many CUDA GPUs this process sees; 0 where there is no driver.
+    pub fn cuda_count() -> usize {
+        #[cfg(feature = "cuda")]
+        {
+            cuda::device_count().unwrap_or(0)
+        }
+        #[cfg(not(feature = "cuda"))]
+        0
+    }
+
+    /// A new emulated device: memory of its own, streams that run at once, on the CPU. See [`Emulated`].
+    pub fn emulated(config: Emulated) -> Self {
+        Self::open(emulated::open(config), Kind::Emulated)
+    }
+
+    pub(crate) fn of_simulation(backend: Arc<dyn Backend>) -> Self {
+        Self::open(backend, Kind::Emulated)
+    }
+
+    /// The host: where operators run that were given no device. It has memory but no streams.
+    pub fn host() -> Self {
+        static HOST: OnceLock<Device> = OnceLock::new();
+        HOST.get_or_init(|| Self::open(Arc::new(host::Host), Kind::Host)).clone()
+    }
+
+    /// The same hardware with the race checker before it: two accesses to one buffer that nothing orders become an
+    /// error, [`Race`](ErrorKind::Race), whatever their timing was, before the second is enqueued. It costs a lock and
+    /// some bookkeeping a call. Use the device that this returns for everything; `WAKELINE_RACE_CHECK=1` in the
+    /// environment does the same for every device of the process.
+    ///
+    /// ```
+    /// use wakeline::device::{Device, Emulated};
+    /// let device = Device::emulated(Emulated::new()).race_checked();
+    /// ```
+    #[must_use]
+    pub fn race_checked(self) -> Self {
+        if self.0.kind == Kind::Host {
+            return self;
+        }
+        Self::open(check::checked(self.0.backend.clone()), self.0.kind)
+    }
+
+    /// `cuda:0`, `emulated:3`, `host`.
+    pub fn name(&self) -> &str {
+        self.0.backend.name()
+    }
+
+    /// What it is, for people: `NVIDIA H200`.
+    pub fn description(&self) -> String {
+        self.0.backend.description()
+    }
+
+    /// True for the host.
+    pub fn is_host(&self) -> bool {
+        self.0.kind == Kind::Host
+    }
+
+    /// True for a CUDA GPU.
+    pub fn is_cuda(&self) -> bool {
+        self.0.kind == Kind::Cuda
+    }
+
+    /// True for an emulated device.
+    pub fn is_emulated(&self) -> bool {
+        self.0.kind == Kind::Emulated
+    }
+
+    /// Free and total bytes of its memory, as the driver sees it.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, [`Driver`](ErrorKind::Driver) if the driver cannot say.
+    pub fn memory(&self) -> Result<MemoryInfo> {
+        self.0.backend.memory()
+    }
+
+    /// The error that ended the device, if one has.
+    pub fn lost(&self) -> Option<Error> {
+        self.0.lost.get().map(Error::again)
+    }
+
+    /// An error if the device is lost.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.0.lost.get() {
+            None => Ok(()),
+            Some(error) => Err(error.again()),
+        }
+    }
+
+    /// The first call's error stays. True if it was this one.
+    pub(crate) fn set_lost(&self, error: Error) -> bool {
+        self.0.lost.set(error).is_ok()
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
+        &self.0.backend
+    }
+
+    /// Whether copies run directly between memories of the two.
+    pub(crate) fn copies_with(&self, other: &Self) -> bool {
+        self == other || self.is_host() || other.is_host() || self.0.kind == other.0.kind
+    }
+
+    pub(crate) fn tracked(&self) -> bool {
+        self.0.tracked.load(Ordering::Relaxed)
+    }
+
+    /// A test hook: buffers no longer order the streams that use them, so that the race checker has something to find.
+    #[doc(hidden)]
+    pub fn switch_tracking_off(&self) {
+        self.0.tracked.store(false, Ordering::Relaxed);
+    }
+
+    /// What a layer above keeps for this device: made at first use, gone with the device.
+    pub(crate) fn extension<T: Any + Send + Sync>(&self, make: impl FnOnce(&Self) -> Arc<T>) -> Arc<T> {
+        let mut extensions = self.0.extensions.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = extensions.entry(TypeId::of::<T>()).or_insert_with(|| make(self));
+        match entry.clone().downcast::<T>() {
+            Ok(found) => found,
+            Err(_) => unreachable!("the map is keyed by the type"),
+        }
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakDevice {
+        WeakDevice(Arc::downgrade(&self.0))
+    }
+}
+
+/// For what a device keeps and what refers back to it.
+#[derive(Clone)]
+pub(crate) struct WeakDevice(Weak<Inner>);
+
+impl WeakDevice {
+    pub(crate) fn upgrade(&self) -> Option<Device> {
+        self.0.upgrade().map(Device)
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({}#{})", self.name(), self.0.id)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// `cuda:0`, `cuda` (the first), `emulated` (a new one, as [`Emulated::new`]) and `host`.
+impl FromStr for Device {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name.split_once(':') {
+            None if name == "emulated" => Ok(Self::emulated(Emulated::new())),
+            None if name == "host" => Ok(Self::host()),
+            None if name == "cuda" => Self::cuda(0),
+            Some(("cuda", n)) if n.parse::<usize>().is_ok() => Self::cuda(n.parse().unwrap_or_default()),
+            _ => Err(Error::new(
+                ErrorKind::NoDevice,
+                format!("`{name}` names no device: write `cuda:0`, `cuda:1`, ... or `emulated`"),
+            )),
+        }
+    }
+}

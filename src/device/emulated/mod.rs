@@ -19,7 +19,7 @@ mod device;
 mod faults;
 mod machine;
 mod memory;
-mod simulation;
+pub(crate) mod simulation;
 mod work;
 mod workers;
 
@@ -35,7 +35,6 @@ use std::sync::{
 
 pub use faults::Faults;
 pub use simulation::Simulation;
-pub(crate) use simulation::{SimulationHandle, Task, Unfinished};
 
 use super::backend::Backend;
 

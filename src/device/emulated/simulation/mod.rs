@@ -42,6 +42,7 @@ use tokio::{
 };
 
 use self::task::{Body, Entry, TaskId, TaskWaker};
+#[allow(unused_imports, reason = "what a join can say, for whoever joins")]
 pub(crate) use self::task::{Task, Unfinished};
 use super::{Emulated, device::Device, lock, machine::StreamId, workers::Engine};
 use crate::{
@@ -106,6 +107,11 @@ thread_local! {
     static CURRENT: RefCell<Option<SimulationHandle>> = const { RefCell::new(None) };
 }
 
+/// The simulation that polls the calling task.
+pub(crate) fn current() -> Option<SimulationHandle> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
 impl Simulation {
     /// A simulation without devices or tasks.
     pub fn new(seed: u64) -> Self {
@@ -163,11 +169,6 @@ impl Simulation {
     /// What was done, step by step.
     pub fn log(&self) -> Vec<String> {
         lock(&self.core.state).log.clone()
-    }
-
-    /// The simulation that polls the calling task.
-    pub(crate) fn current() -> Option<SimulationHandle> {
-        CURRENT.with_borrow(Clone::clone)
     }
 
     /// For spawning before it runs.

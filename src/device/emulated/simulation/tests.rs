@@ -46,7 +46,7 @@ fn done(device: &Arc<dyn Backend>, on: RawStream) -> oneshot::Receiver<()> {
 /// Three tasks with streams of their own on two devices, which meet now and then.
 async fn busy(simulation: &Simulation) -> u8 {
     let devices = [simulation.device(Emulated::new()), simulation.device(Emulated::new())];
-    let handle = Simulation::current().unwrap();
+    let handle = current().unwrap();
     let meet = Arc::new(Notify::new());
     let tasks: Vec<_> = (0..3_u8)
         .map(|number| {
@@ -159,9 +159,9 @@ async fn spawn_join_abort() {
     let kept = Arc::new(());
     simulation
         .run(async {
-            let handle = Simulation::current().unwrap();
+            let handle = current().unwrap();
             let inner = handle.spawn("outer", async {
-                let inner = Simulation::current().unwrap().spawn("inner", async { 7 });
+                let inner = current().unwrap().spawn("inner", async { 7 });
                 inner.await.unwrap() + 1
             });
             assert_eq!(inner.await.unwrap(), 8);
@@ -185,7 +185,7 @@ async fn spawn_join_abort() {
             notify.notified().await;
         })
         .await;
-    assert!(Simulation::current().is_none());
+    assert!(current().is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -262,7 +262,7 @@ async fn ticks_come_while_nothing_happens() {
                 }
                 true
             };
-            Simulation::current().unwrap().on_idle_every(Duration::from_millis(100), Box::new(call));
+            current().unwrap().on_idle_every(Duration::from_millis(100), Box::new(call));
             notify.notified().await;
             drop(lost);
             start.elapsed()

@@ -1,0 +1,232 @@
+//! The main job: a file, larger than the device if need be, capitalised on the device.
+//!
+//! `cargo run --release --example uppercase -- INPUT OUTPUT [--device cuda:0|emulated] [--chunk 4MiB] [--envelopes 3]`
+//!
+//! ```text
+//!   read ──> {hub} ──> upper ──> {hub} ──> write
+//!   host               device              host
+//! ```
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use wakeline::prelude::*;
+
+/// Capitalises a file on a GPU: `tr a-z A-Z`, byte for byte.
+#[derive(Parser)]
+struct Args {
+    /// The file to read.
+    input: PathBuf,
+    /// The file to write; it appears only once it is complete.
+    output: PathBuf,
+    /// cuda:0, cuda:1, ... or emulated; the first GPU if left out, emulated where there is no driver.
+    #[arg(long)]
+    device: Option<String>,
+    /// Bytes that are read, sent through the device and written at once: 65536, 64KiB, 4MiB.
+    #[arg(long, default_value = "4MiB", value_parser = bytes)]
+    chunk: usize,
+    /// Envelopes on each side of each hub.
+    #[arg(long, default_value_t = 3)]
+    envelopes: usize,
+}
+
+fn bytes(text: &str) -> Result<usize, String> {
+    let size: bytesize::ByteSize = text.parse()?;
+    match usize::try_from(size.as_u64()) {
+        Ok(0) | Err(_) => Err("a chunk has at least 1 byte".into()),
+        Ok(bytes) => Ok(bytes),
+    }
+}
+
+/// One declaration, two bodies: uppercase.cu for a GPU, this function for the emulated device.
+#[kernel(unsafe(cuda = "uppercase.cu"))]
+fn uppercase(text: &mut [u8]) {
+    text.make_ascii_uppercase();
+}
+
+#[derive(Ports)]
+struct ReadPorts {
+    #[output]
+    chunks: Output<Envelope<u8>>,
+}
+
+struct ReadChunks(File);
+
+impl Operator for ReadChunks {
+    type Ports = ReadPorts;
+
+    async fn compute(&mut self, ports: &mut ReadPorts, cx: &mut Cx) -> Result<()> {
+        let mut chunk = ports.chunks.blank().await?;
+        chunk.idle().await?;
+        // Files block: off the runtime's workers with it.
+        let mut file = self.0.try_clone()?;
+        let chunk = blocking(move || {
+            let space = chunk.as_mut_space()?;
+            let mut filled = 0;
+            while filled < space.len() {
+                match file.read(&mut space[filled..]) {
+                    Ok(0) => break,
+                    Ok(more) => filled += more,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            chunk.set_len(filled)?;
+            Ok(chunk)
+        })
+        .await?;
+        if chunk.len() < chunk.capacity() {
+            cx.finish();
+        }
+        if chunk.is_empty() {
+            return Ok(());
+        }
+        ports.chunks.send(chunk).await
+    }
+}
+
+#[derive(Ports)]
+struct UpperPorts {
+    #[input]
+    chunks: Input<Envelope<u8>>,
+    #[output]
+    shouted: Output<Envelope<u8>>,
+}
+
+struct Upper;
+
+impl Operator for Upper {
+    type Ports = UpperPorts;
+
+    async fn compute(&mut self, ports: &mut UpperPorts, cx: &mut Cx) -> Result<()> {
+        let mut text = ports.chunks.take()?;
+        uppercase::launch(cx.stream()?, &mut text)?;
+        ports.shouted.send(text).await
+    }
+}
+
+#[derive(Ports)]
+struct WritePorts {
+    #[input]
+    chunks: Input<Envelope<u8>>,
+}
+
+struct WriteChunks {
+    file: File,
+    progress: ProgressBar,
+}
+
+impl Operator for WriteChunks {
+    type Ports = WritePorts;
+
+    async fn compute(&mut self, ports: &mut WritePorts, _cx: &mut Cx) -> Result<()> {
+        let chunk = ports.chunks.take()?;
+        chunk.idle().await?;
+        let mut file = self.file.try_clone()?;
+        let written = blocking(move || {
+            file.write_all(chunk.as_slice()?)?;
+            Ok(chunk.len())
+        });
+        self.progress.inc(written.await? as u64);
+        Ok(())
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(Error::other)?
+}
+
+/// The output under another name until it is complete; what is no regular file (`/dev/null`) is written as it is.
+enum Target {
+    Staged(tempfile::NamedTempFile),
+    Direct(File),
+}
+
+impl Target {
+    fn create(path: &Path) -> io::Result<Self> {
+        match path.metadata() {
+            Ok(found) if !found.is_file() => Ok(Self::Direct(File::create(path)?)),
+            _ => {
+                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                tempfile::Builder::new().prefix(".uppercase-").tempfile_in(folder).map(Self::Staged)
+            }
+        }
+    }
+
+    fn file(&self) -> io::Result<File> {
+        match self {
+            Self::Staged(file) => file.as_file().try_clone(),
+            Self::Direct(file) => file.try_clone(),
+        }
+    }
+
+    fn complete(self, path: &Path) -> io::Result<()> {
+        match self {
+            Self::Staged(file) => file.persist(path).map(drop).map_err(|error| error.error),
+            Self::Direct(file) => file.sync_all().or(Ok(())),
+        }
+    }
+}
+
+async fn shout(args: &Args) -> Result<String> {
+    let device = match &args.device {
+        Some(name) => name.parse()?,
+        None => Device::first()?,
+    };
+    let named = |path: &Path| path.display().to_string();
+    let input = File::open(&args.input).map_err(|error| Error::from(error).at(named(&args.input)))?;
+    let size = input.metadata().map_err(|error| Error::from(error).at(named(&args.input)))?;
+    if size.is_dir() {
+        return Err(Error::from("is a directory, not a file").at(named(&args.input)));
+    }
+    let at_output = |error: io::Error| Error::from(error).at(named(&args.output));
+    let target = Target::create(&args.output).map_err(at_output)?;
+
+    let style = "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}";
+    let progress = ProgressBar::new(size.len()).with_style(ProgressStyle::with_template(style).map_err(Error::other)?);
+
+    let began = Instant::now();
+    let mut flow = Flow::new("uppercase");
+    let read = flow.add("read", ReadChunks(input));
+    let upper = flow.add("upper", Upper).on(&device);
+    let write = flow.add("write", WriteChunks { file: target.file().map_err(at_output)?, progress: progress.clone() });
+    let hub = Hub::bounded(1).envelopes(args.envelopes);
+    flow.connect_with(read.chunks, upper.chunks, hub.envelope_bytes(args.chunk));
+    flow.connect_with(upper.shouted, write.chunks, hub);
+    let report = flow.run().await;
+    progress.finish_and_clear();
+    let report = report?;
+    drop(flow);
+    target.complete(&args.output).map_err(at_output)?;
+
+    let seconds = began.elapsed().as_secs_f64();
+    let bytes = report.operator("write").map_or(0, |write| write.bytes_in);
+    Ok(format!(
+        "{bytes} bytes in {seconds:.3} s, {:.2} GB/s, on {} ({}), peak device memory {} bytes",
+        bytes as f64 / seconds / 1e9,
+        device,
+        device.description(),
+        device.memory_peak()
+    ))
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match shout(&Args::parse()).await {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("uppercase: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

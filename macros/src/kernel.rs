@@ -1,0 +1,187 @@
+//! `#[kernel(..)]`: a function that is a kernel's Rust body, and beside it a type of the same name that launches it.
+//!
+//! The function lives in the namespace of values and the type in that of types, so that `saxpy(..)` runs it here and
+//! `saxpy::launch(..)` enqueues it, wherever the kernel is declared and however it is imported. `source.rs` reads the
+//! attribute, `signature.rs` the function, and `launcher.rs` makes the type.
+//!
+//! Why launching may be safe: the launches, the prototype for the device code and the call of the Rust body are all made
+//! from one list of arguments, in its order. What nobody can check, that the device code keeps to it, is vouched for
+//! with the `unsafe` of the attribute, and that very token is what the generated block is marked with. So `unsafe_code`
+//! lints see it at the place where the user wrote it.
+
+mod launcher;
+mod signature;
+mod source;
+
+use proc_macro2::TokenStream;
+use quote::quote;
+use syn::{ItemFn, parse::Parser};
+
+use self::{launcher::Launcher, source::DeviceCode};
+use crate::errors::Errors;
+
+pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> syn::Result<TokenStream> {
+    let mut errors = Errors::default();
+    let code = errors.keep(DeviceCode::read.parse2(attribute)).flatten();
+    let function = read_function(item.clone());
+    if let Some(function) = errors.keep(function) {
+        let arguments = signature::check(&function.sig, &mut errors);
+        errors.finish()?;
+        let launcher = Launcher { function: &function, arguments, code }.expand();
+        // The function as it was written, token for token: parsed and printed it might differ.
+        return Ok(quote!(#item #launcher));
+    }
+    Err(errors.finish().expect_err("a function that could not be read"))
+}
+
+/// What is left of the item where the macro failed. A function is kept, so that what calls it is not reported as well,
+/// but not one that the compiler would refuse for the very reason that was given.
+pub(crate) fn kept(item: TokenStream) -> TokenStream {
+    let refused = match read_function(item.clone()) {
+        Ok(function) => function.sig.receiver().is_some(),
+        Err(_) => {
+            syn::parse2::<syn::Item>(item.clone()).is_err() || syn::parse2::<syn::ForeignItemFn>(item.clone()).is_ok()
+        }
+    };
+    if refused { TokenStream::new() } else { item }
+}
+
+fn read_function(item: TokenStream) -> syn::Result<ItemFn> {
+    if let Ok(bodiless) = syn::parse2::<syn::ForeignItemFn>(item.clone()) {
+        return Err(syn::Error::new_spanned(
+            bodiless.semi_token,
+            "a kernel has a Rust body too: it is what the emulated device runs, and what its tests compare with",
+        ));
+    }
+    if let Ok(other) = syn::parse2::<syn::Item>(item.clone())
+        && !matches!(other, syn::Item::Fn(_))
+    {
+        return Err(syn::Error::new_spanned(
+            other,
+            "`#[kernel]` goes on a function: `fn name(x: &[f32], y: &mut [f32])`",
+        ));
+    }
+    syn::parse2(item)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::errors::messages;
+
+    fn expanded(attribute: TokenStream, item: TokenStream) -> String {
+        let tokens = expand(attribute, item).unwrap();
+        syn::parse2::<syn::File>(tokens.clone()).unwrap();
+        tokens.to_string()
+    }
+
+    #[test]
+    fn device_code_needs_unsafe() {
+        let messages = messages(expand(
+            quote!(cuda = "a.cu"),
+            quote!(
+                fn f() {}
+            ),
+        ));
+        assert_eq!(messages.len(), 1);
+        assert!(messages[0].contains("write `unsafe(cuda = \"a.cu\")`"), "{}", messages[0]);
+    }
+
+    #[test]
+    fn each_source_is_read() {
+        for (attribute, wanted) in [
+            (quote!(unsafe(cuda = "a.cu")), "Cuda (:: core :: include_str ! (\"a.cu\"))"),
+            (
+                quote!(unsafe(ptx = concat!("a", ".ptx"))),
+                "Ptx (:: core :: include_str ! (concat ! (\"a\" , \".ptx\")))",
+            ),
+            (quote!(unsafe(cubin = "a.cubin")), "Cubin (:: core :: include_bytes ! (\"a.cubin\"))"),
+            (quote!(), "Source :: None"),
+        ] {
+            let expanded = expanded(
+                attribute,
+                quote!(
+                    fn f(x: &mut [u8]) {}
+                ),
+            );
+            assert!(expanded.contains(wanted), "{expanded}");
+        }
+    }
+
+    #[test]
+    fn bad_sources_are_refused() {
+        for (attribute, wanted) in [
+            (quote!(unsafe), "comes from one file"),
+            (quote!(unsafe()), "comes from one file"),
+            (quote!(unsafe(spirv = "a")), "there is no source `spirv`"),
+            (quote!(unsafe(cuda)), "name the file"),
+            (quote!(unsafe(cuda = "")), "empty"),
+            (quote!(unsafe(cuda = 3)), "known to the compiler"),
+            (quote!(unsafe(cuda = "a", ptx = "b")), "one source is enough"),
+            (quote!(unsafe(cuda = "a"), unsafe(ptx = "b")), "one source is enough"),
+            (quote!(file = "a"), "there is no source `file`"),
+        ] {
+            let messages = messages(expand(
+                attribute,
+                quote!(
+                    fn f() {}
+                ),
+            ));
+            assert!(messages.len() == 1 && messages[0].contains(wanted), "{messages:?}");
+        }
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_at_once() {
+        let item = quote! {
+            async unsafe extern "C" fn f<T>(
+                &self, text: &str, array: &[f32; 4], one: &mut f32, any: impl Copy, raw: *const u8, whole: [u8],
+                kept: &'static [u8], _: u8, #[cfg(x)] maybe: u8, fine: &[f32]
+            ) -> u32 { 0 }
+        };
+        let messages = messages(expand(quote!(), item));
+        let wanted = [
+            "`async`",
+            "`unsafe`",
+            "`extern`",
+            "generic",
+            "nothing",
+            "`self`",
+            "`&[u8]`",
+            "`&[f32]`",
+            "`&mut [T]`",
+            "name the type",
+            "pointer",
+            "`&[u8]`",
+            "lifetime",
+            "plain name",
+            "always there",
+        ];
+        assert_eq!(messages.len(), wanted.len(), "{messages:#?}");
+        for (message, wanted) in messages.iter().zip(wanted) {
+            assert!(message.contains(wanted), "{message} has no {wanted}");
+        }
+    }
+
+    #[test]
+    fn only_functions_with_bodies() {
+        assert!(
+            messages(expand(
+                quote!(),
+                quote!(
+                    struct S;
+                )
+            ))[0]
+                .contains("goes on a function")
+        );
+        assert!(
+            messages(expand(
+                quote!(),
+                quote!(
+                    fn f();
+                )
+            ))[0]
+                .contains("has a Rust body too")
+        );
+    }
+}

@@ -1,0 +1,241 @@
+//! The type that stands beside a kernel's function and launches it.
+//!
+//! Everything but the type itself is in a `const _`, where its names can meet nobody else's: the `static` that stands for
+//! the kernel, its entry in the list of all kernels, and the associated functions.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::{Attribute, Ident, ItemFn, ext::IdentExt};
+
+use super::{
+    signature::{Argument, ArgumentKind},
+    source::DeviceCode,
+};
+use crate::errors;
+
+/// A kernel without mistakes, to be launched.
+pub(super) struct Launcher<'a> {
+    pub(super) function: &'a ItemFn,
+    pub(super) arguments: Vec<Argument>,
+    pub(super) code: Option<DeviceCode>,
+}
+
+impl Launcher<'_> {
+    /// The type beside the function.
+    pub(super) fn expand(&self) -> TokenStream {
+        let ItemFn { vis, sig, attrs, .. } = self.function;
+        let name = &sig.ident;
+        let plain = name.unraw().to_string();
+        let docs = attrs.iter().filter(|attribute| is(attribute, "doc"));
+        let cfgs: Vec<_> = attrs.iter().filter(|attribute| is(attribute, "cfg")).collect();
+        let allows: Vec<_> = attrs.iter().filter(|attribute| is(attribute, "allow")).collect();
+        let about = format!(" Launches the kernel `{plain}`: the function of the same name is its Rust body.");
+        let definition = self.definition(&plain);
+        let launches = self.launches();
+        quote_spanned! {Span::mixed_site()=>
+            #(#cfgs)*
+            #(#docs)*
+            #[doc = ""]
+            #[doc = #about]
+            #[allow(non_camel_case_types, unreachable_pub)]
+            #[derive(::core::fmt::Debug)]
+            #vis enum #name {}
+
+            #(#cfgs)*
+            #[allow(unreachable_pub, dead_code, clippy::undocumented_unsafe_blocks, clippy::too_many_arguments)]
+            #(#allows)*
+            const _: () = {
+                #definition
+
+                #[automatically_derived]
+                impl #name { #launches }
+            };
+        }
+    }
+
+    /// The `static` that stands for the kernel, and its place in the list of all of them.
+    fn definition(&self, plain: &str) -> TokenStream {
+        let name = &self.function.sig.ident;
+        let site = Span::mixed_site();
+        let (file, source) = match &self.code {
+            Some(code) => {
+                let file = &code.file;
+                (quote!(#file), code.expand())
+            }
+            None => (quote!(""), quote!(::wakeline::__private::Source::None)),
+        };
+        let pieces = self.prototype(plain);
+        let types = self.arguments.iter().map(
+            |Argument { ty, .. }| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::kernel::KernelType>::DECLARE),
+        );
+        let locals: Vec<_> = (0..self.arguments.len()).map(|at| Ident::new(&format!("argument_{at}"), site)).collect();
+        let bind = self.arguments.iter().zip(&locals).enumerate().map(|(at, (argument, local))| {
+            let ty = &argument.ty;
+            let read = match argument.kind {
+                ArgumentKind::Slice => quote_spanned!(site=> unsafe { arguments[#at].slice::<#ty>() }),
+                ArgumentKind::SliceMut => quote_spanned!(site=> unsafe { arguments[#at].slice_mut::<#ty>() }),
+                ArgumentKind::Scalar => quote_spanned!(site=> arguments[#at].scalar::<#ty>()),
+            };
+            quote_spanned!(errors::at(ty)=> let #local = #read;)
+        });
+        let parameters = self.arguments.iter().map(|Argument { kind, ty, .. }| match kind {
+            ArgumentKind::Slice => quote_spanned!(site=> &[#ty]),
+            ArgumentKind::SliceMut => quote_spanned!(site=> &mut [#ty]),
+            ArgumentKind::Scalar => quote!(#ty),
+        });
+        // At the attribute's place, for `file!`, `line!` and the paths of the files.
+        let declared = quote!(::core::concat!(::core::file!(), ":", ::core::line!()));
+        quote_spanned! {site=>
+            static __WAKELINE_KERNEL: ::wakeline::__private::KernelDef = ::wakeline::__private::KernelDef {
+                name: #plain,
+                file: #file,
+                declared: #declared,
+                source: #source,
+                prototype: __wakeline_prototype,
+                body: __wakeline_body,
+            };
+
+            ::wakeline::__private::inventory::submit! { ::wakeline::__private::Registered(&__WAKELINE_KERNEL) }
+
+            fn __wakeline_prototype() -> ::wakeline::__private::Prototype {
+                let declared: &[&'static str] = &[#(#types),*];
+                let mut types = ::std::string::String::new();
+                for (at, one) in ::core::iter::Iterator::enumerate(declared.iter()) {
+                    if !one.is_empty() && !declared[..at].contains(one) {
+                        if !types.is_empty() {
+                            types.push('\n');
+                        }
+                        types.push_str(one);
+                    }
+                }
+                let pieces: &[&'static str] = &[#(#pieces),*];
+                ::wakeline::__private::Prototype { types, function: pieces.concat() }
+            }
+
+            /// # Safety
+            /// As `KernelDef::body` says: the arguments are those of the declaration, in its order. Each is read as what
+            /// the declaration says it is, and borrowed no longer than the call.
+            unsafe fn __wakeline_body(arguments: &[::wakeline::__private::BodyArg]) {
+                let _ = arguments;
+                // Safe to call, and with these very arguments, whatever else stands on the function.
+                let body: fn(#(#parameters),*) = #name;
+                #(#bind)*
+                body(#(#locals),*);
+            }
+        }
+    }
+
+    /// The pieces of `void saxpy(const float *, unsigned long long, float)`: parameters need no names.
+    fn prototype(&self, plain: &str) -> Vec<TokenStream> {
+        let mut pieces = Vec::new();
+        let mut text = format!("void {plain}(");
+        for (at, Argument { kind, ty, .. }) in self.arguments.iter().enumerate() {
+            text.push_str(if at == 0 { "" } else { ", " });
+            text.push_str(if matches!(kind, ArgumentKind::Slice) { "const " } else { "" });
+            if !text.is_empty() {
+                pieces.push(std::mem::take(&mut text).to_token_stream());
+            }
+            pieces.push(quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::kernel::KernelType>::CUDA));
+            if !matches!(kind, ArgumentKind::Scalar) {
+                text.push_str(" *, unsigned long long");
+            }
+        }
+        text.push(')');
+        pieces.push(text.to_token_stream());
+        pieces
+    }
+
+    /// `launch`, `launch_with` and `kernel`.
+    fn launches(&self) -> TokenStream {
+        let site = Span::mixed_site();
+        let ItemFn { vis, sig, .. } = self.function;
+        let [launch, launch_with, kernel] =
+            ["launch", "launch_with", "kernel"].map(|name| Ident::new(name, errors::at(&sig.ident)));
+        let names: Vec<_> = self.arguments.iter().map(|argument| &argument.name).collect();
+        let parameters: Vec<_> = self
+            .arguments
+            .iter()
+            .map(|Argument { name, kind, ty }| match kind {
+                ArgumentKind::Slice => {
+                    quote_spanned!(errors::at(ty)=> #name: &(impl ::wakeline::kernel::DeviceSlice<#ty> + ?Sized))
+                }
+                ArgumentKind::SliceMut => {
+                    quote_spanned!(errors::at(ty)=> #name: &mut (impl ::wakeline::kernel::DeviceSliceMut<#ty> + ?Sized))
+                }
+                ArgumentKind::Scalar => quote!(#name: #ty),
+            })
+            .collect();
+        let pass = self.arguments.iter().map(|Argument { name, kind, ty }| match kind {
+            ArgumentKind::Slice => quote_spanned!(errors::at(ty)=> call.slice::<#ty, _>(#name);),
+            ArgumentKind::SliceMut => quote_spanned!(errors::at(ty)=> call.slice_mut::<#ty, _>(#name);),
+            ArgumentKind::Scalar => quote_spanned!(errors::at(ty)=> call.scalar::<#ty>(#name);),
+        });
+        let enqueue = quote_spanned!(site=> call.enqueue());
+        let enqueue = match &self.code {
+            Some(code) => quote_spanned!(code.vouched.span=> unsafe { #enqueue }),
+            None => quote_spanned!(site=> unsafe { #enqueue }),
+        };
+        quote_spanned! {site=>
+            /// Enqueues the kernel on a stream, with a grid made from the number of elements, and returns at once.
+            /// What it reads and writes is ordered with everything else that touches it.
+            ///
+            /// # Errors
+            /// Memory of another device, device code that does not load, or a device that is lost.
+            #vis fn #launch(stream: &::wakeline::Stream, #(#parameters),*) -> ::wakeline::Result<()> {
+                Self::#launch_with(
+                    <::wakeline::kernel::Grid as ::core::default::Default>::default(),
+                    stream,
+                    #(#names),*
+                )
+            }
+
+            /// As `launch`, with a grid of your own.
+            ///
+            /// # Errors
+            /// Those of `launch`, and a grid that the device does not take.
+            #vis fn #launch_with(
+                grid: ::wakeline::kernel::Grid,
+                stream: &::wakeline::Stream,
+                #(#parameters),*
+            ) -> ::wakeline::Result<()> {
+                let mut call = ::wakeline::__private::Call::new(&__WAKELINE_KERNEL, stream, grid);
+                #(#pass)*
+                #enqueue
+            }
+
+            /// The kernel itself, to load it ahead of time.
+            #vis fn #kernel() -> ::wakeline::kernel::Kernel {
+                ::wakeline::__private::kernel(&__WAKELINE_KERNEL)
+            }
+        }
+    }
+}
+
+fn is(attribute: &Attribute, name: &str) -> bool {
+    attribute.path().is_ident(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use syn::LitStr;
+
+    use super::*;
+    use crate::{errors::Errors, kernel::signature};
+
+    #[test]
+    fn a_prototype_has_a_length_behind_each_slice() {
+        let function: ItemFn = syn::parse_quote!(
+            fn f(a: A, x: &[B], mut y: &mut [C], b: u8) {}
+        );
+        let arguments = signature::check(&function.sig, &mut Errors::default());
+        let pieces = Launcher { function: &function, arguments, code: None }.prototype("f");
+        let shown: String = pieces
+            .iter()
+            .map(|piece| match syn::parse2::<LitStr>(piece.clone()) {
+                Ok(text) => text.value(),
+                Err(_) => piece.to_string().chars().nth(2).unwrap().to_string(),
+            })
+            .collect();
+        assert_eq!(shown, "void f(A, const B *, unsigned long long, C *, unsigned long long, u)");
+    }
+}

@@ -1,0 +1,138 @@
+//! The signature of a kernel: which functions may be one, and what their arguments are.
+
+use quote::ToTokens;
+use syn::{FnArg, Ident, Pat, ReturnType, Signature, Type};
+
+use crate::errors::Errors;
+
+/// An argument of a kernel.
+pub(super) struct Argument {
+    pub(super) name: Ident,
+    pub(super) kind: ArgumentKind,
+    /// Of the value, or of the slice's elements.
+    pub(super) ty: Type,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum ArgumentKind {
+    Slice,
+    SliceMut,
+    Scalar,
+}
+
+/// The arguments, or what is wrong with the signature.
+pub(super) fn check(sig: &Signature, errors: &mut Errors) -> Vec<Argument> {
+    if let Some(token) = &sig.constness {
+        errors.at(token, "a kernel cannot be `const`: remove it");
+    }
+    if let Some(token) = &sig.asyncness {
+        errors.at(token, "a kernel cannot be `async`: its body runs to its end, as on a device; remove `async`");
+    }
+    if let Some(token) = &sig.unsafety {
+        errors.at(
+            token,
+            "a kernel's Rust body is called by safe code: remove `unsafe`; device code is vouched for in the attribute",
+        );
+    }
+    if let Some(abi) = &sig.abi {
+        errors.at(
+            abi,
+            "a kernel is a plain Rust function: remove the `extern`; the device code's own says `extern \"C\"`",
+        );
+    }
+    if !sig.generics.params.is_empty() {
+        errors.at(
+            &sig.generics,
+            "a kernel cannot be generic: it has one compiled body. Write one for each type that you need",
+        );
+    } else if let Some(clause) = &sig.generics.where_clause {
+        errors.at(clause, "a kernel cannot be generic: remove the where clause");
+    }
+    if let Some(variadic) = &sig.variadic {
+        errors.at(variadic, "a kernel has a fixed list of arguments");
+    }
+    if let ReturnType::Type(_, ty) = &sig.output
+        && !matches!(&**ty, Type::Tuple(unit) if unit.elems.is_empty())
+    {
+        errors.at(ty, "a kernel returns nothing: write results to a `&mut [T]` argument");
+    }
+    sig.inputs.iter().filter_map(|input| argument(input, errors)).collect()
+}
+
+fn argument(input: &FnArg, errors: &mut Errors) -> Option<Argument> {
+    let typed = match input {
+        FnArg::Receiver(receiver) => {
+            errors.at(receiver, "a kernel is a free function, without `self`: pass what it needs as arguments");
+            return None;
+        }
+        FnArg::Typed(typed) => typed,
+    };
+    for attribute in &typed.attrs {
+        if ["cfg", "cfg_attr"].iter().any(|name| attribute.path().is_ident(name)) {
+            errors.at(attribute, "a kernel's arguments are always there: put `#[cfg]` on the whole function instead");
+        }
+    }
+    let name = match &*typed.pat {
+        Pat::Ident(pat) if pat.by_ref.is_none() && pat.subpat.is_none() => Some(pat.ident.clone()),
+        pattern => {
+            errors.at(pattern, "a kernel's argument needs a plain name: `name: T`");
+            None
+        }
+    };
+    let (kind, ty) = kind_of(&typed.ty, errors)?;
+    Some(Argument { name: name?, kind, ty })
+}
+
+fn kind_of(ty: &Type, errors: &mut Errors) -> Option<(ArgumentKind, Type)> {
+    const BY_VALUE: &str = "a kernel takes slices (`&[T]`, `&mut [T]`) and values (`T`)";
+    match ty {
+        Type::Paren(inner) => kind_of(&inner.elem, errors),
+        Type::Group(inner) => kind_of(&inner.elem, errors),
+        Type::Reference(reference) => {
+            if let Some(lifetime) = &reference.lifetime {
+                errors.at(lifetime, "a kernel holds a slice only while it runs: remove the lifetime");
+                return None;
+            }
+            let kind = if reference.mutability.is_some() { ArgumentKind::SliceMut } else { ArgumentKind::Slice };
+            match strip(&reference.elem) {
+                Type::Slice(slice) => return Some((kind, (*slice.elem).clone())),
+                Type::Array(array) => {
+                    let elem = array.elem.to_token_stream();
+                    let mutability = reference.mutability.map_or("", |_| "mut ");
+                    errors.at(ty, format!("{BY_VALUE}: write `&{mutability}[{elem}]`, a slice of any length"));
+                }
+                Type::Path(path) if path.path.is_ident("str") => {
+                    errors.at(ty, format!("{BY_VALUE}: text is bytes on a device, `&[u8]`"))
+                }
+                _ if reference.mutability.is_some() => {
+                    errors.at(ty, format!("{BY_VALUE}: write `&mut [T]`, a slice of one element"));
+                }
+                _ => errors.at(ty, format!("{BY_VALUE}: pass it by value, or as a slice of one element")),
+            }
+            None
+        }
+        Type::Slice(slice) => {
+            let elem = slice.elem.to_token_stream();
+            errors.at(ty, format!("{BY_VALUE}: write `&[{elem}]` or `&mut [{elem}]`"));
+            None
+        }
+        Type::ImplTrait(_) => {
+            errors.at(ty, "a kernel cannot be generic: name the type");
+            None
+        }
+        Type::Ptr(_) => {
+            errors
+                .at(ty, format!("{BY_VALUE}: write a slice instead of a pointer; device code gets pointer and length"));
+            None
+        }
+        value => Some((ArgumentKind::Scalar, value.clone())),
+    }
+}
+
+fn strip(ty: &Type) -> &Type {
+    match ty {
+        Type::Paren(inner) => strip(&inner.elem),
+        Type::Group(inner) => strip(&inner.elem),
+        other => other,
+    }
+}

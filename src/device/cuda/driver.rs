@@ -1,0 +1,299 @@
+//! The driver's functions, looked up once and called directly.
+//!
+//! cudarc looks each function up at its first call and panics where it is missing, and reads every answer as a Rust
+//! enum of the codes that CUDA 12.8 knew. Neither will do here: an old driver must be an error, and a new one may
+//! answer with a code that was not yet invented, which as an enum would be undefined behaviour. So this table asks for
+//! all functions once, says which one is missing, and keeps answers as plain numbers ([`Code`]). A call is one load
+//! and one jump.
+//!
+//! The signatures are written a second time here, but not trusted: each is compared with cudarc's binding of the same
+//! name by the compiler.
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ushort, c_void},
+    fmt, ptr,
+    sync::OnceLock,
+};
+
+use cudarc::driver::sys::{
+    self as bindings, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
+    CUhostFn, CUjit_option, CUmemAccessDesc, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule,
+    CUpointer_attribute, CUstream,
+};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// What a call of the driver or of the compiler answered: any number, 0 for success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub(super) struct Code(pub(super) u32);
+
+impl Code {
+    pub(super) const SUCCESS: Code = Code(0);
+    pub(super) const INVALID_VALUE: Code = Code(1);
+    pub(super) const OUT_OF_MEMORY: Code = Code(2);
+    pub(super) const NOT_FOUND: Code = Code(500);
+    pub(super) const NOT_READY: Code = Code(600);
+    pub(super) const UNKNOWN: Code = Code(999);
+
+    pub(super) fn is_success(self) -> bool {
+        self == Code::SUCCESS
+    }
+}
+
+/// An opaque handle of the driver's.
+pub(super) struct Handle<T>(*mut T);
+
+impl<T> Handle<T> {
+    pub(super) fn new(raw: *mut T) -> Self {
+        Self(raw)
+    }
+
+    pub(super) fn raw(&self) -> *mut T {
+        self.0
+    }
+}
+
+impl<T> fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:p}", self.0)
+    }
+}
+
+// SAFETY: nothing here ever looks behind the pointer: it is a name that is handed to the driver, whose functions may be
+// called with one handle from any thread (contexts, streams, events, modules, functions and pools are all documented
+// or used as free-threaded; graphs, which are not, are not kept in this type).
+unsafe impl<T> Send for Handle<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Handle<T> {}
+
+/// A struct of function pointers, and how to fill it from a library. `bindings` and `Answer` are the caller's: the
+/// module with cudarc's bindings of the same functions, and the type those return.
+macro_rules! table {
+    (
+        $(#[$meta:meta])*
+        struct $Table:ident;
+        required { $($field:ident = $symbol:ident($($arg:ty),* $(,)?);)* }
+        optional { $($opt:ident = $opt_symbol:ident($($opt_arg:ty),* $(,)?);)* }
+    ) => {
+        $(#[$meta])*
+        pub(super) struct $Table {
+            $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> Code,)*
+            $(pub(super) $opt: Option<unsafe extern "C" fn($($opt_arg),*) -> Code>,)*
+        }
+
+        // The compiler's proof that the signatures above are those of cudarc's bindings.
+        $(const _: unsafe fn($($arg),*) -> Answer = bindings::$symbol;)*
+        $(const _: unsafe fn($($opt_arg),*) -> Answer = bindings::$opt_symbol;)*
+
+        impl $Table {
+            /// Looks all functions up; the error is the name of one that is missing.
+            fn load(library: &libloading::Library) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $($field: {
+                        type Function = unsafe extern "C" fn($($arg),*) -> Code;
+                        // SAFETY: the symbol is a C function of this signature (see the assertions above; `Code` has
+                        // the layout of the C enum that it returns), and its library is never unloaded.
+                        unsafe { library.get::<Function>(stringify!($symbol)) }
+                            .map(|symbol| *symbol)
+                            .map_err(|_| stringify!($symbol))?
+                    },)*
+                    $($opt: {
+                        type Function = unsafe extern "C" fn($($opt_arg),*) -> Code;
+                        // SAFETY: as above.
+                        unsafe { library.get::<Function>(stringify!($opt_symbol)) }.map(|symbol| *symbol).ok()
+                    },)*
+                })
+            }
+        }
+    };
+}
+pub(super) use table;
+
+type Answer = bindings::CUresult;
+
+table! {
+    /// The functions of the driver that wakeline calls.
+    struct Functions;
+    required {
+        init = cuInit(c_uint);
+        device_get = cuDeviceGet(*mut CUdevice, c_int);
+        device_get_count = cuDeviceGetCount(*mut c_int);
+        device_get_name = cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        device_get_attribute = cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        device_can_access_peer = cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+        primary_ctx_retain = cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        primary_ctx_release = cuDevicePrimaryCtxRelease_v2(CUdevice);
+        // Never called from here, but cudarc's `CudaContext` does, and would panic without.
+        _ctx_get_current = cuCtxGetCurrent(*mut CUcontext);
+        ctx_set_current = cuCtxSetCurrent(CUcontext);
+        ctx_synchronize = cuCtxSynchronize();
+        ctx_get_stream_priority_range = cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
+
+        mem_get_info = cuMemGetInfo_v2(*mut usize, *mut usize);
+        mem_alloc = cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        mem_free = cuMemFree_v2(CUdeviceptr);
+        mem_alloc_from_pool_async = cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
+        mem_free_async = cuMemFreeAsync(CUdeviceptr, CUstream);
+        mem_pool_create = cuMemPoolCreate(*mut CUmemoryPool, *const CUmemPoolProps);
+        mem_pool_destroy = cuMemPoolDestroy(CUmemoryPool);
+        mem_pool_trim_to = cuMemPoolTrimTo(CUmemoryPool, usize);
+        mem_pool_get_attribute = cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
+        mem_pool_set_attribute = cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
+        mem_pool_set_access = cuMemPoolSetAccess(CUmemoryPool, *const CUmemAccessDesc, usize);
+        mem_host_alloc = cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        mem_free_host = cuMemFreeHost(*mut c_void);
+        pointer_get_attribute = cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
+
+        stream_create = cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);
+        stream_destroy = cuStreamDestroy_v2(CUstream);
+        stream_query = cuStreamQuery(CUstream);
+        stream_synchronize = cuStreamSynchronize(CUstream);
+        stream_wait_event = cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        event_create = cuEventCreate(*mut CUevent, c_uint);
+        event_destroy = cuEventDestroy_v2(CUevent);
+        event_record = cuEventRecord(CUevent, CUstream);
+        event_query = cuEventQuery(CUevent);
+        event_elapsed_time = cuEventElapsedTime(*mut f32, CUevent, CUevent);
+
+        memcpy_async = cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        memcpy_htod_async = cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+        memcpy_dtoh_async = cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+        memcpy_peer_async = cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
+        memset_d8_async = cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
+        memset_d16_async = cuMemsetD16Async(CUdeviceptr, c_ushort, usize, CUstream);
+        memset_d32_async = cuMemsetD32Async(CUdeviceptr, c_uint, usize, CUstream);
+
+        module_load_data_ex = cuModuleLoadDataEx(*mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void);
+        module_get_function = cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        module_unload = cuModuleUnload(CUmodule);
+        func_set_attribute = cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
+        launch_kernel = cuLaunchKernel(
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void,
+            *mut *mut c_void,
+        );
+        launch_host_func = cuLaunchHostFunc(CUstream, CUhostFn, *mut c_void);
+    }
+    optional {
+        // CUDA 12.4 and later.
+        func_load = cuFuncLoad(CUfunction);
+        func_get_param_info = cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
+    }
+}
+
+/// The loaded and initialised driver of this process.
+pub(super) struct Driver {
+    functions: Functions,
+    error_name: unsafe extern "C" fn(u32, *mut *const c_char) -> Code,
+    error_string: unsafe extern "C" fn(u32, *mut *const c_char) -> Code,
+}
+
+impl std::ops::Deref for Driver {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        &self.functions
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").finish_non_exhaustive()
+    }
+}
+
+impl Driver {
+    /// The driver, loaded and initialised at the first call. [`NoDevice`](ErrorKind::NoDevice) where that cannot be.
+    pub(super) fn get() -> Result<&'static Driver> {
+        static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
+        DRIVER.get_or_init(Driver::load).as_ref().map_err(Error::again)
+    }
+
+    /// True where its library is.
+    pub(super) fn is_installed() -> bool {
+        // SAFETY: loading NVIDIA's driver library runs its initialisers, which is what loading it is for.
+        unsafe { bindings::is_culib_present() }
+    }
+
+    fn load() -> Result<Driver> {
+        let none = |message: String| Error::new(ErrorKind::NoDevice, message);
+        if !Self::is_installed() {
+            return Err(none(
+                "no CUDA driver library (libcuda.so.1) on this machine: install NVIDIA's driver, or use the emulated \
+                 device (WAKELINE_DEVICE=emulated)"
+                    .into(),
+            ));
+        }
+        // SAFETY: as in `is_installed`. It is there, as was just asked, so this does not panic; it is never unloaded.
+        let library: &'static libloading::Library = unsafe { bindings::culib() };
+        let too_old = |symbol: &str| {
+            none(format!(
+                "the CUDA driver on this machine has no `{symbol}`: it is older than CUDA 12; install a newer one, or \
+                 use the emulated device (WAKELINE_DEVICE=emulated)"
+            ))
+        };
+        // Told apart from the table because these two take any number, also one that cudarc's enum does not have.
+        type Text = unsafe extern "C" fn(u32, *mut *const c_char) -> Code;
+        let text = |symbol: &'static str| {
+            // SAFETY: `CUresult cuGetErrorName(CUresult, const char **)` and the same for its text; a C enum of
+            // unsigned values up to 999 is passed as an `unsigned int`.
+            unsafe { library.get::<Text>(symbol) }.map(|found| *found).map_err(|_| too_old(symbol))
+        };
+        let driver = Driver {
+            functions: Functions::load(library).map_err(too_old)?,
+            error_name: text("cuGetErrorName")?,
+            error_string: text("cuGetErrorString")?,
+        };
+        // SAFETY: the first call of the driver, with the only flags there are.
+        let code = unsafe { (driver.init)(0) };
+        if !code.is_success() {
+            let what = driver.describe(code);
+            return Err(none(format!(
+                "the CUDA driver does not initialise: {what}; see whether `nvidia-smi` lists a GPU and what \
+                 CUDA_VISIBLE_DEVICES says, or use the emulated device (WAKELINE_DEVICE=emulated)"
+            )));
+        }
+        Ok(driver)
+    }
+
+    /// How many devices the driver shows to this process.
+    pub(super) fn device_count(&self) -> Result<usize> {
+        let mut count: c_int = 0;
+        // SAFETY: `count` outlives the call, which writes one int.
+        let code = unsafe { (self.device_get_count)(&mut count) };
+        match usize::try_from(count) {
+            Ok(count) if code.is_success() => Ok(count),
+            _ => Err(Error::new(
+                ErrorKind::NoDevice,
+                format!("the CUDA driver does not count its devices: {}", self.describe(code)),
+            )),
+        }
+    }
+
+    /// An attribute of a device, or the driver's code.
+    pub(super) fn attribute(&self, device: CUdevice, attribute: CUdevice_attribute) -> Result<c_int, Code> {
+        let mut value: c_int = 0;
+        // SAFETY: `value` outlives the call, which writes one int.
+        let code = unsafe { (self.device_get_attribute)(&mut value, attribute, device) };
+        if code.is_success() { Ok(value) } else { Err(code) }
+    }
+
+    /// `CUDA_ERROR_LAUNCH_FAILED (719, unspecified launch failure)`
+    pub(super) fn describe(&self, code: Code) -> String {
+        let text = |function: unsafe extern "C" fn(u32, *mut *const c_char) -> Code| {
+            let mut text: *const c_char = ptr::null();
+            // SAFETY: `text` outlives the call, which writes one pointer: to a string constant, or null.
+            let known = unsafe { function(code.0, &mut text) };
+            if !known.is_success() || text.is_null() {
+                return None;
+            }
+            // SAFETY: the driver's constant: terminated, never freed.
+            Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+        };
+        match (text(self.error_name), text(self.error_string)) {
+            (Some(name), Some(text)) => format!("{name} ({}, {text})", code.0),
+            (Some(name), None) => format!("{name} ({})", code.0),
+            _ => format!("code {}, which the driver does not name", code.0),
+        }
+    }
+}

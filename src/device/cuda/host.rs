@@ -1,0 +1,273 @@
+//! Host functions: Rust closures that a stream calls.
+//!
+//! The driver is given a number, never a pointer: the key of an entry in one table of the process, which owns the
+//! closure until it is called. So nothing can dangle and nothing can leak, whatever the driver does:
+//!
+//! ```text
+//!            enqueued                 the stream comes to it
+//!  (nothing) ────────▶ pending(key) ────────────────────────▶ taken, called, dropped
+//!                          │ refused, device lost, device closed
+//!                          └────────────────────────────────▶ taken, dropped
+//! ```
+//!
+//! Taking is under the table's lock, calling and dropping are not. A key holds a generation, so one that comes twice,
+//! or late after its slot was given to another, finds nothing and does nothing. No panic crosses into the driver.
+
+use std::{
+    any::Any,
+    cell::Cell,
+    ffi::c_void,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use cudarc::driver::sys::CUstream;
+use slab::Slab;
+
+use super::context::Context;
+use crate::{device::backend::HostFunction, error::Result};
+
+/// Who enqueued a function: one opening of one device. Never used twice in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner(u64);
+
+impl Owner {
+    pub(super) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A place in the table and its generation, in the 64 bits that the driver carries for us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key(u64);
+
+impl Key {
+    fn new(index: usize, generation: u32) -> Self {
+        Self((u64::from(generation) << 32) | index as u64)
+    }
+
+    fn index(self) -> usize {
+        (self.0 & 0xffff_ffff) as usize
+    }
+
+    fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn to_user_data(self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.0 as usize)
+    }
+
+    fn from_user_data(data: *mut c_void) -> Self {
+        Self(data.addr() as u64)
+    }
+}
+
+struct Entry {
+    generation: u32,
+    owner: Owner,
+    function: HostFunction,
+}
+
+/// The functions that were enqueued and not yet called.
+pub(super) struct Table {
+    entries: Slab<Entry>,
+    generation: u32,
+}
+
+impl Table {
+    pub(super) const fn new() -> Self {
+        Self { entries: Slab::new(), generation: 0 }
+    }
+
+    pub(super) fn insert(&mut self, owner: Owner, function: HostFunction) -> Key {
+        self.generation = self.generation.wrapping_add(1);
+        let entry = Entry { generation: self.generation, owner, function };
+        Key::new(self.entries.insert(entry), self.generation)
+    }
+
+    pub(super) fn take(&mut self, key: Key) -> Option<HostFunction> {
+        let entry = self.entries.get(key.index())?;
+        if entry.generation != key.generation() {
+            return None;
+        }
+        self.entries.try_remove(key.index()).map(|entry| entry.function)
+    }
+
+    pub(super) fn take_all(&mut self, owner: Owner) -> Vec<HostFunction> {
+        let keys: Vec<usize> =
+            self.entries.iter().filter(|(_, entry)| entry.owner == owner).map(|(index, _)| index).collect();
+        keys.into_iter().filter_map(|index| self.entries.try_remove(index)).map(|entry| entry.function).collect()
+    }
+}
+
+static PENDING: Mutex<Table> = Mutex::new(Table::new());
+
+fn pending() -> MutexGuard<'static, Table> {
+    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// True while this thread is the driver's and runs a host function: it must not call the driver.
+pub(super) fn on_callback_thread() -> bool {
+    INSIDE.get()
+}
+
+/// Enqueues `function` into `stream`.
+pub(super) fn launch(cx: &Context, stream: CUstream, function: HostFunction) -> Result<()> {
+    let driver = cx.enter()?;
+    let key = pending().insert(cx.owner, function);
+    // SAFETY: the stream is one of this context's, as the caller of the seam says by passing it. `call` may be called
+    // with this or any number, once or more, at any time for the rest of the process: it only looks it up.
+    let code = unsafe { (driver.launch_host_func)(stream, Some(call), key.to_user_data()) };
+    // The driver accepts functions behind a fault that nobody has seen yet, and never calls them. Whoever sees the
+    // fault drops them; if that was between `enter` and `insert`, it did not see this one.
+    let result = match cx.lost() {
+        Some(error) => Err(error.again()),
+        None => cx.check(code, "cuLaunchHostFunc"),
+    };
+    if result.is_err() {
+        // The guard is gone at the end of the first statement: what is dropped may do anything.
+        let function = pending().take(key);
+        discard(function);
+    }
+    result
+}
+
+/// Drops all functions of `owner` that were not called: their device is lost or closed.
+pub(super) fn drop_all(owner: Owner) {
+    let functions = pending().take_all(owner);
+    functions.into_iter().for_each(discard);
+}
+
+/// What the driver calls, on a thread of its own.
+unsafe extern "C" fn call(data: *mut c_void) {
+    INSIDE.set(true);
+    run(Key::from_user_data(data));
+    INSIDE.set(false);
+}
+
+fn run(key: Key) {
+    let function = pending().take(key);
+    if let Some(function) = function {
+        contain("a host function panicked", function);
+    }
+}
+
+/// Drops a value whose destructor is somebody else's.
+fn discard<T>(value: T) {
+    contain("a host function that is dropped uncalled panicked", move || drop(value));
+}
+
+/// Calls `f`; a panic ends here and is logged.
+fn contain(what: &str, f: impl FnOnce()) {
+    let Err(payload) = catch_unwind(AssertUnwindSafe(f)) else { return };
+    // Logging runs the user's subscriber and dropping runs the payload's destructor: they may panic too.
+    let report = catch_unwind(AssertUnwindSafe(move || {
+        tracing::error!(panic = message(&*payload), "{what}");
+        drop(payload);
+    }));
+    if let Err(second) = report {
+        std::mem::forget(second);
+    }
+}
+
+fn message(payload: &(dyn Any + Send)) -> &str {
+    if let Some(text) = payload.downcast_ref::<&str>() {
+        text
+    } else if let Some(text) = payload.downcast_ref::<String>() {
+        text
+    } else {
+        "(no text)"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn counting(count: &Arc<AtomicU64>) -> HostFunction {
+        let count = Arc::clone(count);
+        Box::new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+    }
+
+    #[test]
+    fn a_function_is_taken_once() {
+        let (mut table, owner, count) = (Table::new(), Owner::new(), Arc::new(AtomicU64::new(0)));
+        let key = table.insert(owner, counting(&count));
+        table.take(key).expect("there")();
+        assert!(table.take(key).is_none());
+        assert_eq!(count.load(Ordering::SeqCst), 1);
+        assert_eq!(Arc::strong_count(&count), 1);
+    }
+
+    #[test]
+    fn a_late_key_does_not_take_its_successor() {
+        let (mut table, owner, count) = (Table::new(), Owner::new(), Arc::new(AtomicU64::new(0)));
+        let old = table.insert(owner, counting(&count));
+        drop(table.take(old));
+        let new = table.insert(owner, counting(&count));
+        assert_eq!(old.index(), new.index());
+        assert!(table.take(old).is_none());
+        assert!(table.take(new).is_some());
+    }
+
+    #[test]
+    fn the_key_survives_the_trip_through_the_driver() {
+        let key = Key::new(0x1234_5678, 0xfedc_ba98);
+        assert_eq!(Key::from_user_data(key.to_user_data()), key);
+        assert_eq!((key.index(), key.generation()), (0x1234_5678, 0xfedc_ba98));
+    }
+
+    #[test]
+    fn a_lost_device_drops_its_own_functions_and_no_others() {
+        let (mine, other, count) = (Owner::new(), Owner::new(), Arc::new(AtomicU64::new(0)));
+        let kept = pending().insert(other, counting(&count));
+        let keys = [(); 2].map(|()| pending().insert(mine, counting(&count)));
+        assert_eq!(Arc::strong_count(&count), 4);
+        drop_all(mine);
+        assert_eq!(Arc::strong_count(&count), 2);
+        // The driver comes late after all: nothing happens.
+        keys.into_iter().for_each(run);
+        assert_eq!(count.load(Ordering::SeqCst), 0);
+        // SAFETY: `call` takes any number.
+        unsafe { call(kept.to_user_data()) };
+        assert_eq!((count.load(Ordering::SeqCst), Arc::strong_count(&count)), (1, 1));
+    }
+
+    #[test]
+    fn what_is_dropped_may_use_the_table_and_panic() {
+        struct Rude(Owner);
+        impl Drop for Rude {
+            fn drop(&mut self) {
+                drop_all(self.0);
+                panic!("from a destructor");
+            }
+        }
+        let owner = Owner::new();
+        let rude = Rude(owner);
+        pending().insert(owner, Box::new(move || drop(rude)));
+        drop_all(owner);
+        assert!(pending().take_all(owner).is_empty());
+    }
+
+    #[test]
+    fn a_panic_stays_inside() {
+        let owner = Owner::new();
+        let key = pending().insert(owner, Box::new(|| panic!("from a host function")));
+        // SAFETY: `call` takes any number.
+        unsafe { call(key.to_user_data()) };
+        assert!(!on_callback_thread());
+    }
+}

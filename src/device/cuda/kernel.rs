@@ -1,0 +1,305 @@
+//! Kernels on one device: found by their declaration, launched with their arguments.
+//!
+//! A module holds the code of one kernel and stays loaded while the device is open. The first launch on a device loads
+//! it (through `image.rs`, which compiles); each later one finds the function under a read lock that is held for one
+//! look-up only. Loaders that come at the same time load once. A kernel that cannot be compiled or found stays an error;
+//! a load that failed for want of memory may be tried again.
+//!
+//! Prototypes see to it that a CUDA C++ body agrees with its Rust signature; for PTX and cubins made elsewhere nothing
+//! does, and the driver would read past the arguments. So, where the driver can say what parameters a function has, a
+//! launch compares them with what it passes: a few integers.
+
+use std::{
+    collections::HashMap,
+    ffi::{CString, c_int, c_uint, c_void},
+    ptr,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use cudarc::driver::sys::{CUfunc_st, CUfunction_attribute, CUjit_option, CUmod_st, CUstream};
+use smallvec::SmallVec;
+
+use super::{
+    context::Context,
+    driver::{Code, Driver, Handle},
+    image,
+};
+use crate::{
+    device::backend::{Arg, KernelDef, Launch},
+    error::{Error, ErrorKind, Result},
+};
+
+/// Dynamic shared memory that a kernel gets without asking for more.
+const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
+
+/// The sizes of a function's parameters.
+type Sizes = SmallVec<[usize; 16]>;
+
+type Slot = Arc<OnceLock<Result<Loaded>>>;
+
+/// The kernels that were loaded on one device, by the address of their declaration.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    /// `90` for `sm_90`.
+    arch: u32,
+    slots: RwLock<HashMap<usize, Slot>>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    module: Handle<CUmod_st>,
+    function: Handle<CUfunc_st>,
+    /// None where the driver does not say (before CUDA 12.4).
+    sizes: Option<Sizes>,
+    /// Dynamic shared memory that launches may ask for so far.
+    shared_bytes: AtomicU32,
+    /// Held while that grows.
+    growing: Mutex<()>,
+}
+
+impl Kernels {
+    pub(super) fn new(arch: u32) -> Self {
+        Self { arch, slots: RwLock::default() }
+    }
+
+    pub(super) fn load(&self, cx: &Context, def: &'static KernelDef) -> Result<()> {
+        cx.enter()?;
+        self.with(cx, def, |_| Ok(()))
+    }
+
+    fn with<T>(&self, cx: &Context, def: &'static KernelDef, f: impl FnOnce(&Loaded) -> Result<T>) -> Result<T> {
+        let key = ptr::from_ref(def).addr();
+        let found = self.slots.read().unwrap_or_else(PoisonError::into_inner).get(&key).map(Arc::clone);
+        let slot = found.unwrap_or_else(|| {
+            let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(slots.entry(key).or_default())
+        });
+        match slot.get_or_init(|| Loaded::new(cx, def, self.arch)) {
+            Ok(loaded) => f(loaded),
+            Err(error) => {
+                if error.kind() != ErrorKind::Kernel {
+                    let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+                    // Only this failure: somebody may have begun anew.
+                    if slots.get(&key).is_some_and(|there| Arc::ptr_eq(there, &slot)) {
+                        slots.remove(&key);
+                    }
+                }
+                Err(error.again())
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Backend::launch`](crate::device::backend::Backend::launch).
+    pub(super) unsafe fn launch(&self, cx: &Context, stream: CUstream, launch: &Launch<'_>) -> Result<()> {
+        let driver = cx.enter()?;
+        self.with(cx, launch.kernel, |loaded| {
+            if launch.shared_bytes > PLAIN_SHARED_BYTES {
+                loaded.grow_shared(cx, launch)?;
+            }
+            // The driver copies what these point to, by the sizes that it knows, before it returns.
+            let mut params: SmallVec<[*mut c_void; 16]> = SmallVec::new();
+            for arg in launch.args {
+                match arg {
+                    Arg::Slice { address, len, .. } => {
+                        params.push(ptr::from_ref(&address.0).cast_mut().cast());
+                        params.push(ptr::from_ref(len).cast_mut().cast());
+                    }
+                    Arg::Scalar(scalar) => params.push(scalar.bytes.as_ptr().cast_mut().cast()),
+                }
+            }
+            if let Some(sizes) = &loaded.sizes
+                && !passed_sizes(launch.args).eq(sizes.iter().copied())
+            {
+                return Err(loaded.disagrees(launch, sizes));
+            }
+            let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+            // SAFETY: the function is this context's and its module stays loaded. The caller vouches that the arguments
+            // are those of the declaration and stay valid; a CUDA C++ body has its declaration's parameters or does not
+            // compile, and of other bodies number and sizes were compared above. The driver only reads through
+            // `params`, whose pointers reach into `launch.args`, which outlives the call.
+            let code = unsafe {
+                (driver.launch_kernel)(
+                    loaded.function.raw(),
+                    gx,
+                    gy,
+                    gz,
+                    bx,
+                    by,
+                    bz,
+                    launch.shared_bytes,
+                    stream,
+                    params.as_mut_ptr(),
+                    ptr::null_mut(),
+                )
+            };
+            if code.is_success() { Ok(()) } else { Err(failed(cx, launch, code, "cuLaunchKernel")) }
+        })
+    }
+
+    /// Unloads everything. The context must be current and nothing may run.
+    pub(super) fn close(&self, driver: &Driver) {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        for (_, slot) in slots.drain() {
+            if let Some(Ok(loaded)) = slot.get() {
+                // SAFETY: loaded by `Loaded::new` and used by nobody after this: the caller is the destructor of the
+                // device, so no launch is under way.
+                let _ = unsafe { (driver.module_unload)(loaded.module.raw()) };
+            }
+        }
+    }
+}
+
+impl Loaded {
+    fn new(cx: &Context, def: &'static KernelDef, arch: u32) -> Result<Self> {
+        let image = image::of(def, arch)?;
+        let driver = cx.enter()?;
+        let module = load_module(cx, driver, def, &image)?;
+        let found = Self::find(cx, driver, def, arch, &module);
+        match found {
+            Ok((function, sizes)) => Ok(Self {
+                module,
+                function,
+                sizes,
+                shared_bytes: AtomicU32::new(PLAIN_SHARED_BYTES),
+                growing: Mutex::new(()),
+            }),
+            Err(error) => {
+                if cx.lost().is_none() {
+                    // SAFETY: loaded above, and nobody has a function of it.
+                    let _ = unsafe { (driver.module_unload)(module.raw()) };
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn find(
+        cx: &Context,
+        driver: &Driver,
+        def: &KernelDef,
+        arch: u32,
+        module: &Handle<CUmod_st>,
+    ) -> Result<(Handle<CUfunc_st>, Option<Sizes>)> {
+        let name = CString::new(def.name).map_err(|_| image::error(def, "has a NUL byte in its name"))?;
+        let mut function = ptr::null_mut();
+        // SAFETY: a loaded module and a terminated name; `function` outlives the call, which writes one handle.
+        let code = unsafe { (driver.module_get_function)(&mut function, module.raw(), name.as_ptr()) };
+        if code == Code::NOT_FOUND {
+            return Err(image::missing(def, arch));
+        }
+        cx.check(code, "cuModuleGetFunction")?;
+        if let Some(load) = driver.func_load {
+            // Now, not at the first launch: loading may have to wait for the device.
+            // SAFETY: a function of a loaded module.
+            cx.check(unsafe { load(function) }, "cuFuncLoad")?;
+        }
+        let sizes = driver.func_get_param_info.and_then(|info| {
+            let mut sizes = Sizes::new();
+            loop {
+                let (mut offset, mut size) = (0_usize, 0_usize);
+                // SAFETY: a function of a loaded module; both results outlive the call. An index behind the last
+                // parameter is answered with "invalid value", which is how their number is found.
+                match unsafe { info(function, sizes.len(), &mut offset, &mut size) } {
+                    Code::SUCCESS if sizes.len() < 4096 => sizes.push(size),
+                    Code::INVALID_VALUE => return Some(sizes),
+                    _ => return None,
+                }
+            }
+        });
+        Ok((Handle::new(function), sizes))
+    }
+
+    /// Lets launches have this much dynamic shared memory.
+    fn grow_shared(&self, cx: &Context, launch: &Launch<'_>) -> Result<()> {
+        let wanted = launch.shared_bytes;
+        if wanted <= self.shared_bytes.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        if wanted <= self.shared_bytes.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // SAFETY: a function of a loaded module. It only ever grows, under the lock above.
+        let code = unsafe {
+            (cx.driver.func_set_attribute)(
+                self.function.raw(),
+                CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                c_int::try_from(wanted).unwrap_or(c_int::MAX),
+            )
+        };
+        if !code.is_success() {
+            return Err(failed(cx, launch, code, "cuFuncSetAttribute"));
+        }
+        self.shared_bytes.store(wanted, Ordering::Release);
+        Ok(())
+    }
+
+    #[cold]
+    fn disagrees(&self, launch: &Launch<'_>, sizes: &Sizes) -> Error {
+        let passed: Sizes = passed_sizes(launch.args).collect();
+        let text = format!(
+            "takes parameters of {sizes:?} bytes in {}, and its declaration passes {passed:?} (a slice is a pointer and \
+             a 64-bit length)",
+            launch.kernel.file
+        );
+        image::error(launch.kernel, &text)
+    }
+}
+
+/// The sizes of the parameters that arguments become.
+fn passed_sizes(args: &[Arg]) -> impl Iterator<Item = usize> {
+    args.iter().flat_map(|arg| {
+        let (first, second) = match arg {
+            Arg::Slice { .. } => (8, Some(8)),
+            Arg::Scalar(scalar) => (scalar.size, None),
+        };
+        [Some(first), second].into_iter().flatten()
+    })
+}
+
+/// A launch that was refused: for a fault of earlier work, or for its own shape, and then its shape is told.
+#[cold]
+fn failed(cx: &Context, launch: &Launch<'_>, code: Code, call: &str) -> Error {
+    let error = cx.fail(code, call);
+    if error.is_device_lost() {
+        return error;
+    }
+    error.at(format!(
+        "kernel `{}`, grid {:?}, block {:?}, {} bytes of shared memory",
+        launch.kernel.name, launch.grid, launch.block, launch.shared_bytes
+    ))
+}
+
+fn load_module(cx: &Context, driver: &Driver, def: &KernelDef, image: &image::Image) -> Result<Handle<CUmod_st>> {
+    // What the driver's compiler says of PTX.
+    let mut log = vec![0_u8; 16 * 1024];
+    let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+    let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
+    let mut module = ptr::null_mut();
+    // SAFETY: the image is machine code with a header that says how long it is, or terminated text (see `Image`). Two
+    // options with their values: a buffer that outlives the call and, as a number in a pointer's place, its size.
+    let code = unsafe {
+        (driver.module_load_data_ex)(
+            &mut module,
+            image.as_ptr().cast(),
+            options.len() as c_uint,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    };
+    if code.is_success() {
+        return Ok(Handle::new(module));
+    }
+    let error = cx.fail(code, "cuModuleLoadDataEx");
+    if error.kind() != ErrorKind::Driver {
+        return Err(error);
+    }
+    let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
+    let log = String::from_utf8_lossy(&log[..end]);
+    let text = format!("does not load from {}: {}\n{}", def.file, driver.describe(code), log.trim_end());
+    Err(image::error(def, text.trim_end()).at(cx.name.clone()))
+}

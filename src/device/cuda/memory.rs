@@ -1,0 +1,250 @@
+//! Device memory: a stream-ordered pool of wakeline's own on the device, and page-locked host memory.
+//!
+//! All allocations and frees are enqueued into one private stream, which carries nothing else. Nothing there ever
+//! waits for work of the device, so an allocation can be waited for in place: it is a matter of microseconds, and
+//! afterwards the memory may be used on any stream. A free is enqueued when nothing that was enqueued touches the
+//! memory any more (that is the seam's contract), so it takes effect at once, and never holds up the device as
+//! `cuMemFree` does. The pool keeps what is freed (its release threshold is all there is), so the next allocation is
+//! cheap too; it gives memory back to the driver when an allocation fails and when the device is closed.
+//!
+//! Where a device has no pools, `cuMemAlloc` and `cuMemFree` take their place.
+//!
+//! Memory of a pool can be reached by its own device alone until other devices are let in; that is what
+//! [`Memory::let_in`] is for.
+
+use std::{
+    ffi::{c_uint, c_void},
+    mem,
+    ptr::{self, NonNull},
+};
+
+use cudarc::driver::sys::{
+    self, CUdevice, CUdevice_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st, CUmemPoolProps,
+    CUstream_flags, CUstream_st,
+};
+
+use super::{
+    context::Context,
+    driver::{Code, Driver, Handle},
+};
+use crate::{
+    device::backend::{Address, MemoryInfo},
+    error::{Error, ErrorKind, Result},
+};
+
+/// The memory of one device.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// None where the device has no pools.
+    pooled: Option<Pooled>,
+}
+
+#[derive(Debug)]
+struct Pooled {
+    pool: Handle<CUmemPoolHandle_st>,
+    /// Only allocations and frees.
+    stream: Handle<CUstream_st>,
+}
+
+impl Memory {
+    pub(super) fn open(cx: &Context) -> Result<Self> {
+        let driver = cx.enter()?;
+        let pools = driver
+            .attribute(cx.device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
+            .map_err(|code| cx.fail(code, "cuDeviceGetAttribute"))?;
+        if pools == 0 {
+            return Ok(Self { pooled: None });
+        }
+        let props = CUmemPoolProps {
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: location(cx.device),
+            win32SecurityAttributes: ptr::null_mut(),
+            maxSize: 0,
+            usage: 0,
+            reserved: [0; 54],
+        };
+        let mut pool = ptr::null_mut();
+        // SAFETY: both outlive the call; the driver reads the one and writes a handle to the other.
+        let code = unsafe { (driver.mem_pool_create)(&mut pool, &props) };
+        cx.check(code, "cuMemPoolCreate")?;
+        let pool = Handle::new(pool);
+        let made = Self::set_up(cx, driver, &pool);
+        if made.is_err() {
+            // SAFETY: made above, and nothing was allocated from it.
+            let _ = unsafe { (driver.mem_pool_destroy)(pool.raw()) };
+        }
+        Ok(Self { pooled: Some(Pooled { pool, stream: made? }) })
+    }
+
+    fn set_up(cx: &Context, driver: &Driver, pool: &Handle<CUmemPoolHandle_st>) -> Result<Handle<CUstream_st>> {
+        let mut keep = u64::MAX;
+        // SAFETY: the release threshold is a `cuuint64_t`, which the driver reads from `keep` during the call.
+        let code = unsafe {
+            (driver.mem_pool_set_attribute)(
+                pool.raw(),
+                CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                ptr::from_mut(&mut keep).cast(),
+            )
+        };
+        cx.check(code, "cuMemPoolSetAttribute")?;
+        let mut stream = ptr::null_mut();
+        // SAFETY: `stream` outlives the call, which writes one handle.
+        let code = unsafe { (driver.stream_create)(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint, 0) };
+        cx.check(code, "cuStreamCreateWithPriority")?;
+        Ok(Handle::new(stream))
+    }
+
+    pub(super) fn alloc(&self, cx: &Context, bytes: u64) -> Result<Address> {
+        let driver = cx.enter()?;
+        let mut address = 0;
+        let mut code = self.ask(driver, &mut address, bytes);
+        if code == Code::OUT_OF_MEMORY && self.trim(cx)? {
+            code = self.ask(driver, &mut address, bytes);
+        }
+        if code.is_success() {
+            self.settle(cx, driver)?;
+            return Ok(Address(address));
+        }
+        // Numbers beyond all reason are an invalid value to some drivers.
+        let beyond = code == Code::INVALID_VALUE && cx.memory_info().is_ok_and(|(_, total)| bytes > total);
+        if code == Code::OUT_OF_MEMORY || beyond {
+            return Err(self.exhausted(cx, bytes));
+        }
+        Err(cx.fail(code, if self.pooled.is_some() { "cuMemAllocFromPoolAsync" } else { "cuMemAlloc" }))
+    }
+
+    fn ask(&self, driver: &Driver, address: &mut u64, bytes: u64) -> Code {
+        match &self.pooled {
+            // SAFETY: the pool and the stream live as long as `self`; `address` outlives the call.
+            Some(Pooled { pool, stream }) => unsafe {
+                (driver.mem_alloc_from_pool_async)(address, bytes as usize, pool.raw(), stream.raw())
+            },
+            // SAFETY: `address` outlives the call.
+            None => unsafe { (driver.mem_alloc)(address, bytes as usize) },
+        }
+    }
+
+    /// Waits until the allocations and frees made so far have happened. Short: nothing else is in that stream.
+    fn settle(&self, cx: &Context, driver: &Driver) -> Result<()> {
+        let Some(Pooled { stream, .. }) = &self.pooled else { return Ok(()) };
+        // SAFETY: the stream lives as long as `self`.
+        cx.check(unsafe { (driver.stream_synchronize)(stream.raw()) }, "cuStreamSynchronize")
+    }
+
+    /// Gives what the pool does not use back to the driver. False where there is no pool, and so nothing to hope for.
+    fn trim(&self, cx: &Context) -> Result<bool> {
+        let Some(Pooled { pool, .. }) = &self.pooled else { return Ok(false) };
+        let driver = cx.enter()?;
+        self.settle(cx, driver)?;
+        // SAFETY: the pool lives as long as `self`; what is allocated from it is not touched by trimming.
+        cx.check(unsafe { (driver.mem_pool_trim_to)(pool.raw(), 0) }, "cuMemPoolTrimTo")?;
+        Ok(true)
+    }
+
+    fn exhausted(&self, cx: &Context, asked: u64) -> Error {
+        let held = match self.usage(cx.driver) {
+            Some((_, used)) => format!(", {used} are in use by wakeline in this process"),
+            None => String::new(),
+        };
+        let numbers = match cx.memory_info() {
+            Ok((free, total)) => format!("{free} of {total} bytes are free{held}"),
+            Err(_) => "the driver does not say how much is free".into(),
+        };
+        Error::new(ErrorKind::OutOfMemory, format!("asked for {asked} bytes; {numbers}")).at(cx.name.clone())
+    }
+
+    /// # Safety
+    /// As [`Backend::free`](crate::device::backend::Backend::free).
+    pub(super) unsafe fn free(&self, cx: &Context, address: Address) -> Result<()> {
+        let driver = cx.enter()?;
+        match &self.pooled {
+            Some(Pooled { stream, .. }) => {
+                // SAFETY: it came from this pool, and by contract nothing that is enqueued touches it any more.
+                cx.check(unsafe { (driver.mem_free_async)(address.0, stream.raw()) }, "cuMemFreeAsync")
+            }
+            // SAFETY: it came from `cuMemAlloc`; the rest as above.
+            None => cx.check(unsafe { (driver.mem_free)(address.0) }, "cuMemFree"),
+        }
+    }
+
+    /// What nobody uses: free in the driver's eyes, or kept by our pool for the next allocation.
+    pub(super) fn info(&self, cx: &Context) -> Result<MemoryInfo> {
+        let driver = cx.enter()?;
+        self.settle(cx, driver)?;
+        let (free, total) = cx.memory_info().map_err(|code| cx.fail(code, "cuMemGetInfo"))?;
+        let kept = self.usage(driver).map_or(0, |(reserved, used)| reserved.saturating_sub(used));
+        Ok(MemoryInfo { free: free.saturating_add(kept).min(total), total })
+    }
+
+    /// Bytes that the pool has from the driver, and those of them that are allocated.
+    fn usage(&self, driver: &Driver) -> Option<(u64, u64)> {
+        let pool = &self.pooled.as_ref()?.pool;
+        let read = |attribute| {
+            let mut value = 0_u64;
+            // SAFETY: both attributes below are `cuuint64_t`, which the driver writes to `value` during the call.
+            let code =
+                unsafe { (driver.mem_pool_get_attribute)(pool.raw(), attribute, ptr::from_mut(&mut value).cast()) };
+            code.is_success().then_some(value)
+        };
+        // In this order: what is freed and given back in between then reads as nothing kept, not as something.
+        let reserved = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let used = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        Some((reserved, used))
+    }
+
+    /// Lets `other` reach this memory, so that copies between the two go straight. Later allocations too.
+    pub(super) fn let_in(&self, cx: &Context, other: CUdevice) -> Result<()> {
+        let Some(Pooled { pool, .. }) = &self.pooled else { return Ok(()) };
+        let driver = cx.enter()?;
+        let access =
+            CUmemAccessDesc { location: location(other), flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+        // SAFETY: `access` is one descriptor, read during the call.
+        cx.check(unsafe { (driver.mem_pool_set_access)(pool.raw(), &access, 1) }, "cuMemPoolSetAccess")
+    }
+
+    /// Gives everything back. The context must be current; nothing may use the memory any more. What is still allocated
+    /// keeps the pool alive in the driver until the context ends.
+    pub(super) fn close(&self, driver: &Driver) {
+        let Some(Pooled { pool, stream }) = &self.pooled else { return };
+        // SAFETY: made by `open`, and used by nobody after this: the caller is the destructor of the device.
+        unsafe {
+            let _ = (driver.mem_pool_destroy)(pool.raw());
+            let _ = (driver.stream_destroy)(stream.raw());
+        }
+    }
+}
+
+fn location(device: CUdevice) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+/// Page-locked host memory, usable with every device of the process, zeroed.
+pub(super) fn alloc_host(cx: &Context, bytes: usize) -> Result<NonNull<u8>> {
+    let driver = cx.enter()?;
+    let mut memory: *mut c_void = ptr::null_mut();
+    // SAFETY: `memory` outlives the call, which writes one pointer.
+    let code = unsafe { (driver.mem_host_alloc)(&mut memory, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
+    if code == Code::OUT_OF_MEMORY {
+        let text = format!("asked for {bytes} bytes of page-locked host memory, and the host does not give them");
+        return Err(Error::new(ErrorKind::OutOfMemory, text).at(cx.name.clone()));
+    }
+    cx.check(code, "cuMemHostAlloc")?;
+    let memory = NonNull::new(memory.cast::<u8>())
+        .ok_or_else(|| Error::new(ErrorKind::Driver, "cuMemHostAlloc gave no memory").at(cx.name.clone()))?;
+    // SAFETY: `bytes` bytes that were allocated just now and that nobody else knows.
+    unsafe { memory.write_bytes(0, bytes) };
+    Ok(memory)
+}
+
+/// # Safety
+/// As [`Backend::free_host`](crate::device::backend::Backend::free_host).
+pub(super) unsafe fn free_host(cx: &Context, memory: NonNull<u8>) -> Result<()> {
+    let driver = cx.enter()?;
+    // SAFETY: it came from `cuMemHostAlloc`, and by contract nothing that is enqueued touches it any more.
+    cx.check(unsafe { (driver.mem_free_host)(memory.as_ptr().cast()) }, "cuMemFreeHost")
+}
+
+// Sizes are 64 bits at the seam and `usize` in the driver, and keys of host functions travel as pointers.
+const _: () = assert!(mem::size_of::<usize>() == 8, "CUDA needs a 64-bit host");

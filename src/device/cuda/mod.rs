@@ -1,0 +1,361 @@
+//! CUDA devices: the [`Backend`] over the driver, found at run time.
+//!
+//! A backend is one opening of one device's primary context, the one that other CUDA libraries in the process use too.
+//! While anybody holds it, [`open`] gives out the same one; the last to let go closes it and gives everything back.
+//! Building needs no CUDA and neither does running: where there is no driver, [`open`] and [`device_count`] say so.
+//!
+//! | file | its idea |
+//! |---|---|
+//! | `driver.rs` | the driver's functions, looked up once, with answers as numbers |
+//! | `context.rs` | a device's context; what answers mean; what becomes of a device after a fault |
+//! | `memory.rs` | the pool on the device; page-locked host memory |
+//! | `peers.rs` | copies between devices |
+//! | `nvrtc.rs` | the compiler, looked for when a kernel needs it |
+//! | `image.rs` | a kernel's code, compiled once a process |
+//! | `kernel.rs` | a kernel on one device: loaded once, launched |
+//! | `host.rs` | closures that a stream calls |
+//!
+//! Streams and events are the driver's handles as numbers; `RawStream(0)` is the legacy default stream. No call but
+//! those that the trait names waits for the device, and recording, waiting, querying, copying, filling and launching
+//! take no lock (a launch: one shared one, for a look-up) and allocate nothing.
+
+mod context;
+mod driver;
+mod host;
+mod image;
+mod kernel;
+mod memory;
+mod nvrtc;
+mod peers;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    ffi::{CStr, c_char, c_int, c_uint},
+    fmt, ptr,
+    ptr::NonNull,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use cudarc::driver::sys::{CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags};
+
+use self::{context::Context, driver::Code, driver::Driver, kernel::Kernels, memory::Memory};
+use super::backend::{
+    Address, Backend, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream, StreamSpec,
+};
+use crate::error::{Error, ErrorKind, Result};
+
+/// True where a driver's library is installed, whether or not a GPU works with it.
+pub(crate) fn driver_present() -> bool {
+    Driver::is_installed()
+}
+
+/// How many CUDA devices this process sees. [`NoDevice`](ErrorKind::NoDevice) where there is no driver.
+pub(crate) fn device_count() -> Result<usize> {
+    Driver::get()?.device_count()
+}
+
+/// The device with this ordinal: the one that is open, or opened now, which takes some tenths of a second.
+/// [`NoDevice`](ErrorKind::NoDevice) where there is none.
+pub(crate) fn open(ordinal: usize) -> Result<Arc<CudaBackend>> {
+    static OPEN: Mutex<BTreeMap<usize, Weak<CudaBackend>>> = Mutex::new(BTreeMap::new());
+    let driver = Driver::get()?;
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(backend) = open.get(&ordinal).and_then(Weak::upgrade)
+        && backend.cx.lost().is_none()
+    {
+        return Ok(backend);
+    }
+    let backend = Arc::new(CudaBackend::new(driver, ordinal)?);
+    for other in open.values().filter_map(Weak::upgrade) {
+        if other.cx.device != backend.cx.device && other.cx.lost().is_none() {
+            peers::introduce((&backend.cx, &backend.memory), (&other.cx, &other.memory))?;
+        }
+    }
+    open.insert(ordinal, Arc::downgrade(&backend));
+    Ok(backend)
+}
+
+/// A CUDA device. See the [module](self).
+pub(crate) struct CudaBackend {
+    cx: Context,
+    description: String,
+    /// The least and the greatest urgency that a stream can have, as numbers: 0 and -5.
+    priorities: (c_int, c_int),
+    memory: Memory,
+    kernels: Kernels,
+}
+
+impl fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaBackend")
+            .field("name", &self.cx.name)
+            .field("description", &self.description)
+            .field("lost", &self.cx.lost())
+            .finish_non_exhaustive()
+    }
+}
+
+impl CudaBackend {
+    fn new(driver: &'static Driver, ordinal: usize) -> Result<Self> {
+        let cx = Context::open(driver, ordinal)?;
+        cx.enter()?;
+        let attribute =
+            |attribute| driver.attribute(cx.device, attribute).map_err(|code| cx.fail(code, "cuDeviceGetAttribute"));
+        let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)? == 0 {
+            let text = "its addresses are not unified with the host's, which wakeline needs";
+            return Err(Error::new(ErrorKind::NoDevice, text).at(cx.name.clone()));
+        }
+        let mut name: [c_char; 256] = [0; 256];
+        // SAFETY: `name` outlives the call, which writes at most as many bytes as it is told, the last a NUL.
+        let code = unsafe { (driver.device_get_name)(name.as_mut_ptr(), name.len() as c_int, cx.device) };
+        cx.check(code, "cuDeviceGetName")?;
+        // SAFETY: terminated: by the driver, or where it wrote nothing by the zeros that were there.
+        let description = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let (mut least, mut greatest): (c_int, c_int) = (0, 0);
+        // SAFETY: both outlive the call, which writes one int to each.
+        let code = unsafe { (driver.ctx_get_stream_priority_range)(&mut least, &mut greatest) };
+        cx.check(code, "cuCtxGetStreamPriorityRange")?;
+        let memory = Memory::open(&cx)?;
+        // From here on nothing fails: whoever has arrived leaves in `drop`.
+        peers::arrived(&cx);
+        let arch = u32::try_from(major * 10 + minor).unwrap_or(0);
+        Ok(Self { cx, description, priorities: (least, greatest), memory, kernels: Kernels::new(arch) })
+    }
+}
+
+/// Streams and events cross the seam as numbers and come back as the handles they were.
+fn stream(raw: RawStream) -> CUstream {
+    ptr::with_exposed_provenance_mut(raw.0 as usize)
+}
+
+fn event(raw: RawEvent) -> CUevent {
+    ptr::with_exposed_provenance_mut(raw.0 as usize)
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> &str {
+        &self.cx.name
+    }
+
+    fn description(&self) -> String {
+        self.description.clone()
+    }
+
+    fn make_current(&self) -> Result<()> {
+        self.cx.enter().map(|_| ())
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        self.memory.info(&self.cx)
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Address> {
+        self.memory.alloc(&self.cx, bytes)
+    }
+
+    unsafe fn free(&self, address: Address) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.memory.free(&self.cx, address) }
+    }
+
+    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
+        memory::alloc_host(&self.cx, bytes)
+    }
+
+    unsafe fn free_host(&self, memory: NonNull<u8>, _bytes: usize) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { memory::free_host(&self.cx, memory) }
+    }
+
+    fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
+        let driver = self.cx.enter()?;
+        let (least, greatest) = self.priorities;
+        let priority = spec.priority.min(least).max(greatest);
+        let flags = match spec.non_blocking {
+            true => CUstream_flags::CU_STREAM_NON_BLOCKING,
+            false => CUstream_flags::CU_STREAM_DEFAULT,
+        };
+        let mut stream = ptr::null_mut();
+        // SAFETY: `stream` outlives the call, which writes one handle.
+        let code = unsafe { (driver.stream_create)(&mut stream, flags as c_uint, priority) };
+        self.cx.check(code, "cuStreamCreateWithPriority")?;
+        Ok(RawStream(stream.expose_provenance() as u64))
+    }
+
+    fn stream_destroy(&self, raw: RawStream) {
+        // The default stream is nobody's to end; after a fault what there was is leaked.
+        if raw.0 == 0 {
+            return;
+        }
+        let Ok(driver) = self.cx.enter() else { return };
+        // SAFETY: made by `stream_create` here, and its owner, who calls this once, is done with it.
+        if let Err(error) = self.cx.check(unsafe { (driver.stream_destroy)(stream(raw)) }, "cuStreamDestroy") {
+            tracing::warn!(%error, "a stream was not destroyed");
+        }
+    }
+
+    fn stream_query(&self, raw: RawStream) -> Result<bool> {
+        let driver = self.cx.enter()?;
+        // SAFETY: a live stream of this context: the seam's callers own what they name.
+        self.cx.check_ready(unsafe { (driver.stream_query)(stream(raw)) }, "cuStreamQuery")
+    }
+
+    fn stream_synchronize(&self, raw: RawStream) -> Result<()> {
+        let driver = self.cx.enter()?;
+        // SAFETY: as in `stream_query`.
+        self.cx.check(unsafe { (driver.stream_synchronize)(stream(raw)) }, "cuStreamSynchronize")
+    }
+
+    fn event_create(&self, timed: bool) -> Result<RawEvent> {
+        let driver = self.cx.enter()?;
+        let flags = if timed { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
+        let mut event = ptr::null_mut();
+        // SAFETY: `event` outlives the call, which writes one handle.
+        self.cx.check(unsafe { (driver.event_create)(&mut event, flags as c_uint) }, "cuEventCreate")?;
+        Ok(RawEvent(event.expose_provenance() as u64))
+    }
+
+    fn event_destroy(&self, raw: RawEvent) {
+        let Ok(driver) = self.cx.enter() else { return };
+        // SAFETY: made by `event_create` here, and its owner, who calls this once, is done with it.
+        if let Err(error) = self.cx.check(unsafe { (driver.event_destroy)(event(raw)) }, "cuEventDestroy") {
+            tracing::warn!(%error, "an event was not destroyed");
+        }
+    }
+
+    fn event_record(&self, raw: RawEvent, at: RawStream) -> Result<()> {
+        let driver = self.cx.enter()?;
+        // SAFETY: a live event and a live stream of this context: the seam's callers own what they name.
+        self.cx.check(unsafe { (driver.event_record)(event(raw), stream(at)) }, "cuEventRecord")
+    }
+
+    fn event_query(&self, raw: RawEvent) -> Result<bool> {
+        let driver = self.cx.enter()?;
+        // SAFETY: a live event: the seam's callers own what they name.
+        self.cx.check_ready(unsafe { (driver.event_query)(event(raw)) }, "cuEventQuery")
+    }
+
+    fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration> {
+        let driver = self.cx.enter()?;
+        let mut milliseconds = 0_f32;
+        // SAFETY: live events; `milliseconds` outlives the call, which writes one float.
+        let code = unsafe { (driver.event_elapsed_time)(&mut milliseconds, event(from), event(to)) };
+        if code == Code::NOT_READY {
+            let text = "the time between two events is asked for before both have passed";
+            return Err(Error::new(ErrorKind::Usage, text).at(self.cx.name.clone()));
+        }
+        self.cx.check(code, "cuEventElapsedTime")?;
+        // Less than nothing if they passed the other way round.
+        Ok(Duration::try_from_secs_f64(f64::from(milliseconds).max(0.0) / 1e3).unwrap_or_default())
+    }
+
+    fn stream_wait(&self, raw: RawStream, awaited: RawEvent) -> Result<()> {
+        let driver = self.cx.enter()?;
+        // SAFETY: a live stream of this context and a live event of this or another device's.
+        self.cx.check(unsafe { (driver.stream_wait_event)(stream(raw), event(awaited), 0) }, "cuStreamWaitEvent")
+    }
+
+    unsafe fn copy(&self, raw: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
+        let driver = self.cx.enter()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (stream, bytes) = (stream(raw), bytes as usize);
+        match (to, from) {
+            (Place::Device(to), Place::Host(from)) => {
+                // SAFETY: the caller vouches for both ends until the copy is done; so in all four.
+                let code = unsafe { (driver.memcpy_htod_async)(to.0, from.cast_const().cast(), bytes, stream) };
+                self.cx.check(code, "cuMemcpyHtoDAsync")
+            }
+            (Place::Host(to), Place::Device(from)) => {
+                // SAFETY: as above.
+                let code = unsafe { (driver.memcpy_dtoh_async)(to.cast(), from.0, bytes, stream) };
+                self.cx.check(code, "cuMemcpyDtoHAsync")
+            }
+            (Place::Device(to), Place::Device(from)) => {
+                if let Some((to_cx, from_cx)) = peers::contexts(driver, to, from) {
+                    // SAFETY: as above; each context is that of the device that the driver says the memory is on.
+                    let code = unsafe { (driver.memcpy_peer_async)(to.0, to_cx, from.0, from_cx, bytes, stream) };
+                    return self.cx.check(code, "cuMemcpyPeerAsync");
+                }
+                // SAFETY: as above; with unified addresses the driver knows by itself where each end is.
+                self.cx.check(unsafe { (driver.memcpy_async)(to.0, from.0, bytes, stream) }, "cuMemcpyAsync")
+            }
+            (Place::Host(to), Place::Host(from)) => {
+                let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
+                // SAFETY: as above; host addresses are addresses of the unified space.
+                self.cx.check(unsafe { (driver.memcpy_async)(to, from, bytes, stream) }, "cuMemcpyAsync")
+            }
+        }
+    }
+
+    unsafe fn fill(&self, raw: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
+        let driver = self.cx.enter()?;
+        let Pattern { width, bits } = pattern;
+        let fits = |number: u64| number.is_multiple_of(width as u64);
+        if !matches!(width, 1 | 2 | 4) || !fits(bytes) || !fits(to.0) {
+            let text = format!("a fill of {bytes} bytes at {to:?} with a pattern of {width}: it must divide both");
+            return Err(Error::new(ErrorKind::Usage, text).at(self.cx.name.clone()));
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (stream, count) = (stream(raw), bytes as usize / width);
+        // SAFETY: the caller vouches for `bytes` bytes at `to` until the fill is done; `count` patterns are as many,
+        // and aligned.
+        let code = unsafe {
+            match width {
+                1 => (driver.memset_d8_async)(to.0, bits as u8, count, stream),
+                2 => (driver.memset_d16_async)(to.0, bits as u16, count, stream),
+                _ => (driver.memset_d32_async)(to.0, bits, count, stream),
+            }
+        };
+        self.cx.check(code, "cuMemsetAsync")
+    }
+
+    fn load(&self, kernel: &'static KernelDef) -> Result<()> {
+        self.kernels.load(&self.cx, kernel)
+    }
+
+    unsafe fn launch(&self, raw: RawStream, launch: &Launch<'_>) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.kernels.launch(&self.cx, stream(raw), launch) }
+    }
+
+    fn host_function(&self, raw: RawStream, function: HostFunction) -> Result<()> {
+        host::launch(&self.cx, stream(raw), function)
+    }
+}
+
+impl Drop for CudaBackend {
+    /// Waits for what is still enqueued, so that host functions are called and no code is unloaded while it runs, and
+    /// gives everything back. After a fault, and on a thread where the driver may not be called, it leaks instead.
+    fn drop(&mut self) {
+        peers::left(&self.cx);
+        if host::on_callback_thread() {
+            tracing::warn!(device = %self.cx.name, "closed by a host function, where the driver may not be called: leaked");
+            return self.cx.leak();
+        }
+        let settled = self.cx.enter().and_then(|driver| {
+            // SAFETY: the context is current.
+            self.cx.check(unsafe { (driver.ctx_synchronize)() }, "cuCtxSynchronize")?;
+            Ok(driver)
+        });
+        host::drop_all(self.cx.owner);
+        match settled {
+            Ok(driver) => {
+                self.kernels.close(driver);
+                self.memory.close(driver);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "closed after a failure: what it had is leaked");
+                self.cx.leak();
+            }
+        }
+    }
+}

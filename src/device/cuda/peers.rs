@@ -1,0 +1,95 @@
+//! Copies between two CUDA devices of one process.
+//!
+//! Unified addressing lets `cuMemcpyAsync` find both ends of a copy by itself, but memory of a pool can be reached from
+//! another device only if the pool lets it in. So whenever a device is opened, it and each device that is open already
+//! let each other in, if the hardware can ([`introduce`]). Where some pair cannot, copies between devices have to say
+//! whose memory each end is, and the driver carries the bytes through the host; only then is a copy within the device
+//! or between devices looked at ([`contexts`]). With one device, or devices that all reach each other, that costs one
+//! relaxed load.
+
+use std::{
+    collections::BTreeMap,
+    ffi::c_int,
+    ptr,
+    sync::{
+        PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use cudarc::driver::sys::{CUcontext, CUctx_st, CUdevice, CUpointer_attribute};
+
+use super::{
+    context::Context,
+    driver::{Driver, Handle},
+    memory::Memory,
+};
+use crate::{device::backend::Address, error::Result};
+
+/// Two devices that cannot reach each other have been open at the same time.
+static STRANGERS: AtomicBool = AtomicBool::new(false);
+
+/// The contexts of the open devices, each with how often it is open (twice for a moment while one opening follows
+/// another).
+static OPEN: RwLock<BTreeMap<CUdevice, (Handle<CUctx_st>, usize)>> = RwLock::new(BTreeMap::new());
+
+pub(super) fn arrived(cx: &Context) {
+    let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);
+    open.entry(cx.device).or_insert_with(|| (Handle::new(cx.raw()), 0)).1 += 1;
+}
+
+pub(super) fn left(cx: &Context) {
+    let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, count)) = open.get_mut(&cx.device) {
+        *count -= 1;
+        if *count == 0 {
+            open.remove(&cx.device);
+        }
+    }
+}
+
+/// Lets two devices reach each other's memory, or remembers that they cannot.
+pub(super) fn introduce(a: (&Context, &Memory), b: (&Context, &Memory)) -> Result<()> {
+    let reaches = |from: &Context, to: &Context| {
+        let mut can: c_int = 0;
+        // SAFETY: `can` outlives the call, which writes one int.
+        let code = unsafe { (from.driver.device_can_access_peer)(&mut can, from.device, to.device) };
+        code.is_success() && can != 0
+    };
+    if reaches(a.0, b.0) && reaches(b.0, a.0) {
+        a.1.let_in(a.0, b.0.device)?;
+        b.1.let_in(b.0, a.0.device)
+    } else {
+        STRANGERS.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// The contexts of the two ends of a copy, if it is one that must name them.
+#[inline]
+pub(super) fn contexts(driver: &Driver, to: Address, from: Address) -> Option<(CUcontext, CUcontext)> {
+    if STRANGERS.load(Ordering::Relaxed) { look_up(driver, to, from) } else { None }
+}
+
+#[cold]
+fn look_up(driver: &Driver, to: Address, from: Address) -> Option<(CUcontext, CUcontext)> {
+    let device = |address: Address| {
+        let mut device: c_int = -1;
+        // SAFETY: this attribute is an int, which the driver writes to `device` during the call; it does not look
+        // behind the address.
+        let code = unsafe {
+            (driver.pointer_get_attribute)(
+                ptr::from_mut(&mut device).cast(),
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                address.0,
+            )
+        };
+        code.is_success().then_some(device)
+    };
+    let (to, from) = (device(to)?, device(from)?);
+    if to == from {
+        return None;
+    }
+    let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
+    Some((open.get(&to)?.0.raw(), open.get(&from)?.0.raw()))
+}

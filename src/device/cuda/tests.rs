@@ -1,0 +1,387 @@
+//! The backend, tested alone.
+//!
+//! Tests that need a GPU begin with [`Gpu::get`] and do nothing where there is none, unless `REQUIRE_CUDA=1` says that
+//! there has to be one. They run one after another, so that what they see of the device's memory is their own doing,
+//! and each closes the device at its end, so that opening it again is tested too. Those that need only the compiler
+//! (NVRTC, which needs no GPU) ask [`compiler`] in the same way.
+//!
+//! The test of a fault ends the device for the process: it is ignored unless asked for by name, alone.
+
+mod samples;
+
+use std::{
+    env, slice,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use self::samples::*;
+use super::*;
+use crate::device::backend::{Arg, Scalar};
+
+/// Device 0, and the right to it.
+struct Gpu {
+    device: Arc<CudaBackend>,
+    stream: RawStream,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Gpu {
+    fn get() -> Option<Self> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = match open(0) {
+            Ok(device) => device,
+            Err(error) if required() => panic!("REQUIRE_CUDA is set, but {error}"),
+            Err(error) => {
+                assert!(error.is_no_device(), "{error}");
+                return None;
+            }
+        };
+        let stream = device.stream_create(&spec()).unwrap();
+        Some(Self { device, stream, _alone: alone })
+    }
+
+    fn upload(&self, host: NonNull<u8>, to: Address, bytes: &[u8]) {
+        // SAFETY: `host` has room for the bytes and `to` too; both live until the synchronise below.
+        unsafe {
+            host.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            self.device.copy(self.stream, Place::Device(to), Place::Host(host.as_ptr()), bytes.len() as u64).unwrap();
+        }
+        self.device.stream_synchronize(self.stream).unwrap();
+    }
+
+    fn download(&self, host: NonNull<u8>, from: Address, bytes: usize) -> Vec<u8> {
+        // SAFETY: as in `upload`, the other way round; the device is done with `host` when it is read.
+        unsafe {
+            self.device.copy(self.stream, Place::Host(host.as_ptr()), Place::Device(from), bytes as u64).unwrap();
+            self.device.stream_synchronize(self.stream).unwrap();
+            slice::from_raw_parts(host.as_ptr(), bytes).to_vec()
+        }
+    }
+
+    /// Runs a kernel on `values` and gives back what became of them.
+    fn run(&self, kernel: &'static KernelDef, values: &[f32], last: &[Arg], shared_bytes: u32) -> Result<Vec<f32>> {
+        let bytes = bytemuck::cast_slice::<f32, u8>(values);
+        let host = self.device.alloc_host(bytes.len())?;
+        let address = self.device.alloc(bytes.len() as u64)?;
+        self.upload(host, address, bytes);
+        let (len, bytes) = (values.len() as u64, bytes.len());
+        let mut args = vec![Arg::Slice { address, len, bytes: bytes as u64, write: true }];
+        args.extend_from_slice(last);
+        let launch =
+            Launch { kernel, grid: [len.div_ceil(128) as u32, 1, 1], block: [128, 1, 1], shared_bytes, args: &args };
+        // SAFETY: the arguments are the kernel's, or the launch is refused, and are valid until it is done, below.
+        let launched = unsafe { self.device.launch(self.stream, &launch) };
+        let result = launched.map(|()| floats(&self.download(host, address, bytes)));
+        // SAFETY: the stream was synchronised.
+        unsafe {
+            self.device.free(address)?;
+            self.device.free_host(host, bytes)?;
+        }
+        result
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        self.device.stream_destroy(self.stream);
+    }
+}
+
+fn required() -> bool {
+    env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1")
+}
+
+/// True if NVRTC is there.
+fn compiler() -> bool {
+    match nvrtc::Compiler::get() {
+        Ok(_) => true,
+        Err(reason) if required() => panic!("REQUIRE_CUDA is set, but {reason}"),
+        Err(reason) => {
+            assert!(reason.contains("libnvrtc"), "{reason}");
+            false
+        }
+    }
+}
+
+fn spec() -> StreamSpec {
+    StreamSpec { name: "test".into(), priority: 0, non_blocking: true }
+}
+
+fn scalar(value: f32) -> Arg {
+    let mut scalar = Scalar { bytes: [0; 64], size: 4 };
+    scalar.bytes[..4].copy_from_slice(&value.to_ne_bytes());
+    Arg::Scalar(scalar)
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|bytes| f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect()
+}
+
+#[test]
+fn opening_never_panics() {
+    match device_count() {
+        Ok(count) => {
+            let error = open(count).unwrap_err();
+            assert!(error.is_no_device() && error.to_string().contains("does not exist"), "{error}");
+        }
+        Err(error) => {
+            assert!(error.is_no_device(), "{error}");
+            assert!(error.to_string().contains("driver"), "{error}");
+            let opened = open(0).unwrap_err();
+            assert!(opened.is_no_device() && !opened.to_string().contains('\n'), "{opened}");
+        }
+    }
+}
+
+#[test]
+fn the_composed_source_puts_the_prototype_before_line_one() {
+    let expected = "#line 1 \"<wakeline prototype of scale>\"\n\
+                    extern \"C\" __global__ void scale(float* x, unsigned long long x_len, float a);\n\
+                    #line 1 \"scale.cu\"\nBODY";
+    assert_eq!(image::compose(&SCALE_CUDA, "", "BODY"), expected);
+    let expected = "#line 1 \"<wakeline prototype of typed>\"\nstruct Point;\n\
+                    extern \"C\" __global__ void typed(const Point* p, unsigned long long p_len);\n\
+                    #line 1 \"scale.cu\"\nBODY";
+    assert_eq!(image::compose(&TYPED, "", "BODY"), expected);
+}
+
+#[test]
+fn without_a_body_there_is_a_clear_error() {
+    for (def, word) in [(&SCALE_NONE, "no CUDA body"), (&SCALE_NO_CUBIN, "neither a cubin")] {
+        let error = image::of(def, 90).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Kernel);
+        assert!(error.to_string().contains(word) && error.to_string().contains("tests.rs:1"), "{error}");
+    }
+}
+
+#[test]
+fn a_kernel_compiles_once_however_many_ask() {
+    if !compiler() {
+        let error = image::of(&SCALE_CUDA, 90).unwrap_err();
+        assert!(error.kind() == ErrorKind::Kernel && error.to_string().contains("CUDA toolkit"), "{error}");
+        return;
+    }
+    let images: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| image::of(&SCALE_CUDA, 90).unwrap())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(images.iter().all(|image| image.as_ptr() == images[0].as_ptr()));
+    image::of(&TYPED, 90).unwrap();
+    // Newer than any compiler: PTX for the newest that it knows.
+    image::of(&SCALE_CUDA, 9_999).unwrap();
+}
+
+#[test]
+fn compile_errors_name_file_and_line() {
+    if !compiler() {
+        return;
+    }
+    for (def, line, word) in [(&SCALE_BROKEN, "scale.cu(3)", "\"b\""), (&SCALE_OTHER, "scale.cu(2)", "scale")] {
+        let error = image::of(def, 90).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Kernel);
+        for part in [line, word, "`scale`", "tests.rs:1"] {
+            assert!(error.to_string().contains(part), "no {part} in {error}");
+        }
+        assert_eq!(image::of(def, 90).unwrap_err().to_string(), error.to_string());
+    }
+    // Without C linkage of its own, a body that differs compiles; it is found out when its function is missing.
+    for (def, parts) in [
+        (&SCALE_OVERLOAD, ["scale.cu(2)", "overloaded", "void scale(float* x, "]),
+        (&SCALE_MISSPELT, ["no function `scale` in scale.cu", "`scale`", "tests.rs:1"]),
+        (&SCALE_TEMPLATE, ["no function `scale` in scale.cu", "`scale`", "tests.rs:1"]),
+    ] {
+        image::of(def, 90).unwrap();
+        let error = image::missing(def, 90);
+        assert_eq!(error.kind(), ErrorKind::Kernel);
+        assert!(parts.iter().all(|part| error.to_string().contains(part)), "{error}");
+    }
+}
+
+#[test]
+fn kernels_of_both_kinds_run() {
+    let Some(gpu) = Gpu::get() else { return };
+    assert!(gpu.device.description().contains("NVIDIA"), "{:?}", gpu.device);
+    let values: Vec<f32> = (0..100_u8).map(f32::from).collect();
+    let doubled: Vec<f32> = values.iter().map(|x| x * 2.0).collect();
+    gpu.device.load(&SCALE_CUDA).unwrap();
+    for kernel in [&SCALE_CUDA, &SCALE_PTX] {
+        assert_eq!(gpu.run(kernel, &values, &[scalar(2.0)], 0).unwrap(), doubled);
+    }
+    // More shared memory than a kernel gets unasked, and more than there is.
+    assert_eq!(gpu.run(&SCALE_CUDA, &values, &[scalar(2.0)], 64 << 10).unwrap(), doubled);
+    let error = gpu.run(&SCALE_CUDA, &values, &[scalar(2.0)], 64 << 20).unwrap_err();
+    assert!(error.kind() == ErrorKind::Driver && error.to_string().contains("`scale`"), "{error}");
+    assert_eq!(gpu.run(&SCALE_CUDA, &values, &[scalar(2.0)], 0).unwrap(), doubled);
+}
+
+#[test]
+fn arguments_that_are_not_the_kernels_are_refused() {
+    let Some(gpu) = Gpu::get() else { return };
+    if gpu.device.cx.driver.func_get_param_info.is_none() {
+        return;
+    }
+    for args in [&[][..], &[scalar(1.0), scalar(1.0)]] {
+        let error = gpu.run(&SCALE_PTX, &[1.0], args, 0).unwrap_err();
+        assert!(error.kind() == ErrorKind::Kernel && error.to_string().contains("[8, 8, 4]"), "{error}");
+    }
+}
+
+#[test]
+fn kernels_that_do_not_load_say_why() {
+    let Some(gpu) = Gpu::get() else { return };
+    for (def, word) in [
+        (&SCALE_BROKEN, "scale.cu(3)"),
+        (&SCALE_OVERLOAD, "scale.cu(2)"),
+        (&SCALE_MISSPELT, "no function `scale` in scale.cu"),
+        (&SCALE_BAD_PTX, "does not load from scale.cu"),
+    ] {
+        for _ in 0..2 {
+            let error = gpu.device.load(def).unwrap_err();
+            assert!(error.kind() == ErrorKind::Kernel && error.to_string().contains(word), "{error}");
+        }
+    }
+}
+
+#[test]
+fn copies_and_fills() {
+    let Some(gpu) = Gpu::get() else { return };
+    let host = gpu.device.alloc_host(64).unwrap();
+    assert_eq!(host.as_ptr() as usize % 64, 0);
+    // SAFETY: 64 bytes that nothing else touches.
+    assert!(unsafe { slice::from_raw_parts(host.as_ptr(), 64) }.iter().all(|&byte| byte == 0));
+    let (a, b) = (gpu.device.alloc(64).unwrap(), gpu.device.alloc(64).unwrap());
+    assert_eq!((a.0 % 256, b.0 % 256), (0, 0));
+    for (width, bits, expected) in
+        [(1, 0x11, [0x11; 4]), (2, 0x2211, [0x11, 0x22, 0x11, 0x22]), (4, 0x4433_2211, [0x11, 0x22, 0x33, 0x44])]
+    {
+        // SAFETY: 64 bytes each, freed below.
+        unsafe {
+            gpu.device.fill(gpu.stream, a, Pattern { width, bits }, 64).unwrap();
+            gpu.device.copy(gpu.stream, Place::Device(b), Place::Device(a), 64).unwrap();
+        }
+        assert_eq!(gpu.download(host, b, 64), expected.repeat(16));
+    }
+    let other = gpu.device.alloc_host(64).unwrap();
+    // SAFETY: 64 bytes each; the stream is synchronised before they are read and freed.
+    unsafe {
+        assert!(gpu.device.fill(gpu.stream, a, Pattern { width: 4, bits: 0 }, 6).is_err());
+        gpu.device.copy(gpu.stream, Place::Host(other.as_ptr()), Place::Host(host.as_ptr()), 64).unwrap();
+        gpu.device.stream_synchronize(gpu.stream).unwrap();
+        assert_eq!(slice::from_raw_parts(other.as_ptr(), 64), [0x11, 0x22, 0x33, 0x44].repeat(16));
+        for (address, host) in [(a, host), (b, other)] {
+            gpu.device.free(address).unwrap();
+            gpu.device.free_host(host, 64).unwrap();
+        }
+    }
+}
+
+#[test]
+fn streams_wait_for_events_and_events_tell_the_time() {
+    let Some(gpu) = Gpu::get() else { return };
+    let device = &gpu.device;
+    let urgent = StreamSpec { priority: i32::MIN, ..spec() };
+    let (first, second) = (device.stream_create(&urgent).unwrap(), RawStream(0));
+    let (start, end) = (device.event_create(true).unwrap(), device.event_create(true).unwrap());
+    let gate = device.event_create(false).unwrap();
+    assert!(device.event_query(gate).unwrap());
+    let (open, opened) = mpsc::channel::<()>();
+    device.event_record(start, first).unwrap();
+    device.host_function(first, Box::new(move || opened.recv_timeout(Duration::from_secs(10)).unwrap())).unwrap();
+    device.event_record(end, first).unwrap();
+    device.event_record(gate, first).unwrap();
+    // The legacy default stream waits for a non-blocking one only because it is told to.
+    device.stream_wait(second, gate).unwrap();
+    thread::sleep(Duration::from_millis(20));
+    assert!(!device.event_query(gate).unwrap() && !device.stream_query(second).unwrap());
+    assert_eq!(device.event_elapsed(start, end).unwrap_err().kind(), ErrorKind::Usage);
+    open.send(()).unwrap();
+    device.stream_synchronize(second).unwrap();
+    assert!(device.event_query(gate).unwrap() && device.stream_query(first).unwrap());
+    let elapsed = device.event_elapsed(start, end).unwrap();
+    assert!(elapsed >= Duration::from_millis(10) && elapsed < Duration::from_secs(10), "{elapsed:?}");
+    [start, end, gate].into_iter().for_each(|event| device.event_destroy(event));
+    [first, second].into_iter().for_each(|stream| device.stream_destroy(stream));
+}
+
+#[test]
+fn host_functions_run_and_may_panic() {
+    let Some(gpu) = Gpu::get() else { return };
+    let ran = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&ran);
+    gpu.device.host_function(gpu.stream, Box::new(|| panic!("from a host function"))).unwrap();
+    gpu.device.host_function(gpu.stream, Box::new(move || seen.store(true, Ordering::SeqCst))).unwrap();
+    gpu.device.stream_synchronize(gpu.stream).unwrap();
+    assert!(ran.load(Ordering::SeqCst));
+    assert_eq!(Arc::strong_count(&ran), 1);
+}
+
+#[test]
+fn memory_comes_back_and_runs_out_with_the_numbers() {
+    let Some(gpu) = Gpu::get() else { return };
+    let device = &gpu.device;
+    let before = device.memory().unwrap();
+    let half = before.free / 2;
+    let address = device.alloc(half).unwrap();
+    assert!(device.memory().unwrap().free < before.free - half / 2);
+    // SAFETY: nothing was enqueued that touches it.
+    unsafe { device.free(address).unwrap() };
+    assert!(device.memory().unwrap().free >= before.free - before.free / 16);
+    for too_much in [before.total, 1 << 50, u64::MAX / 2] {
+        let error = device.alloc(too_much).unwrap_err();
+        assert!(error.is_out_of_memory() && error.to_string().contains(&too_much.to_string()), "{error}");
+    }
+    // The failure gave what the pool kept back to the driver, and nothing is wrong with the device.
+    assert!(device.cx.memory_info().unwrap().0 >= before.free - before.free / 16);
+    let address = device.alloc(1).unwrap();
+    // SAFETY: as above.
+    unsafe { device.free(address).unwrap() };
+}
+
+#[test]
+fn a_device_is_one_while_it_is_held() {
+    let Some(gpu) = Gpu::get() else { return };
+    assert!(Arc::ptr_eq(&gpu.device, &open(0).unwrap()));
+    let device: Arc<dyn Backend> = gpu.device.clone();
+    thread::spawn(move || device.make_current().unwrap()).join().unwrap();
+}
+
+/// `REQUIRE_CUDA=1 cargo test --lib a_trap_ends_the_device -- --ignored`, alone: the device is gone afterwards.
+#[test]
+#[ignore = "ends the device for this process"]
+fn a_trap_ends_the_device() {
+    let Some(gpu) = Gpu::get() else { return };
+    let device = &gpu.device;
+    let dropped = Arc::new(());
+    let inside = Arc::clone(&dropped);
+    let address = device.alloc(4).unwrap();
+    let args = [Arg::Slice { address, len: 1, bytes: 4, write: true }, scalar(1.0)];
+    let launch = Launch { kernel: &TRAP, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
+    // SAFETY: the arguments are the kernel's; the memory is never freed.
+    unsafe { device.launch(gpu.stream, &launch).unwrap() };
+    device.host_function(gpu.stream, Box::new(move || drop(inside))).unwrap();
+    let asked = Instant::now();
+    let error = loop {
+        match device.stream_query(gpu.stream) {
+            Err(error) => break error,
+            Ok(_) => assert!(asked.elapsed() < Duration::from_secs(30), "no fault was reported"),
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    assert!(error.is_device_lost() && error.to_string().contains("719"), "{error}");
+    assert_eq!(Arc::strong_count(&dropped), 1, "the host function is dropped");
+    let asked = Instant::now();
+    // SAFETY: the device is lost, so neither does anything.
+    let refused = unsafe { [device.free(address), device.launch(gpu.stream, &launch)] };
+    assert!(refused.into_iter().all(|result| result.unwrap_err().is_device_lost()));
+    assert!(device.alloc(1).unwrap_err().is_device_lost());
+    assert!(device.host_function(gpu.stream, Box::new(|| ())).unwrap_err().is_device_lost());
+    assert!(open(0).unwrap_err().is_device_lost());
+    assert!(asked.elapsed() < Duration::from_millis(100), "{:?}", asked.elapsed());
+}

@@ -1,0 +1,85 @@
+//! Kernels for the tests, good ones and bad ones, declared by hand as `#[kernel]` would.
+//!
+//! Each is `x[i] *= a` by name and signature, and most of them wrong in one way.
+
+use crate::device::backend::{BodyArg, KernelDef, Prototype, Source};
+
+/// Never called: nothing here runs on the emulated device.
+fn no_body(_: &[BodyArg]) {
+    unreachable!("the Rust body is for the emulated device")
+}
+
+const fn kernel(name: &'static str, source: Source, prototype: fn() -> Prototype) -> KernelDef {
+    KernelDef { name, file: "scale.cu", declared: "tests.rs:1", source, prototype, body: no_body }
+}
+
+const fn scale(source: Source) -> KernelDef {
+    kernel("scale", source, scale_prototype)
+}
+
+fn scale_prototype() -> Prototype {
+    Prototype { types: String::new(), function: "void scale(float* x, unsigned long long x_len, float a)".into() }
+}
+
+fn typed_prototype() -> Prototype {
+    Prototype { types: "struct Point;".into(), function: "void typed(const Point* p, unsigned long long p_len)".into() }
+}
+
+const SCALE: &str = "
+__global__ void scale(float* x, unsigned long long x_len, float a) {
+    unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+    if (i < x_len) x[i] *= a;
+}
+";
+
+pub(super) static SCALE_CUDA: KernelDef = scale(Source::Cuda(SCALE));
+pub(super) static SCALE_BROKEN: KernelDef =
+    scale(Source::Cuda("\n\n__global__ void scale(float* x, unsigned long long n, float a) { x[0] = b; }\n"));
+pub(super) static SCALE_OTHER: KernelDef =
+    scale(Source::Cuda("\nextern \"C\" __global__ void scale(const float* x, unsigned long long n, float a) {}\n"));
+pub(super) static SCALE_OVERLOAD: KernelDef =
+    scale(Source::Cuda("\n__global__ void scale(const float* x, unsigned long long n, float a) {}\n"));
+pub(super) static SCALE_MISSPELT: KernelDef =
+    scale(Source::Cuda("__global__ void sclae(float* x, unsigned long long n, float a) {}"));
+pub(super) static SCALE_TEMPLATE: KernelDef =
+    scale(Source::Cuda("template <class T> __global__ void scale(T* x, unsigned long long n, float a) {}"));
+pub(super) static SCALE_NONE: KernelDef = scale(Source::None);
+pub(super) static SCALE_NO_CUBIN: KernelDef = scale(Source::Cubin(b"no cubin at all"));
+pub(super) static SCALE_BAD_PTX: KernelDef = scale(Source::Ptx(".version 7.5\n.target sm_75\nnonsense\n"));
+pub(super) static SCALE_PTX: KernelDef = scale(Source::Ptx(PTX));
+pub(super) static TRAP: KernelDef =
+    scale(Source::Cuda("__global__ void scale(float* x, unsigned long long n, float a) { __trap(); }"));
+pub(super) static TYPED: KernelDef = kernel(
+    "typed",
+    Source::Cuda("struct Point { float x, y; };\n__global__ void typed(const Point* p, unsigned long long n) {}\n"),
+    typed_prototype,
+);
+
+/// `x[i] *= a`, for one block.
+const PTX: &str = "
+.version 7.5
+.target sm_75
+.address_size 64
+.visible .entry scale(.param .u64 x, .param .u64 n, .param .f32 a)
+{
+    .reg .pred %p;
+    .reg .f32 %f<3>;
+    .reg .b32 %r;
+    .reg .b64 %d<5>;
+    ld.param.u64 %d1, [x];
+    ld.param.u64 %d2, [n];
+    ld.param.f32 %f1, [a];
+    mov.u32 %r, %tid.x;
+    cvt.u64.u32 %d3, %r;
+    setp.ge.u64 %p, %d3, %d2;
+    @%p bra END;
+    cvta.to.global.u64 %d1, %d1;
+    shl.b64 %d4, %d3, 2;
+    add.u64 %d4, %d1, %d4;
+    ld.global.f32 %f2, [%d4];
+    mul.f32 %f2, %f2, %f1;
+    st.global.f32 [%d4], %f2;
+END:
+    ret;
+}
+";

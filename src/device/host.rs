@@ -1,0 +1,118 @@
+//! The host as a device: memory, and no streams.
+//!
+//! Hubs between two operators on the host allocate their envelopes here, so that nothing above needs a special case.
+
+use std::{alloc, ptr::NonNull, time::Duration};
+
+use super::backend::{
+    Address, Backend, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream, StreamSpec,
+};
+use crate::error::{Error, ErrorKind, Result};
+
+#[derive(Debug)]
+pub(super) struct Host;
+
+fn none<T>(what: &str) -> Result<T> {
+    Err(Error::new(ErrorKind::Usage, format!("the host has no {what}: choose a device, `Device::first()` say")))
+}
+
+fn layout(bytes: usize) -> Result<alloc::Layout> {
+    alloc::Layout::from_size_align(bytes, 64)
+        .map_err(|_| Error::new(ErrorKind::OutOfMemory, format!("{bytes} bytes are more than an address space holds")))
+}
+
+impl Backend for Host {
+    fn name(&self) -> &str {
+        "host"
+    }
+
+    fn description(&self) -> String {
+        "the host".into()
+    }
+
+    fn make_current(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        none("device memory")
+    }
+
+    fn alloc(&self, _bytes: u64) -> Result<Address> {
+        none("device memory")
+    }
+
+    unsafe fn free(&self, _address: Address) -> Result<()> {
+        none("device memory")
+    }
+
+    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
+        // SAFETY: the seam's contract says that `bytes` is not zero, so the layout has a size.
+        let memory = unsafe { alloc::alloc_zeroed(layout(bytes)?) };
+        NonNull::new(memory)
+            .ok_or_else(|| Error::new(ErrorKind::OutOfMemory, format!("the host has no {bytes} bytes left")))
+    }
+
+    unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()> {
+        // SAFETY: by this function's contract the memory came from `alloc_host` with the same size, so the same layout,
+        // and nobody uses it any more.
+        unsafe { alloc::dealloc(memory.as_ptr(), layout(bytes)?) };
+        Ok(())
+    }
+
+    fn stream_create(&self, _spec: &StreamSpec) -> Result<RawStream> {
+        none("streams")
+    }
+
+    fn stream_destroy(&self, _stream: RawStream) {}
+
+    fn stream_query(&self, _stream: RawStream) -> Result<bool> {
+        none("streams")
+    }
+
+    fn stream_synchronize(&self, _stream: RawStream) -> Result<()> {
+        none("streams")
+    }
+
+    fn event_create(&self, _timed: bool) -> Result<RawEvent> {
+        none("events")
+    }
+
+    fn event_destroy(&self, _event: RawEvent) {}
+
+    fn event_record(&self, _event: RawEvent, _stream: RawStream) -> Result<()> {
+        none("streams")
+    }
+
+    fn event_query(&self, _event: RawEvent) -> Result<bool> {
+        none("events")
+    }
+
+    fn event_elapsed(&self, _from: RawEvent, _to: RawEvent) -> Result<Duration> {
+        none("events")
+    }
+
+    fn stream_wait(&self, _stream: RawStream, _event: RawEvent) -> Result<()> {
+        none("streams")
+    }
+
+    unsafe fn copy(&self, _stream: RawStream, _to: Place, _from: Place, _bytes: u64) -> Result<()> {
+        none("streams")
+    }
+
+    unsafe fn fill(&self, _stream: RawStream, _to: Address, _pattern: Pattern, _bytes: u64) -> Result<()> {
+        none("streams")
+    }
+
+    fn load(&self, _kernel: &'static KernelDef) -> Result<()> {
+        none("kernels")
+    }
+
+    unsafe fn launch(&self, _stream: RawStream, _launch: &Launch<'_>) -> Result<()> {
+        none("streams")
+    }
+
+    fn host_function(&self, _stream: RawStream, _function: HostFunction) -> Result<()> {
+        none("streams")
+    }
+}

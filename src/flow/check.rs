@@ -1,0 +1,157 @@
+//! What can be known before a flow runs: every problem is found and all are reported at once; then each hub's size and
+//! place follow.
+
+use std::collections::HashSet;
+
+use super::{Connection, Flow};
+use crate::{
+    device::Device,
+    error::{Error, ErrorKind, Result},
+    hub::{self, Hub, link::LinkPlan},
+    operator::{PortDecl, PortId},
+    sync::lock,
+};
+
+/// A plan for every connection, in their order.
+pub(super) fn plan(flow: &Flow) -> Result<Vec<LinkPlan>> {
+    let mut problems = Vec::new();
+    names(flow, &mut problems);
+    if ports(flow, &mut problems) {
+        // Sizes can be followed only along connections that make sense.
+        let plans = hubs(flow, &mut problems);
+        if problems.is_empty() {
+            return Ok(plans);
+        }
+    }
+    let told = match &problems[..] {
+        [one] => one.clone(),
+        many => format!("{} problems:\n  - {}", many.len(), many.join("\n  - ")),
+    };
+    Err(Error::new(ErrorKind::Setup, told).at(format!("flow `{}`", flow.name)))
+}
+
+fn names(flow: &Flow, problems: &mut Vec<String>) {
+    let mut seen = HashSet::new();
+    let mut told = HashSet::new();
+    for entry in &flow.entries {
+        if !seen.insert(&entry.name) && told.insert(&entry.name) {
+            problems.push(format!("two operators are named `{}`: give each its own name", entry.name));
+        }
+    }
+}
+
+/// Every port is connected once, and to this flow. False if a connection leads nowhere.
+fn ports(flow: &Flow, problems: &mut Vec<String>) -> bool {
+    let mut sound = true;
+    let mut used = HashSet::new();
+    for connection in &flow.connections {
+        for id in [connection.from, connection.to] {
+            if id.flow != flow.id {
+                problems.push("a connection uses a port of another flow: connect ports of operators added to this one".into());
+                sound = false;
+            } else if !used.insert((id.operator, id.port)) {
+                problems.push(format!("port `{}` is connected more than once", port_name(flow, id)));
+                sound = false;
+            }
+        }
+    }
+    for (operator, entry) in flow.entries.iter().enumerate() {
+        for (port, decl) in entry.ports.iter().enumerate() {
+            if !used.contains(&(operator, port)) {
+                let kind = if decl.output { "output" } else { "input" };
+                problems.push(format!("{kind} `{}.{}` is not connected", entry.name, decl.name));
+            }
+        }
+    }
+    sound
+}
+
+fn hubs(flow: &Flow, problems: &mut Vec<String>) -> Vec<LinkPlan> {
+    let near = pinned_for(flow);
+    let plans = flow.connections.iter().map(|connection| {
+        let name = format!("{} -> {}", port_name(flow, connection.from), port_name(flow, connection.to));
+        let hub = wanted(flow, connection);
+        let (writer, reader) = (device(flow, connection.from), device(flow, connection.to));
+        let mut sized = |what: &str, number: Option<usize>, default: usize| {
+            hub::at_least_one(what, number.unwrap_or(default)).unwrap_or_else(|_| {
+                problems.push(format!("hub `{name}`: its {what} is 0, and nothing could ever pass: at least 1"));
+                default
+            })
+        };
+        let capacity = sized("capacity", hub.capacity, hub::DEFAULT_CAPACITY);
+        let envelopes = sized("number of envelopes", hub.envelopes, hub::DEFAULT_ENVELOPES);
+        if let Some(bytes) = hub.envelope_bytes {
+            sized("envelopes' size", Some(bytes), 1);
+        }
+        if !writer.copies_with(&reader) {
+            problems.push(format!(
+                "hub `{name}`: {writer} and {reader} are devices of different makes: put an operator on the host between"
+            ));
+        }
+        let carries = decl(flow, connection.from).carries_envelopes;
+        let elsewhere = carries && writer != reader;
+        let reader_bytes = match size(flow, connection, &mut Vec::new()) {
+            _ if !elsewhere => None,
+            Some(bytes) => Some(bytes),
+            None => {
+                problems.push(format!(
+                    "hub `{name}`: nobody says how large its envelopes are, and `{}` is not passed any on: write \
+                     `#[output(envelope_bytes = ..)]` or `Hub::envelope_bytes`",
+                    flow.entries[connection.from.operator].name
+                ));
+                None
+            }
+        };
+        let near = [&reader, &writer].into_iter().find(|device| !device.is_host()).unwrap_or(&near).clone();
+        LinkPlan {
+            name: name.into(),
+            capacity,
+            envelopes,
+            writer_bytes: hub.envelope_bytes.filter(|_| carries),
+            reader_bytes,
+            writer,
+            reader,
+            near,
+        }
+    });
+    plans.collect()
+}
+
+/// What `connect_with` said, then what the ports' attributes say.
+fn wanted(flow: &Flow, connection: &Connection) -> Hub {
+    connection.hub.or(decl(flow, connection.to).hub).or(decl(flow, connection.from).hub)
+}
+
+/// Bytes of the largest envelope that a hub can be given: its own blanks', or of those that its writer is passed.
+fn size(flow: &Flow, connection: &Connection, seen: &mut Vec<PortId>) -> Option<usize> {
+    if let Some(bytes) = wanted(flow, connection).envelope_bytes {
+        return Some(bytes);
+    }
+    if seen.contains(&connection.from) {
+        return None;
+    }
+    seen.push(connection.from);
+    let writer = connection.from.operator;
+    let passed_on = flow.connections.iter().filter(|other| {
+        other.to.operator == writer && other.to.flow == flow.id && decl(flow, other.to).carries_envelopes
+    });
+    passed_on.filter_map(|other| size(flow, other, seen)).max()
+}
+
+/// Host memory between two operators on the host may later be copied to a device of the flow.
+fn pinned_for(flow: &Flow) -> Device {
+    let devices = flow.entries.iter().filter_map(|entry| lock(&entry.device).clone());
+    devices.into_iter().find(|device| !device.is_host()).unwrap_or_else(Device::host)
+}
+
+fn device(flow: &Flow, port: PortId) -> Device {
+    lock(&flow.entries[port.operator].device).clone().unwrap_or_else(Device::host)
+}
+
+fn decl(flow: &Flow, port: PortId) -> &PortDecl {
+    &flow.entries[port.operator].ports[port.port]
+}
+
+fn port_name(flow: &Flow, port: PortId) -> String {
+    format!("{}.{}", flow.entries[port.operator].name, decl(flow, port).name)
+}

@@ -1,0 +1,374 @@
+//! One run of a flow, from its hubs to its report.
+//!
+//! One task keeps the flow (`drive`); each operator has a task of its own, which says through a channel how it ended and
+//! gives the operator back. The keeper waits for those, for a word from outside (stop, abort), and for rest.
+//!
+//! ```text
+//!   hubs, kernels ──> start, one by one ──> all run ──> stop, one by one ──> report
+//!         │ error           │ error            │ first error: abort the others
+//!         └─────────────────┴──────────────────┴──> stop, one by one ──> that error
+//! ```
+//!
+//! Rest: no operator runs and none was woken (see [`quiet`](crate::operator::quiet)). Empty queues mean that the flow is
+//! done, as a cycle is when it has gone quiet; anything else is a stall, an error that says who waits for what.
+
+use std::{
+    collections::HashMap,
+    future::poll_fn,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Instant,
+};
+
+use futures::task::AtomicWaker;
+use tokio::sync::{mpsc, oneshot};
+
+use super::{MakeLink, Report, Running, spawn::spawn};
+use crate::{
+    device::Device,
+    error::{Error, ErrorKind, Result},
+    hub::link::{HubState, LinkPlan},
+    kernel::Kernel,
+    operator::{
+        node::{Node, Rest},
+        quiet::Tokens,
+        seat::{Ends, Seat},
+    },
+};
+
+/// An operator that takes part.
+pub(super) struct Member {
+    pub(super) name: Arc<str>,
+    pub(super) device: Device,
+    pub(super) seat: Box<dyn Seat>,
+}
+
+/// A hub to be made.
+pub(super) struct Joint {
+    pub(super) plan: LinkPlan,
+    pub(super) make: MakeLink,
+    /// Operator and port.
+    pub(super) from: (usize, &'static str),
+    pub(super) to: (usize, &'static str),
+}
+
+/// A hub at work.
+struct Hub {
+    state: Arc<dyn HubState>,
+    from: usize,
+    to: usize,
+}
+
+/// The words from outside.
+#[derive(Debug, Default)]
+pub(super) struct Control {
+    stop: AtomicBool,
+    abort: AtomicBool,
+    keeper: AtomicWaker,
+}
+
+impl Control {
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.keeper.wake();
+    }
+
+    pub(super) fn abort(&self) {
+        self.abort.store(true, Ordering::Release);
+        self.keeper.wake();
+    }
+}
+
+/// How it ended, and the operators.
+pub(super) struct Finished {
+    pub(super) outcome: Result<Report>,
+    pub(super) seats: Vec<Box<dyn Seat>>,
+}
+
+/// Begins a run in the background.
+pub(super) fn launch(name: Arc<str>, crew: Vec<Member>, joints: Vec<Joint>) -> Running {
+    let control = Arc::new(Control::default());
+    let (tell, finished) = oneshot::channel();
+    let keeper = drive(crew, joints, control.clone());
+    spawn(&format!("flow {name}"), async move {
+        let finished = keeper.await;
+        // Nobody listens to a flow whose handle was dropped.
+        let _ = tell.send(finished);
+    });
+    Running::new(control, finished)
+}
+
+/// The task of one operator: polls `work` with the operator's waker, its device current, until it ends or is aborted.
+async fn attended<T>(node: &Arc<Node>, device: &Device, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let waker = Waker::from(node.clone());
+    let on_host = device.is_host();
+    let mut work = pin!(work);
+    poll_fn(|task| {
+        node.poll(&waker, task, |task| {
+            if !on_host {
+                device.backend().make_current()?;
+            }
+            work.as_mut().poll(task)
+        })
+    })
+    .await
+}
+
+async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>) -> Finished {
+    let began = Instant::now();
+    let rest = Arc::new(Rest { tokens: Tokens::new(crew.len()), flow: AtomicWaker::new() });
+    let nodes: Vec<_> = crew.iter().map(|_| Node::new(&rest)).collect();
+    let names: Vec<_> = crew.iter().map(|member| member.name.clone()).collect();
+    let mut sources = vec![true; crew.len()];
+    joints.iter().for_each(|joint| sources[joint.to.0] = false);
+
+    let mut failure = None;
+    let hubs = match build(&mut crew, joints, &nodes) {
+        Ok(hubs) => hubs,
+        Err(error) => {
+            failure = Some(error);
+            Vec::new()
+        }
+    };
+    if failure.is_none() {
+        failure = compile(gpus(&crew)).await.err();
+    }
+    for (member, node) in crew.iter_mut().zip(&nodes) {
+        if failure.is_some() {
+            break;
+        }
+        let Member { name, device, seat } = member;
+        let starting = until_abort(&control, attended(node, device, seat.start()));
+        failure = starting.await.err().map(|error| error.at(operator(name)));
+    }
+
+    let crew = match failure {
+        None => {
+            let keeper = Keeper { names: &names, nodes: &nodes, hubs: &hubs, sources: &sources, rest: &rest, control: &control };
+            let (crew, failed) = keeper.run(crew).await;
+            failure = failed;
+            crew
+        }
+        Some(_) => {
+            crew.iter_mut().for_each(|member| member.seat.close());
+            crew
+        }
+    };
+
+    let mut report = Report::default();
+    let mut seats = Vec::with_capacity(crew.len());
+    for Member { name, device, mut seat } in crew {
+        // An aborted flow's operators stop like any others: with a node that was not aborted.
+        let node = Node::new(&Arc::new(Rest { tokens: Tokens::new(1), flow: AtomicWaker::new() }));
+        let stopped = attended_to_the_end(&node, &device, seat.stop()).await;
+        if let Err(error) = stopped {
+            let error = error.at(operator(&name));
+            match &failure {
+                None => failure = Some(error),
+                Some(_) => tracing::warn!(%error, "an operator's stop failed after the flow had"),
+            }
+        }
+        report.add(name, &seat.tally());
+        seats.push(seat);
+    }
+    report.untaken = hubs.iter().map(|hub| hub.state.untaken() as u64).sum();
+    report.elapsed = began.elapsed();
+    let outcome = match failure {
+        None => Ok(report),
+        Some(error) => {
+            tracing::debug!(%error, "flow failed\n{report}");
+            Err(error)
+        }
+    };
+    Finished { outcome, seats }
+}
+
+fn operator(name: &str) -> String {
+    format!("operator `{name}`")
+}
+
+/// `stop` runs even where the device is lost: then without making it current.
+async fn attended_to_the_end(node: &Arc<Node>, device: &Device, work: impl Future<Output = Result<()>>) -> Result<()> {
+    let here = if device.lost().is_some() { &Device::host() } else { device };
+    attended(node, here, work).await
+}
+
+/// Makes the hubs and gives each operator its ends.
+fn build(crew: &mut [Member], joints: Vec<Joint>, nodes: &[Arc<Node>]) -> Result<Vec<Hub>> {
+    let mut ends: Vec<Ends> = crew.iter().map(|_| HashMap::new()).collect();
+    let mut hubs = Vec::with_capacity(joints.len());
+    for joint in joints {
+        let (sender, receiver, state) = (joint.make)(joint.plan)?;
+        ends[joint.from.0].insert(joint.from.1, sender);
+        ends[joint.to.0].insert(joint.to.1, receiver);
+        hubs.push(Hub { state, from: joint.from.0, to: joint.to.0 });
+    }
+    for ((member, ends), node) in crew.iter_mut().zip(ends).zip(nodes) {
+        let bound = member.seat.bind(member.name.clone(), member.device.clone(), node.clone(), ends);
+        bound.map_err(|error| error.at(operator(&member.name)))?;
+    }
+    Ok(hubs)
+}
+
+/// The GPUs that operators are on.
+fn gpus(crew: &[Member]) -> Vec<Device> {
+    let mut devices: Vec<Device> = Vec::new();
+    for member in crew {
+        if member.device.is_cuda() && !devices.contains(&member.device) {
+            devices.push(member.device.clone());
+        }
+    }
+    devices
+}
+
+/// Compiles and loads every kernel of the program for every GPU of the flow, before the first run and off the workers.
+async fn compile(devices: Vec<Device>) -> Result<()> {
+    for device in devices {
+        for kernel in Kernel::all() {
+            kernel.load(&device).await?;
+        }
+    }
+    Ok(())
+}
+
+/// `work`, or an error once the flow is aborted.
+async fn until_abort<T>(control: &Control, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut work = pin!(work);
+    poll_fn(|task| {
+        control.keeper.register(task.waker());
+        if control.abort.load(Ordering::Acquire) {
+            return Poll::Ready(Err(aborted()));
+        }
+        work.as_mut().poll(task)
+    })
+    .await
+}
+
+fn aborted() -> Error {
+    Error::new(ErrorKind::Cancelled, "the flow was aborted")
+}
+
+/// What the keeper looks after while the operators run.
+struct Keeper<'a> {
+    names: &'a [Arc<str>],
+    nodes: &'a [Arc<Node>],
+    hubs: &'a [Hub],
+    sources: &'a [bool],
+    rest: &'a Rest,
+    control: &'a Control,
+}
+
+/// What a task says at its end.
+struct Ended {
+    index: usize,
+    member: Member,
+    outcome: Result<()>,
+}
+
+impl Keeper<'_> {
+    /// Runs all operators to their ends; gives them back, and the first failure.
+    async fn run(&self, crew: Vec<Member>) -> (Vec<Member>, Option<Error>) {
+        let (tell, mut ended) = mpsc::unbounded_channel();
+        let mut back: Vec<Option<Member>> = crew.iter().map(|_| None).collect();
+        let mut left = crew.len();
+        for (index, (mut member, node)) in crew.into_iter().zip(self.nodes).enumerate() {
+            let (tell, node) = (tell.clone(), node.clone());
+            let task_name = member.name.clone();
+            spawn(&task_name, async move {
+                let outcome = attended(&node, &member.device, member.seat.run()).await;
+                // What an abort left open. Its token goes after its ports have closed: their closing may wake others.
+                member.seat.close();
+                node.end();
+                let _ = tell.send(Ended { index, member, outcome });
+            });
+        }
+        drop(tell);
+
+        let mut failure: Option<Error> = None;
+        let mut stopping = false;
+        while left > 0 {
+            let next = poll_fn(|task| self.poll_next(task, &mut ended, stopping, failure.is_some())).await;
+            match next {
+                Next::Ended(ended) => {
+                    left -= 1;
+                    if let Err(error) = ended.outcome {
+                        // What is cancelled after a failure is not one.
+                        if failure.is_none() {
+                            failure = Some(error.at(operator(&ended.member.name)));
+                            self.nodes.iter().for_each(|node| node.abort());
+                        }
+                    }
+                    back[ended.index] = Some(ended.member);
+                }
+                Next::Stop => {
+                    stopping = true;
+                    let sources = self.nodes.iter().zip(self.sources).filter(|(_, source)| **source);
+                    sources.for_each(|(node, _)| node.finish());
+                }
+                Next::Fail(error) => {
+                    failure = Some(error);
+                    self.nodes.iter().for_each(|node| node.abort());
+                }
+                Next::Done => self.nodes.iter().for_each(|node| node.finish()),
+            }
+        }
+        (back.into_iter().flatten().collect(), failure)
+    }
+
+    fn poll_next(
+        &self,
+        task: &mut Context<'_>,
+        ended: &mut mpsc::UnboundedReceiver<Ended>,
+        stopping: bool,
+        failed: bool,
+    ) -> Poll<Next> {
+        self.control.keeper.register(task.waker());
+        self.rest.flow.register(task.waker());
+        if let Poll::Ready(Some(ended)) = ended.poll_recv(task) {
+            return Poll::Ready(Next::Ended(ended));
+        }
+        if failed {
+            return Poll::Pending;
+        }
+        if self.control.abort.load(Ordering::Acquire) {
+            return Poll::Ready(Next::Fail(aborted()));
+        }
+        if !stopping && self.control.stop.load(Ordering::Acquire) {
+            return Poll::Ready(Next::Stop);
+        }
+        if self.rest.tokens.none() && self.nodes.iter().any(|node| !node.has_ended()) {
+            return Poll::Ready(self.at_rest());
+        }
+        Poll::Pending
+    }
+
+    /// Nothing moves and nothing will: the end, or a stall?
+    fn at_rest(&self) -> Next {
+        let mut waits: Vec<String> = Vec::new();
+        let mut stuck = false;
+        for (index, _) in self.nodes.iter().enumerate().filter(|(_, node)| node.is_parked()) {
+            let writes = self.hubs.iter().filter(|hub| hub.from == index).filter_map(|hub| hub.state.writer_lacks());
+            let reads = self.hubs.iter().filter(|hub| hub.to == index).filter_map(|hub| hub.state.reader_lacks());
+            let writes: Vec<String> = writes.collect();
+            stuck |= !writes.is_empty();
+            let lacks: Vec<String> = writes.into_iter().chain(reads).collect();
+            waits.push(format!("`{}` waits for {}", self.names[index], lacks.join(" and for ")));
+        }
+        stuck |= self.hubs.iter().any(|hub| hub.state.queued() > 0);
+        if !stuck {
+            return Next::Done;
+        }
+        Next::Fail(Error::new(ErrorKind::Stalled, format!("nothing can move any more:\n  - {}", waits.join("\n  - "))))
+    }
+}
+
+enum Next {
+    Ended(Ended),
+    Stop,
+    Fail(Error),
+    Done,
+}

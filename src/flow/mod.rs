@@ -1,0 +1,230 @@
+//! Flows: operators and how they are joined; built, checked, run.
+//!
+//! ```text
+//!   add, connect ──> check (all problems at once) ──> hubs ──> kernels ──> start, run, stop ──> Report
+//! ```
+
+mod check;
+mod drive;
+mod report;
+mod running;
+mod spawn;
+
+use std::{
+    any::Any,
+    fmt,
+    ops::Deref,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+pub use report::{OperatorReport, Report};
+pub use running::Running;
+
+use crate::{
+    device::Device,
+    error::{Error, ErrorKind, Result},
+    hub::{
+        Hub, Message,
+        link::{self, HubState, LinkPlan},
+    },
+    operator::{
+        InputHandle, Operator, OutputHandle, PortDecl, PortId, Ports,
+        seat::{self, Seat},
+    },
+    sync::lock,
+};
+
+/// Operators and the hubs between them.
+///
+/// ```
+/// use wakeline::{Flow, operator::{map, sink, source}};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let mut flow = Flow::new("double");
+/// let mut numbers = 1..=3_u32;
+/// let count = flow.add("count", source(move || std::future::ready(Ok(numbers.next()))));
+/// let double = flow.add("double", map(async |n: u32| Ok(2 * n)));
+/// let print = flow.add("print", sink(async |n: u32| { println!("{n}"); Ok(()) }));
+/// flow.connect(count.output, double.input);
+/// flow.connect(double.output, print.input);
+/// let report = flow.run().await?;
+/// assert_eq!(report.operator("double").unwrap().runs, 3);
+/// # Ok::<(), wakeline::Error>(())
+/// # }).unwrap();
+/// ```
+pub struct Flow {
+    name: Arc<str>,
+    id: u64,
+    entries: Vec<Entry>,
+    connections: Vec<Connection>,
+}
+
+/// An operator of a flow.
+struct Entry {
+    name: Arc<str>,
+    /// Away while the flow runs.
+    seat: Option<Box<dyn Seat>>,
+    ports: Vec<PortDecl>,
+    device: Arc<Mutex<Option<Device>>>,
+}
+
+/// One end of a hub, for the port that it belongs to.
+type End = Box<dyn Any + Send>;
+type MakeLink = fn(LinkPlan) -> Result<(End, End, Arc<dyn HubState>)>;
+
+struct Connection {
+    from: PortId,
+    to: PortId,
+    hub: Hub,
+    make: MakeLink,
+}
+
+fn make_link<M: Message>(plan: LinkPlan) -> Result<(End, End, Arc<dyn HubState>)> {
+    let (sender, receiver, state) = link::link::<M>(plan)?;
+    Ok((Box::new(sender), Box::new(receiver), state))
+}
+
+/// An operator that was added: its ports' handles, and where it is to run.
+///
+/// The handles are its fields: `upper.lines`, `upper.shouted`.
+#[derive(Clone)]
+pub struct Added<H> {
+    handles: H,
+    name: Arc<str>,
+    device: Arc<Mutex<Option<Device>>>,
+}
+
+impl<H> Added<H> {
+    /// Puts the operator on a device: its stream is there, and hubs bring envelopes there. On the host if never called.
+    #[must_use]
+    pub fn on(self, device: &Device) -> Self {
+        *lock(&self.device) = Some(device.clone());
+        self
+    }
+
+    /// The operator's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl<H> Deref for Added<H> {
+    type Target = H;
+
+    fn deref(&self) -> &H {
+        &self.handles
+    }
+}
+
+impl<H> fmt::Debug for Added<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Added").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Flow {
+    /// An empty flow.
+    pub fn new(name: impl Into<String>) -> Self {
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        Self {
+            name: name.into().into(),
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            entries: Vec::new(),
+            connections: Vec::new(),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Adds an operator under a name of its own, and returns its ports' handles.
+    pub fn add<O: Operator>(
+        &mut self,
+        name: impl Into<String>,
+        operator: O,
+    ) -> Added<<O::Ports as Ports>::Handles> {
+        let name: Arc<str> = name.into().into();
+        let device = Arc::new(Mutex::new(None));
+        let (seat, ports, handles) = seat::seat(operator, self.id, self.entries.len());
+        self.entries.push(Entry { name: name.clone(), seat: Some(seat), ports, device: device.clone() });
+        Added { handles, name, device }
+    }
+
+    /// Joins an output to an input by a hub: a queue of one, two envelopes on each side, sizes from the output's
+    /// declaration or from the envelopes that are passed on.
+    ///
+    /// What is wrong with it (a port of another flow, or one that is connected already) is reported when the flow runs,
+    /// with everything else that is.
+    pub fn connect<M: Message>(&mut self, from: OutputHandle<M>, to: InputHandle<M>) {
+        self.connect_with(from, to, Hub::default());
+    }
+
+    /// As [`connect`](Self::connect), with a hub of another size.
+    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: InputHandle<M>, hub: Hub) {
+        self.connections.push(Connection { from: from.id, to: to.id, hub, make: make_link::<M> });
+    }
+
+    /// Runs the flow to its end, on the present tokio runtime. It can be run again: the operators go on from where they
+    /// are.
+    ///
+    /// # Errors
+    /// [`Setup`](ErrorKind::Setup) with every problem of how it was put together, before anything runs; an
+    /// operator's failure, with its name; [`Stalled`](ErrorKind::Stalled) if nothing can move though not all is done.
+    ///
+    /// # Cancel safety
+    /// Dropping the future aborts the flow: every operator's `stop` still runs, in the background, while the runtime
+    /// lives. The operators are gone with it: a further `run` is an error.
+    pub async fn run(&mut self) -> Result<Report> {
+        let mut running = self.launch()?;
+        let outcome = (&mut running).await;
+        for (entry, seat) in self.entries.iter_mut().zip(running.seats()) {
+            entry.seat = Some(seat);
+        }
+        outcome
+    }
+
+    /// Runs the flow in the background, on the present tokio runtime.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), for what can be known before anything runs.
+    pub fn spawn(mut self) -> Result<Running> {
+        self.launch()
+    }
+
+    fn launch(&mut self) -> Result<Running> {
+        let plans = check::plan(self)?;
+        spawn::require_runtime()?;
+        let crew = self.entries.iter_mut().map(|entry| {
+            let device = lock(&entry.device).clone().unwrap_or_else(Device::host);
+            let seat = entry.seat.take().ok_or_else(|| {
+                Error::new(ErrorKind::Usage, format!("flow `{}` was aborted: its operators are gone", self.name))
+            })?;
+            Ok(drive::Member { name: entry.name.clone(), device, seat })
+        });
+        let crew = crew.collect::<Result<Vec<_>>>()?;
+        let hubs = plans
+            .into_iter()
+            .zip(&self.connections)
+            .map(|(plan, connection)| {
+                let port = |id: PortId| (id.operator, self.entries[id.operator].ports[id.port].name);
+                drive::Joint { plan, make: connection.make, from: port(connection.from), to: port(connection.to) }
+            })
+            .collect();
+        Ok(drive::launch(self.name.clone(), crew, hubs))
+    }
+}
+
+impl fmt::Debug for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flow")
+            .field("name", &self.name)
+            .field("operators", &self.entries.iter().map(|entry| &*entry.name).collect::<Vec<_>>())
+            .field("hubs", &self.connections.len())
+            .finish()
+    }
+}

@@ -1,0 +1,85 @@
+//! What a flow did.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::operator::seat::Tally;
+
+/// What each operator of a flow did in one run. Prints as a table.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// In the order of adding.
+    pub operators: Vec<OperatorReport>,
+    /// From the first `start` to the last `stop`.
+    pub elapsed: Duration,
+    /// Messages that were sent and that nobody took, because their reader ended before.
+    pub untaken: u64,
+}
+
+/// What one operator did.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct OperatorReport {
+    /// Its name.
+    pub name: Arc<str>,
+    /// How often `compute` was called.
+    pub runs: u64,
+    /// Messages taken from all inputs.
+    pub messages_in: u64,
+    /// Messages sent from all outputs.
+    pub messages_out: u64,
+    /// Bytes of them: the valid part of envelopes, the size of everything else.
+    pub bytes_in: u64,
+    /// Bytes of them.
+    pub bytes_out: u64,
+    /// The host's time from each run's begin to its end, what it awaited in between included.
+    pub busy: Duration,
+}
+
+impl Report {
+    /// The report of one operator.
+    pub fn operator(&self, name: &str) -> Option<&OperatorReport> {
+        self.operators.iter().find(|operator| &*operator.name == name)
+    }
+
+    pub(super) fn add(&mut self, name: Arc<str>, tally: &Tally) {
+        self.operators.push(OperatorReport {
+            name,
+            runs: tally.runs,
+            messages_in: tally.received.messages,
+            messages_out: tally.sent.messages,
+            bytes_in: tally.received.bytes,
+            bytes_out: tally.sent.bytes,
+            busy: tally.busy,
+        });
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.operators.iter().map(|operator| operator.name.chars().count()).max().unwrap_or(0).max(8);
+        writeln!(
+            f,
+            "{:width$} {:>10} {:>10} {:>10} {:>14} {:>14} {:>12}",
+            "operator", "runs", "in", "out", "bytes in", "bytes out", "busy ms"
+        )?;
+        for operator in &self.operators {
+            writeln!(
+                f,
+                "{:width$} {:>10} {:>10} {:>10} {:>14} {:>14} {:>12.3}",
+                operator.name,
+                operator.runs,
+                operator.messages_in,
+                operator.messages_out,
+                operator.bytes_in,
+                operator.bytes_out,
+                operator.busy.as_secs_f64() * 1e3
+            )?;
+        }
+        write!(f, "{:.3} ms in all", self.elapsed.as_secs_f64() * 1e3)?;
+        if self.untaken > 0 {
+            write!(f, ", {} messages never taken", self.untaken)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! [`Running`]: a flow at work.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tokio::sync::oneshot;
+
+use super::{
+    Report,
+    drive::{Control, Finished},
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    operator::seat::Seat,
+};
+
+/// A flow that runs in the background: a future of its [`Report`].
+///
+/// # Cancel safety
+/// Dropping it aborts the flow: operators are dropped at the await they are in, and every `stop` still runs, in the
+/// background, while the runtime lives.
+#[must_use = "dropping it aborts the flow"]
+pub struct Running {
+    control: Arc<Control>,
+    finished: oneshot::Receiver<Finished>,
+    seats: Vec<Box<dyn Seat>>,
+    done: bool,
+}
+
+impl Running {
+    pub(super) fn new(control: Arc<Control>, finished: oneshot::Receiver<Finished>) -> Self {
+        Self { control, finished, seats: Vec::new(), done: false }
+    }
+
+    /// Ends the flow by draining it: its sources do not run again, what is under way goes to its end.
+    pub fn stop(&self) {
+        self.control.stop();
+    }
+
+    /// Ends the flow at once: operators are dropped at the await they are in, then every `stop` runs. The future
+    /// resolves with [`Cancelled`](ErrorKind::Cancelled).
+    pub fn abort(&self) {
+        self.control.abort();
+    }
+
+    /// The operators, once it has resolved.
+    pub(super) fn seats(mut self) -> Vec<Box<dyn Seat>> {
+        std::mem::take(&mut self.seats)
+    }
+}
+
+impl Future for Running {
+    type Output = Result<Report>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Report>> {
+        if self.done {
+            return Poll::Ready(Err(Error::new(ErrorKind::Usage, "this flow's end was awaited before")));
+        }
+        Pin::new(&mut self.finished).poll(cx).map(|finished| {
+            self.done = true;
+            match finished {
+                Ok(finished) => {
+                    self.seats = finished.seats;
+                    finished.outcome
+                }
+                Err(_) => Err(Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")),
+            }
+        })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.done {
+            self.control.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").field("done", &self.done).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,247 @@
+//! [`Envelope`]: a piece of memory lent by a hub, with a valid part.
+
+use std::{fmt, marker::PhantomData, sync::Weak};
+
+use super::{Message, pool::Pool};
+use crate::{
+    device::Device,
+    error::{Error, ErrorKind, Result},
+    memory::{Buffer, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Plain, View, ViewMut},
+};
+
+/// Memory for elements of one type, at one place: a device or the host. The first [`len`](Self::len) elements are its
+/// valid part: what kernels see, what copies move, what the host reads.
+///
+/// It belongs to the hub that allocated it. Dropping it sends it home, where it is used again as soon as what is still
+/// in flight on it is ordered before; passing it on ([`Output::send`](crate::Output::send)) lends it further.
+///
+/// Kernels take it as a slice argument. The host reads and writes it through `.await`, if it lies on the host.
+pub struct Envelope<T: Plain> {
+    raw: RawEnvelope,
+    of: PhantomData<fn() -> T>,
+}
+
+/// An envelope whatever its elements are; what a hub moves.
+#[doc(hidden)]
+pub struct RawEnvelope {
+    /// Only gone while it is dropped.
+    memory: Option<Memory>,
+    /// Of the valid part.
+    bytes: usize,
+    home: Weak<Pool>,
+}
+
+impl RawEnvelope {
+    pub(crate) fn new(memory: Memory, home: Weak<Pool>) -> Self {
+        Self { memory: Some(memory), bytes: 0, home }
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        match &self.memory {
+            Some(memory) => memory,
+            None => unreachable!("an envelope has its memory until it is dropped"),
+        }
+    }
+
+    fn memory_mut(&mut self) -> &mut Memory {
+        match &mut self.memory {
+            Some(memory) => memory,
+            None => unreachable!("an envelope has its memory until it is dropped"),
+        }
+    }
+
+    /// Bytes of the valid part.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn set_bytes(&mut self, bytes: usize) {
+        self.bytes = bytes;
+    }
+
+    pub(crate) fn home(&self) -> &Weak<Pool> {
+        &self.home
+    }
+}
+
+impl Drop for RawEnvelope {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        // A hub that is gone has no use for it: the memory is freed once nothing uses it.
+        if let Some(home) = self.home.upgrade() {
+            home.put(memory);
+        }
+    }
+}
+
+impl<T: Plain> Envelope<T> {
+    pub(crate) fn of_raw(raw: RawEnvelope) -> Self {
+        Self { raw, of: PhantomData }
+    }
+
+    /// Elements of the valid part.
+    pub fn len(&self) -> usize {
+        self.raw.bytes / size_of::<T>()
+    }
+
+    /// True if nothing in it is valid.
+    pub fn is_empty(&self) -> bool {
+        self.raw.bytes == 0
+    }
+
+    /// Elements that it has room for; fixed.
+    pub fn capacity(&self) -> usize {
+        self.raw.memory().bytes() / size_of::<T>()
+    }
+
+    /// Says how many elements are valid.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if it has no room for so many.
+    pub fn set_len(&mut self, len: usize) -> Result<()> {
+        if len > self.capacity() {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("{len} elements cannot be valid in an envelope for {}", self.capacity()),
+            ));
+        }
+        self.raw.bytes = len * size_of::<T>();
+        Ok(())
+    }
+
+    /// Where it lies: `cuda:0`, `the host`.
+    pub fn location(&self) -> &str {
+        self.raw.memory().location()
+    }
+
+    /// True if it lies on the host.
+    pub fn is_host(&self) -> bool {
+        self.raw.memory().is_host()
+    }
+
+    /// The device that it lies on, or whose copies it is page-locked for.
+    pub fn device(&self) -> &Device {
+        self.raw.memory().device()
+    }
+
+    /// The valid part, once what writes it is done. On the host.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if it lies on a device; [`DeviceLost`](ErrorKind::DeviceLost) if the write never
+    /// ends.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn read(&self) -> Result<&[T]> {
+        self.raw.memory().host_access(false).wait().await?;
+        self.as_slice()
+    }
+
+    /// The valid part to write to, once nothing uses it any more. On the host.
+    ///
+    /// # Errors
+    /// As [`Envelope::read`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn write(&mut self) -> Result<&mut [T]> {
+        self.idle().await?;
+        self.as_mut_slice()
+    }
+
+    /// All it has room for, to write to, once nothing uses it any more. On the host. [`set_len`](Self::set_len) then
+    /// says how much of it is valid.
+    ///
+    /// # Errors
+    /// As [`Envelope::read`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn space(&mut self) -> Result<&mut [T]> {
+        self.idle().await?;
+        self.as_mut_space()
+    }
+
+    /// Resolves when nothing that was enqueued uses it any more. Then the host may touch it, on any thread, through the
+    /// methods that do not wait.
+    pub fn idle(&self) -> HostAccess {
+        self.raw.memory().host_access(true)
+    }
+
+    /// The valid part, without waiting. On the host.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if it lies on a device, or while a write is in flight.
+    pub fn as_slice(&self) -> Result<&[T]> {
+        Ok(&bytemuck::cast_slice(self.raw.memory().host_slice()?)[..self.len()])
+    }
+
+    /// The valid part to write to, without waiting. On the host.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if it lies on a device, or while anything uses it.
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+        let len = self.len();
+        Ok(&mut self.as_mut_space()?[..len])
+    }
+
+    /// All it has room for, to write to, without waiting. On the host.
+    ///
+    /// # Errors
+    /// As [`Envelope::as_mut_slice`].
+    pub fn as_mut_space(&mut self) -> Result<&mut [T]> {
+        let whole = self.capacity() * size_of::<T>();
+        Ok(bytemuck::cast_slice_mut(&mut self.raw.memory_mut().host_slice_mut()?[..whole]))
+    }
+}
+
+/// A buffer of the user's own as an envelope, all of it valid. It has no home: it is freed after its last use.
+impl<T: Plain> From<Buffer<T>> for Envelope<T> {
+    fn from(buffer: Buffer<T>) -> Self {
+        let bytes = buffer.len() * size_of::<T>();
+        let mut raw = RawEnvelope::new(buffer.into_memory(), Weak::new());
+        raw.set_bytes(bytes);
+        Self::of_raw(raw)
+    }
+}
+
+impl<T: Plain> Message for Envelope<T> {
+    const CARRIES_ENVELOPES: bool = true;
+
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+        visit(&mut self.raw);
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        self.raw.bytes
+    }
+}
+
+impl<T: Plain> DeviceSlice<T> for Envelope<T> {
+    fn view(&self) -> View<'_> {
+        View { memory: self.raw.memory(), len: self.len() }
+    }
+}
+
+impl<T: Plain> DeviceSliceMut<T> for Envelope<T> {
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        ViewMut(self.view())
+    }
+}
+
+impl<T: Plain> fmt::Debug for Envelope<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Envelope")
+            .field("of", &std::any::type_name::<T>())
+            .field("len", &self.len())
+            .field("capacity", &self.capacity())
+            .field("at", &self.location())
+            .finish()
+    }
+}
+
+impl fmt::Debug for RawEnvelope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawEnvelope").field("memory", &self.memory).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}

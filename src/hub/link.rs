@@ -1,0 +1,399 @@
+//! The two ends of a hub, and what happens in between.
+//!
+//! [`Link`] puts the [`queue`](super::queue), the [pools](super::pool) and the copies together. Nobody runs it: whoever
+//! sends a message, or gives back an envelope that a message was waiting for, moves what can be moved. A move only
+//! enqueues; no lock of this hub is held while it does, nor while envelopes go home to other hubs.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Waker,
+};
+
+use smallvec::SmallVec;
+
+use super::{
+    Message,
+    envelope::RawEnvelope,
+    pool::Pool,
+    queue::{Answer, Queue},
+};
+use crate::{
+    device::Device,
+    error::{Error, ErrorKind, Result},
+    memory::transfer,
+    stream::Stream,
+};
+
+/// Envelopes that have been replaced and go home once no lock is held.
+type Replaced = SmallVec<[RawEnvelope; 2]>;
+
+/// What a hub is made from, once everything is known.
+#[derive(Debug)]
+pub(crate) struct LinkPlan {
+    pub(crate) name: Arc<str>,
+    pub(crate) capacity: usize,
+    pub(crate) envelopes: usize,
+    /// For blanks on the writer's side.
+    pub(crate) writer_bytes: Option<usize>,
+    /// For copies on the reader's side, if it is elsewhere.
+    pub(crate) reader_bytes: Option<usize>,
+    pub(crate) writer: Device,
+    pub(crate) reader: Device,
+    /// Host memory is page-locked for this device.
+    pub(crate) near: Device,
+}
+
+/// A hub at work.
+struct Link<M: Message> {
+    name: Arc<str>,
+    queue: Queue<M>,
+    reader: Device,
+    blanks: Option<Arc<Pool>>,
+    arrivals: Option<Arc<Pool>>,
+    copies: Option<Stream>,
+    failed: OnceLock<Error>,
+    untaken: AtomicUsize,
+}
+
+/// The writer's end. Dropping it ends the reader, after what lies in the queue.
+pub(crate) struct Sender<M: Message>(Arc<Link<M>>);
+
+/// The reader's end. Dropping it hands back what was never taken.
+pub(crate) struct Receiver<M: Message>(Arc<Link<M>>);
+
+/// What a flow asks of a hub, whatever its messages are.
+pub(crate) trait HubState: Send + Sync {
+    /// Messages in the queue.
+    fn queued(&self) -> usize;
+    /// Messages that the reader left when it ended.
+    fn untaken(&self) -> usize;
+    /// What the writer waits for, if it cannot send.
+    fn writer_lacks(&self) -> Option<String>;
+    /// What the reader waits for, if it cannot take.
+    fn reader_lacks(&self) -> Option<String>;
+}
+
+/// Makes a hub: allocates its envelopes and its copy stream.
+pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<(Sender<M>, Receiver<M>, Arc<dyn HubState>)> {
+    let name = &plan.name;
+    let pool = |bytes: Option<usize>, at: &Device| -> Result<Option<Arc<Pool>>> {
+        let Some(bytes) = bytes else { return Ok(None) };
+        let made = Pool::new(name, plan.envelopes, bytes, at, &plan.near);
+        made.map(Some).map_err(|error| {
+            let place = if at.is_host() { "the host" } else { at.name() };
+            error.at(format!("hub `{name}` needs {} envelopes of {bytes} bytes on {place}", plan.envelopes))
+        })
+    };
+    let blanks = pool(plan.writer_bytes, &plan.writer)?;
+    let arrivals = pool(plan.reader_bytes, &plan.reader)?;
+    let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
+    let copies = match &arrivals {
+        Some(_) => Some(Stream::named(copier, format!("copies of {name}"))?),
+        None => None,
+    };
+    let link = Arc::new(Link {
+        name: name.clone(),
+        queue: Queue::new(plan.capacity),
+        reader: plan.reader,
+        blanks,
+        arrivals,
+        copies,
+        failed: OnceLock::new(),
+        untaken: AtomicUsize::new(0),
+    });
+    if let Some(pool) = &link.blanks {
+        let link = Arc::downgrade(&link);
+        pool.listen(Box::new(move || {
+            if let Some(link) = link.upgrade() {
+                link.queue.wake_writer();
+            }
+        }));
+    }
+    if let Some(pool) = &link.arrivals {
+        let link = Arc::downgrade(&link);
+        pool.listen(Box::new(move || {
+            if let Some(link) = link.upgrade() {
+                // An error is kept for both ends.
+                let _ = link.pump();
+            }
+        }));
+    }
+    Ok((Sender(link.clone()), Receiver(link.clone()), link))
+}
+
+impl<M: Message> Link<M> {
+    /// Moves every message that can be moved.
+    fn pump(&self) -> Result<()> {
+        let mut replaced = Replaced::new();
+        while let Some(mut message) = self.queue.begin_move() {
+            let outcome = self.bring(&mut message, &mut replaced);
+            let (orphan, again) = self.queue.end_move(message, matches!(outcome, Ok(true)));
+            self.untaken.fetch_add(usize::from(orphan.is_some()), Ordering::Relaxed);
+            drop(orphan);
+            replaced.clear();
+            if let Err(error) = outcome {
+                let error = error.at(format!("hub `{}`", self.name));
+                // The first failure stays.
+                let _ = self.failed.set(error.again());
+                self.queue.wake_both();
+                return Err(error);
+            }
+            if !again {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings all envelopes of a message to where the reader is. False if one lacks an envelope to be copied to.
+    fn bring(&self, message: &mut M, replaced: &mut Replaced) -> Result<bool> {
+        let mut outcome = Ok(true);
+        message.envelopes(&mut |envelope| {
+            if matches!(outcome, Ok(true)) {
+                outcome = self.bring_one(envelope, replaced);
+            }
+        });
+        outcome
+    }
+
+    fn bring_one(&self, envelope: &mut RawEnvelope, replaced: &mut Replaced) -> Result<bool> {
+        if envelope.memory().is_at(&self.reader) {
+            return Ok(true);
+        }
+        let (Some(arrivals), Some(copies)) = (&self.arrivals, &self.copies) else {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "an envelope on {} was sent, but the hub has none on {} to copy it to: its writer was expected to \
+                     make its envelopes where it runs",
+                    envelope.memory().location(),
+                    self.reader
+                ),
+            ));
+        };
+        if envelope.bytes() > arrivals.bytes() {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "{} valid bytes do not fit into its envelopes of {}: set `envelope_bytes`",
+                    envelope.bytes(),
+                    arrivals.bytes()
+                ),
+            ));
+        }
+        let Some(mut arrival) = arrivals.take() else { return Ok(false) };
+        arrival.set_bytes(envelope.bytes());
+        transfer::copy(copies, envelope.memory(), arrival.memory(), envelope.bytes())?;
+        // Marked now: whoever waits for it waits for this copy and for none after it.
+        arrival.memory().commit()?;
+        replaced.push(std::mem::replace(envelope, arrival));
+        Ok(true)
+    }
+
+    /// Notes with the owners of passed-on envelopes that they lie here, or no longer.
+    fn lend(&self, message: &mut M, change: isize) {
+        message.envelopes(&mut |envelope| {
+            let Some(home) = envelope.home().upgrade() else { return };
+            let own = [&self.blanks, &self.arrivals].into_iter().flatten().any(|pool| Arc::ptr_eq(pool, &home));
+            if !own {
+                home.lent(&self.name, change);
+            }
+        });
+    }
+
+    fn check(&self) -> Result<()> {
+        self.failed.get().map_or(Ok(()), |error| Err(error.again()))
+    }
+}
+
+impl<M: Message> Sender<M> {
+    /// Room in the queue, and a blank envelope where the hub has such?
+    pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
+        let link = &*self.0;
+        if link.failed.get().is_some() {
+            return Answer::Yes;
+        }
+        match link.queue.poll_room(waker) {
+            Answer::Yes => self.poll_blank(waker),
+            other => other,
+        }
+    }
+
+    /// Room in the queue?
+    pub(crate) fn poll_queue(&self, waker: &Waker) -> Answer {
+        if self.0.failed.get().is_some() { Answer::Yes } else { self.0.queue.poll_room(waker) }
+    }
+
+    /// A blank envelope, where the hub has such?
+    pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
+        let link = &*self.0;
+        let Some(blanks) = &link.blanks else { return Answer::Yes };
+        if blanks.has_one() || link.failed.get().is_some() {
+            return Answer::Yes;
+        }
+        link.queue.keep_writer(waker);
+        if link.queue.reader_gone() {
+            return Answer::Never;
+        }
+        // Asked again: one may have come home before the waker was kept.
+        if blanks.has_one() { Answer::Yes } else { Answer::Wait }
+    }
+
+    /// A blank envelope, if there is one; an error if the hub has none at all.
+    pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
+        let link = &*self.0;
+        link.check()?;
+        match &link.blanks {
+            Some(blanks) => Ok(blanks.take()),
+            None => Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "hub `{}` has no blank envelopes: say how large they are, with `#[output(envelope_bytes = ..)]` or \
+                     `Hub::envelope_bytes`",
+                    link.name
+                ),
+            )),
+        }
+    }
+
+    /// Sends, if there is room; otherwise the message comes back.
+    pub(crate) fn try_send(&self, mut message: M) -> Result<Result<(), M>> {
+        let link = &*self.0;
+        link.check()?;
+        if !M::CARRIES_ENVELOPES {
+            return Ok(link.queue.push(message, true));
+        }
+        let mut committed = Ok(());
+        message.envelopes(&mut |envelope| {
+            if committed.is_ok() {
+                committed = envelope.memory().commit();
+            }
+        });
+        committed?;
+        link.lend(&mut message, 1);
+        match link.queue.push(message, false) {
+            Ok(()) => link.pump().map(Ok),
+            Err(mut message) => {
+                link.lend(&mut message, -1);
+                Ok(Err(message))
+            }
+        }
+    }
+
+    pub(crate) fn reader_gone(&self) -> bool {
+        self.0.queue.reader_gone()
+    }
+
+    pub(crate) fn hub(&self) -> &str {
+        &self.0.name
+    }
+}
+
+impl<M: Message> Receiver<M> {
+    /// A message to take?
+    pub(crate) fn poll_message(&self, waker: &Waker) -> Answer {
+        if self.0.failed.get().is_some() {
+            return Answer::Yes;
+        }
+        match self.0.queue.poll_message(waker) {
+            // Asked again: it may have failed before the waker was kept.
+            Answer::Wait if self.0.failed.get().is_some() => Answer::Yes,
+            other => other,
+        }
+    }
+
+    /// Takes the first message, if it is there.
+    pub(crate) fn take(&self) -> Result<Option<M>> {
+        let link = &*self.0;
+        link.check()?;
+        let mut message = link.queue.take();
+        if M::CARRIES_ENVELOPES && let Some(message) = &mut message {
+            link.lend(message, -1);
+        }
+        Ok(message)
+    }
+
+    /// Messages that can be taken now.
+    pub(crate) fn len(&self) -> usize {
+        self.0.queue.ready()
+    }
+
+    pub(crate) fn hub(&self) -> &str {
+        &self.0.name
+    }
+}
+
+impl<M: Message> Drop for Sender<M> {
+    fn drop(&mut self) {
+        self.0.queue.close_writer();
+    }
+}
+
+impl<M: Message> Drop for Receiver<M> {
+    fn drop(&mut self) {
+        let mut left = self.0.queue.close_reader();
+        for message in left.iter_mut().flatten() {
+            self.0.untaken.fetch_add(1, Ordering::Relaxed);
+            self.0.lend(message, -1);
+        }
+    }
+}
+
+impl<M: Message> HubState for Link<M> {
+    fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn untaken(&self) -> usize {
+        self.untaken.load(Ordering::Relaxed)
+    }
+
+    fn writer_lacks(&self) -> Option<String> {
+        if self.queue.reader_gone() {
+            return None;
+        }
+        if self.queue.len() >= self.queue.capacity() {
+            return Some(format!("room in hub `{}`: all {} places are taken", self.name, self.queue.capacity()));
+        }
+        let blanks = self.blanks.as_ref().filter(|blanks| !blanks.has_one())?;
+        Some(format!("a blank envelope: {}", blanks.whereabouts()))
+    }
+
+    fn reader_lacks(&self) -> Option<String> {
+        if self.queue.ready() > 0 || (self.queue.writer_gone() && self.queue.len() == 0) {
+            return None;
+        }
+        if self.queue.len() == 0 {
+            return Some(format!("a message in hub `{}`", self.name));
+        }
+        let arrivals = self.arrivals.as_ref()?;
+        let place = if self.reader.is_host() { "the host" } else { self.reader.name() };
+        Some(format!("an envelope on {place}: {}", arrivals.whereabouts()))
+    }
+}
+
+impl<M: Message> fmt::Debug for Link<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("name", &self.name)
+            .field("queued", &self.queue.len())
+            .field("ready", &self.queue.ready())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: Message> fmt::Debug for Sender<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<M: Message> fmt::Debug for Receiver<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,219 @@
+//! Hubs: async channels of device-resident envelopes.
+//!
+//! A hub joins an output to an input. It is a queue and, where the messages are envelopes, the owner of those
+//! envelopes: it allocates them once, lends them to the writer, copies what was written to where the reader is, and
+//! takes them back.
+//!
+//! ```text
+//!              writer's side                       reader's side
+//!   pool ──> blank ──> send ──> [ queue: copy ──> envelope ] ──> take
+//!     ^                            (copy stream)     |             |
+//!     └──── home, when the copy has read it ─────────┘      home ──┘ after its last use
+//! ```
+//!
+//! The copy is enqueued as soon as there is an envelope to copy to, before the reader asks: while the reader works on
+//! one, the next is on its way. Only the valid part is copied. An envelope that the reader passes on into a further hub
+//! still belongs to this one, and goes home after its last reader there.
+
+mod envelope;
+pub(crate) mod link;
+pub(crate) mod pool;
+pub(crate) mod queue;
+
+pub use envelope::{Envelope, RawEnvelope};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// What a hub is to be like: how many messages it queues, how many envelopes it has and how large they are.
+///
+/// [`Flow::connect`](crate::Flow::connect) makes a queue of one with two envelopes a location; with
+/// [`Flow::connect_with`](crate::Flow::connect_with) it is said here.
+///
+/// ```
+/// use wakeline::Hub;
+/// let hub = Hub::bounded(2).envelopes(3).envelope_bytes(4 << 20);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hub {
+    pub(crate) capacity: Option<usize>,
+    pub(crate) envelopes: Option<usize>,
+    pub(crate) envelope_bytes: Option<usize>,
+}
+
+/// Messages that a hub queues if nobody says otherwise.
+pub(crate) const DEFAULT_CAPACITY: usize = 1;
+/// Envelopes a location if nobody says otherwise: one works, two overlap.
+pub(crate) const DEFAULT_ENVELOPES: usize = 2;
+
+impl Hub {
+    /// A queue of `capacity` messages; a full one holds the writer up. 0 is an error before running.
+    #[must_use]
+    pub fn bounded(capacity: usize) -> Self {
+        Self { capacity: Some(capacity), ..Self::default() }
+    }
+
+    /// So many envelopes on each side. 0 is an error before running.
+    #[must_use]
+    pub fn envelopes(mut self, count: usize) -> Self {
+        self.envelopes = Some(count);
+        self
+    }
+
+    /// Each envelope holds so many bytes. The writer gets blank ones of this size from
+    /// [`Output::blank`](crate::Output::blank).
+    ///
+    /// Leave it out where the writer only passes envelopes on: then the size is that of the largest it can be given.
+    #[must_use]
+    pub fn envelope_bytes(mut self, bytes: usize) -> Self {
+        self.envelope_bytes = Some(bytes);
+        self
+    }
+
+    /// What was said here, then what `defaults` says.
+    pub(crate) fn or(self, defaults: Hub) -> Self {
+        Self {
+            capacity: self.capacity.or(defaults.capacity),
+            envelopes: self.envelopes.or(defaults.envelopes),
+            envelope_bytes: self.envelope_bytes.or(defaults.envelope_bytes),
+        }
+    }
+}
+
+/// What travels between operators.
+///
+/// Implemented for numbers, strings, byte strings, vectors, boxes, options, tuples and arrays of host data, and for
+/// [`Envelope`]. Derive it for your own types; mark fields that hold envelopes, so that the hub finds and moves them:
+///
+/// ```
+/// use wakeline::{Envelope, Message};
+///
+/// #[derive(Message)]
+/// struct Frame {
+///     number: u64,
+///     #[envelope]
+///     pixels: Envelope<u8>,
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot travel between operators",
+    label = "not a `Message`",
+    note = "derive it: `#[derive(wakeline::Message)]`; for a type of another crate, wrap it: `wakeline::Host<{Self}>`"
+)]
+pub trait Message: Send + 'static {
+    /// Whether there is anything for a hub to move.
+    const CARRIES_ENVELOPES: bool = false;
+
+    /// Shows every envelope in it.
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+        let _ = visit;
+    }
+
+    /// Its size, for the report: the valid part of envelopes, and what lies on the stack of everything else.
+    fn size_in_bytes(&self) -> usize {
+        size_of_val(self)
+    }
+}
+
+/// Any host data as a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Host<T>(pub T);
+
+impl<T: Send + 'static> Message for Host<T> {}
+
+macro_rules! host_messages {
+    ($($type:ty),* $(,)?) => { $(impl Message for $type {})* };
+}
+
+host_messages!(
+    (), bool, char, u8, i8, u16, i16, u32, i32, u64, i64, u128, i128, usize, isize, f32, f64,
+    std::time::Instant, std::time::SystemTime, std::time::Duration, std::path::PathBuf,
+);
+
+impl Message for String {
+    fn size_in_bytes(&self) -> usize {
+        self.len()
+    }
+}
+
+impl Message for &'static str {
+    fn size_in_bytes(&self) -> usize {
+        self.len()
+    }
+}
+
+impl Message for bytes::Bytes {
+    fn size_in_bytes(&self) -> usize {
+        self.len()
+    }
+}
+
+impl<T: Send + 'static> Message for Vec<T> {
+    fn size_in_bytes(&self) -> usize {
+        size_of_val(&**self)
+    }
+}
+
+impl<T: Send + Sync + ?Sized + 'static> Message for std::sync::Arc<T> {
+    fn size_in_bytes(&self) -> usize {
+        size_of_val(&**self)
+    }
+}
+
+impl<T: Send + 'static, const N: usize> Message for [T; N] {}
+
+impl<M: Message> Message for Box<M> {
+    const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+        (**self).envelopes(visit);
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        (**self).size_in_bytes()
+    }
+}
+
+impl<M: Message> Message for Option<M> {
+    const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+        self.iter_mut().for_each(|message| message.envelopes(visit));
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        self.as_ref().map_or(0, Message::size_in_bytes)
+    }
+}
+
+macro_rules! tuple_messages {
+    ($($name:ident),*) => {
+        impl<$($name: Message),*> Message for ($($name,)*) {
+            const CARRIES_ENVELOPES: bool = $($name::CARRIES_ENVELOPES ||)* false;
+
+            #[allow(non_snake_case)]
+            fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+                let ($($name,)*) = self;
+                $($name.envelopes(visit);)*
+            }
+
+            #[allow(non_snake_case)]
+            fn size_in_bytes(&self) -> usize {
+                let ($($name,)*) = self;
+                0 $(+ $name.size_in_bytes())*
+            }
+        }
+    };
+}
+
+tuple_messages!(A);
+tuple_messages!(A, B);
+tuple_messages!(A, B, C);
+tuple_messages!(A, B, C, D);
+
+/// A capacity or a number of envelopes that can work.
+pub(crate) fn at_least_one(what: &str, number: usize) -> Result<usize> {
+    if number == 0 {
+        return Err(Error::new(ErrorKind::Setup, format!("{what} is 0: nothing could ever pass; at least 1")));
+    }
+    Ok(number)
+}

@@ -1,0 +1,94 @@
+//! The uses of a piece of memory, and the host's wait for them.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    error::Result,
+    stream::{Completed, Ticket},
+};
+
+/// The last write and the reads since.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    pub(super) write: Option<Ticket>,
+    /// One a stream, its latest.
+    reads: SmallVec<[Ticket; 2]>,
+}
+
+impl Uses {
+    pub(super) fn read_by(&mut self, ticket: Ticket) {
+        match self.reads.iter_mut().find(|read| read.stream().is(ticket.stream())) {
+            Some(read) if read.number() < ticket.number() => *read = ticket,
+            Some(_) => {}
+            None => {
+                self.reads.retain(|read| !read.has_passed());
+                self.reads.push(ticket);
+            }
+        }
+    }
+
+    pub(super) fn written_by(&mut self, ticket: Ticket) {
+        self.reads.clear();
+        self.write = Some(ticket);
+    }
+
+    /// All that a write must come after.
+    pub(super) fn all(&self) -> SmallVec<[Ticket; 3]> {
+        self.write.iter().chain(&self.reads).cloned().collect()
+    }
+
+    pub(super) fn forget_passed(&mut self) {
+        self.write.take_if(|write| write.has_passed());
+        self.reads.retain(|read| !read.has_passed());
+    }
+}
+
+/// Resolves when the host may touch a piece of memory.
+///
+/// # Cancel safety
+/// Dropping it does nothing: the work that it waited for goes on.
+#[must_use = "futures do nothing unless awaited"]
+pub struct HostAccess {
+    open: SmallVec<[Completed; 3]>,
+}
+
+impl HostAccess {
+    pub(super) fn new(open: SmallVec<[Ticket; 3]>) -> Self {
+        Self { open: open.into_iter().filter(|ticket| !ticket.has_passed()).map(|ticket| ticket.completed()).collect() }
+    }
+
+    pub(crate) async fn wait(mut self) -> Result<()> {
+        poll_fn(|cx| self.poll_open(cx)).await
+    }
+
+    fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        while let Some(last) = self.open.last_mut() {
+            match Pin::new(last).poll(cx) {
+                Poll::Ready(Ok(())) => drop(self.open.pop()),
+                other => return other,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Future for HostAccess {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.poll_open(cx)
+    }
+}
+
+impl fmt::Debug for HostAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.open).finish()
+    }
+}

@@ -1,0 +1,207 @@
+//! [`Buffer`]: owned memory of a device, or page-locked memory of the host, for elements of one type.
+
+use std::{fmt, marker::PhantomData};
+
+use super::{Memory, Plain};
+use crate::{
+    device::Device,
+    error::{Error, ErrorKind, Result},
+    stream::Stream,
+};
+
+/// Owned memory for `len` elements, on a device or on the host.
+///
+/// Streams may use it in any order: each use waits, on the device, for those it must come after. Dropping it never
+/// blocks: what a stream may still touch is kept until it is done.
+///
+/// ```
+/// use wakeline::{Buffer, Stream, device::{Device, Emulated}};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let device = Device::emulated(Emulated::new());
+/// let stream = Stream::new(&device)?;
+/// let there = Buffer::from_slice(&stream, &[1.0_f32, 2.0, 3.0])?;
+/// assert_eq!(there.to_vec(&stream).await?, [1.0, 2.0, 3.0]);
+/// # Ok::<(), wakeline::Error>(())
+/// # }).unwrap();
+/// ```
+pub struct Buffer<T: Plain> {
+    memory: Memory,
+    len: usize,
+    of: PhantomData<fn() -> T>,
+}
+
+fn bytes_of<T>(len: usize) -> Result<usize> {
+    len.checked_mul(size_of::<T>()).ok_or_else(|| {
+        Error::new(ErrorKind::OutOfMemory, format!("{len} elements of {} bytes overflow an address", size_of::<T>()))
+    })
+}
+
+impl<T: Plain> Buffer<T> {
+    /// Device memory for `len` elements, contents unknown.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers; [`Usage`](ErrorKind::Usage) for no elements, or for the
+    /// host, which has [`Buffer::pinned`].
+    pub fn new(device: &Device, len: usize) -> Result<Self> {
+        Ok(Self { memory: Memory::on(device, bytes_of::<T>(len)?)?, len, of: PhantomData })
+    }
+
+    /// Page-locked memory of the host for `len` elements, which `device` copies to and from without a pause.
+    ///
+    /// # Errors
+    /// As [`Buffer::new`].
+    pub fn pinned(device: &Device, len: usize) -> Result<Self> {
+        Ok(Self { memory: Memory::pinned(device, bytes_of::<T>(len)?)?, len, of: PhantomData })
+    }
+
+    /// Device memory with a copy of `data`, enqueued on `stream`.
+    ///
+    /// # Errors
+    /// As [`Buffer::new`].
+    pub fn from_slice(stream: &Stream, data: &[T]) -> Result<Self> {
+        let mut staged = Self::pinned(stream.device(), data.len())?;
+        staged.as_mut_slice()?.copy_from_slice(data);
+        let mut there = Self::new(stream.device(), data.len())?;
+        stream.copy(&staged, &mut there)?;
+        Ok(there)
+    }
+
+    /// A copy of the elements on the host, made on `stream`, once it is done.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, [`OutOfMemory`](ErrorKind::OutOfMemory) if there is no
+    /// page-locked memory for it.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the copy up; the elements are as they were.
+    pub async fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
+        let mut here = Self::pinned(stream.device(), self.len)?;
+        stream.copy(self, &mut here)?;
+        Ok(here.read().await?.to_vec())
+    }
+
+    pub(crate) fn into_memory(self) -> Memory {
+        self.memory
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: a buffer has at least one element.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device that it belongs to, or whose copies it is page-locked for.
+    pub fn device(&self) -> &Device {
+        self.memory.device()
+    }
+
+    /// True for memory of the host.
+    pub fn is_host(&self) -> bool {
+        self.memory.is_host()
+    }
+
+    /// The elements, once no write to them is in flight. For memory of the host.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for device memory; [`DeviceLost`](ErrorKind::DeviceLost) if the write never ends.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn read(&self) -> Result<&[T]> {
+        self.memory.host_access(false).wait().await?;
+        self.as_slice()
+    }
+
+    /// The elements to write to, once nothing that uses them is in flight. For memory of the host.
+    ///
+    /// # Errors
+    /// As [`Buffer::read`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn write(&mut self) -> Result<&mut [T]> {
+        self.memory.host_access(true).wait().await?;
+        self.as_mut_slice()
+    }
+
+    /// The elements, without waiting. For memory of the host.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for device memory, or while a write is in flight.
+    pub fn as_slice(&self) -> Result<&[T]> {
+        Ok(bytemuck::cast_slice(self.memory.host_slice()?))
+    }
+
+    /// The elements to write to, without waiting. For memory of the host.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for device memory, or while anything that uses them is in flight.
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+        Ok(bytemuck::cast_slice_mut(self.memory.host_slice_mut()?))
+    }
+}
+
+impl<T: Plain> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("of", &std::any::type_name::<T>())
+            .field("len", &self.len)
+            .field("at", &self.memory.location())
+            .finish()
+    }
+}
+
+/// Elements that a kernel or a copy may read: a [`Buffer`], an [`Envelope`](crate::Envelope).
+///
+/// Sealed: what lies behind it has its uses tracked.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not hold elements of `{T}` that a kernel or a copy could read",
+    label = "expected a `Buffer<{T}>` or an `Envelope<{T}>`"
+)]
+pub trait DeviceSlice<T: Plain> {
+    #[doc(hidden)]
+    fn view(&self) -> View<'_>;
+}
+
+/// Elements that a kernel or a copy may write.
+///
+/// Sealed, as [`DeviceSlice`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not hold elements of `{T}` that a kernel or a copy could write",
+    label = "expected a `Buffer<{T}>` or an `Envelope<{T}>`"
+)]
+pub trait DeviceSliceMut<T: Plain>: DeviceSlice<T> {
+    #[doc(hidden)]
+    fn view_mut(&mut self) -> ViewMut<'_>;
+}
+
+/// Borrowed elements: made and used within one enqueue.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) len: usize,
+}
+
+/// Exclusively borrowed elements: nobody else has a view of this memory while it lives, so no launch gets the same
+/// memory twice.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct ViewMut<'a>(pub(crate) View<'a>);
+
+impl<T: Plain> DeviceSlice<T> for Buffer<T> {
+    fn view(&self) -> View<'_> {
+        View { memory: &self.memory, len: self.len }
+    }
+}
+
+impl<T: Plain> DeviceSliceMut<T> for Buffer<T> {
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        ViewMut(self.view())
+    }
+}

@@ -1,0 +1,159 @@
+//! One launch: arguments gathered, order kept, work enqueued, uses noted. What `#[kernel]` generates calls this.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use super::{DeviceSlice, DeviceSliceMut, View};
+use crate::{
+    device::{KernelType, backend::{Address, Arg, KernelDef, Launch, Scalar}},
+    error::{Error, ErrorKind, Result},
+    stream::Stream,
+};
+
+/// A launch in the making.
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub struct Call<'a> {
+    def: &'static KernelDef,
+    stream: &'a Stream,
+    shape: Shape,
+    args: SmallVec<[Given<'a>; 8]>,
+}
+
+enum Given<'a> {
+    Slice { view: View<'a>, bytes: usize, write: bool },
+    Scalar(Scalar),
+}
+
+#[allow(missing_docs)]
+impl<'a> Call<'a> {
+    pub fn new(def: &'static KernelDef, stream: &'a Stream, shape: impl Into<Shape>) -> Self {
+        Self { def, stream, shape: shape.into(), args: SmallVec::new() }
+    }
+
+    pub fn slice<T: KernelType, S: DeviceSlice<T> + ?Sized>(&mut self, slice: &'a S) {
+        let view = slice.view();
+        self.args.push(Given::Slice { view, bytes: view.len * size_of::<T>(), write: false });
+    }
+
+    pub fn slice_mut<T: KernelType, S: DeviceSliceMut<T> + ?Sized>(&mut self, slice: &'a mut S) {
+        let view = slice.view_mut().0;
+        self.args.push(Given::Slice { view, bytes: view.len * size_of::<T>(), write: true });
+    }
+
+    pub fn scalar<T: KernelType>(&mut self, value: T) {
+        const { assert!(size_of::<T>() <= 64 && align_of::<T>() <= 16, "a scalar argument has at most 64 bytes") };
+        let mut scalar = Scalar { bytes: [0; 64], size: size_of::<T>() };
+        scalar.bytes[..scalar.size].copy_from_slice(bytemuck::bytes_of(&value));
+        self.args.push(Given::Scalar(scalar));
+    }
+
+    /// # Safety
+    /// The arguments are those of the kernel's declaration, in its order, and the kernel keeps to its declaration.
+    pub unsafe fn enqueue(self) -> Result<()> {
+        let place = || format!("kernel `{}` on `{}`", self.def.name, self.stream.name());
+        let longest = |write: bool| {
+            let of = |arg: &Given<'_>| match arg {
+                Given::Slice { view, write: writes, .. } if *writes == write => Some(view.len as u64),
+                _ => None,
+            };
+            self.args.iter().filter_map(of).max()
+        };
+        // A kernel of scalars alone runs one block.
+        let elements = longest(true).or_else(|| longest(false)).unwrap_or(1);
+        let Some((grid, block)) = self.shape.resolve(elements).map_err(|error| error.at(place()))? else {
+            return Ok(());
+        };
+        let mut args: SmallVec<[Arg; 8]> = SmallVec::with_capacity(self.args.len());
+        for arg in &self.args {
+            args.push(match arg {
+                Given::Scalar(scalar) => Arg::Scalar(*scalar),
+                Given::Slice { view, bytes, write } => Arg::Slice {
+                    address: self.reachable(view).map_err(|error| error.at(place()))?,
+                    len: view.len as u64,
+                    bytes: *bytes as u64,
+                    write: *write,
+                },
+            });
+        }
+        for arg in &self.args {
+            match arg {
+                Given::Slice { view, write: true, .. } => view.memory.before_write(self.stream),
+                Given::Slice { view, .. } => view.memory.before_read(self.stream),
+                Given::Scalar(_) => Ok(()),
+            }
+            .map_err(|error| error.at(place()))?;
+        }
+        let launch = Launch { kernel: self.def, grid, block, shared_bytes: self.shape.shared_bytes, args: &args };
+        let enqueued = self.stream.enqueue(|backend, raw| {
+            // SAFETY: by this function's contract the arguments are the declaration's. Each slice lies in memory of
+            // this device (`reachable`) and is in bounds; it stays valid until the kernel is done, as the ticket is
+            // noted in it below and memory with an open ticket is parked, not freed.
+            unsafe { backend.launch(raw, &launch) }
+        });
+        let ticket = enqueued.map_err(|error| error.at(place()))?;
+        for arg in &self.args {
+            match arg {
+                Given::Slice { view, write: true, .. } => view.memory.note_write(ticket.clone()),
+                Given::Slice { view, .. } => view.memory.note_read(ticket.clone()),
+                Given::Scalar(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn reachable(&self, view: &View<'_>) -> Result<Address> {
+        let address = view.memory.address()?;
+        if view.memory.device() == self.stream.device() {
+            return Ok(address);
+        }
+        Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "its stream is on {} and an argument on {}: copy it there first",
+                self.stream.device(),
+                view.memory.device()
+            ),
+        ))
+    }
+}
+
+impl fmt::Debug for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").field("kernel", &self.def.name).finish_non_exhaustive()
+    }
+}
+
+/// Grid, block and shared memory, as far as they were set.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    pub(crate) blocks: Option<[u32; 3]>,
+    pub(crate) threads: Option<[u32; 3]>,
+    pub(crate) shared_bytes: u32,
+}
+
+impl Shape {
+    /// Grid and block for so many elements; `None` if there is nothing to do.
+    fn resolve(&self, elements: u64) -> Result<Option<([u32; 3], [u32; 3])>> {
+        /// What CUDA allows in a grid's first dimension, since compute capability 3.0.
+        const MOST_BLOCKS: u64 = (1 << 31) - 1;
+        let threads = self.threads.unwrap_or([256, 1, 1]);
+        let per_block = threads.iter().map(|n| u64::from(*n)).product::<u64>();
+        if per_block == 0 || self.blocks.is_some_and(|blocks| blocks.contains(&0)) {
+            return Err(Error::new(ErrorKind::Usage, format!("{self:?}: every dimension is at least 1")));
+        }
+        match self.blocks {
+            Some(blocks) => Ok(Some((blocks, threads))),
+            None if elements == 0 => Ok(None),
+            None => match u32::try_from(elements.div_ceil(per_block).min(MOST_BLOCKS + 1)) {
+                Ok(blocks) if u64::from(blocks) <= MOST_BLOCKS => Ok(Some(([blocks, 1, 1], threads))),
+                _ => Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("{elements} elements need more than {MOST_BLOCKS} blocks of {per_block}: set the grid"),
+                )),
+            },
+        }
+    }
+}

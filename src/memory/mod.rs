@@ -1,0 +1,269 @@
+//! Memory on devices and page-locked memory of the host, used by any stream, never raced.
+//!
+//! Each piece of memory knows its last write and the reads since, each as a ticket. Whoever uses it on a stream first
+//! makes that stream wait, on the device, for what must come before: a read for the last write, a write for the reads
+//! too. The host reads and writes only after `.await`, or where nothing is in flight.
+//!
+//! ```text
+//!   write on a:  a waits for the last write and all reads;   last write = a's ticket, no reads
+//!   read  on b:  b waits for the last write;                 reads += b's ticket
+//!   drop:        all tickets passed -> freed; otherwise parked, and freed when they have (see `reclaim`)
+//! ```
+//!
+//! A set of reads, not one: re-recording one "read" event forgets the earlier of two readers.
+
+mod access;
+mod buffer;
+pub(crate) mod launch;
+mod reclaim;
+pub(crate) mod transfer;
+
+use std::{
+    fmt,
+    ptr::NonNull,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+pub use access::HostAccess;
+use access::Uses;
+pub use buffer::{Buffer, DeviceSlice, DeviceSliceMut, View, ViewMut};
+use reclaim::{Parked, Reclaim};
+
+use crate::{
+    device::{
+        Device,
+        backend::{Address, Place},
+    },
+    error::{Error, ErrorKind, Result},
+    stream::{Stream, Ticket},
+};
+
+/// Plain data: any bit pattern is a value, there is no padding, and it can be copied byte by byte. Derive
+/// [`bytemuck::Pod`] and [`bytemuck::Zeroable`] for your own types.
+pub trait Plain: bytemuck::Pod + Send + Sync + 'static {}
+
+impl<T: bytemuck::Pod + Send + Sync + 'static> Plain for T {}
+
+/// Where a piece of memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    Device(Address),
+    Host(NonNull<u8>),
+}
+
+/// Owned, untyped memory and what is known of its uses.
+pub(crate) struct Memory {
+    device: Device,
+    home: Home,
+    bytes: usize,
+    uses: Mutex<Uses>,
+    reclaim: Arc<Reclaim>,
+}
+
+// SAFETY: `home` is the only field that is not `Send + Sync` by itself, a pointer to memory that this value owns alone.
+// The host reaches it through `host_slice` (shared, `&self`) and `host_slice_mut` (exclusive, `&mut self`), so Rust's
+// rules for references hold across threads as they would for a `Box<[u8]>`; the device reaches it in the order that
+// `uses` keeps.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Memory of the device, contents unknown.
+    pub(crate) fn on(device: &Device, bytes: usize) -> Result<Self> {
+        Self::make(device, bytes, false)
+    }
+
+    /// Page-locked memory of the host that `device` copies to and from at full speed.
+    pub(crate) fn pinned(device: &Device, bytes: usize) -> Result<Self> {
+        Self::make(device, bytes, true)
+    }
+
+    fn make(device: &Device, bytes: usize, host: bool) -> Result<Self> {
+        if bytes == 0 {
+            return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element"));
+        }
+        device.check()?;
+        let reclaim = Reclaim::of(device);
+        // What is parked and already done counts as free.
+        reclaim.sweep();
+        let backend = device.backend();
+        let made = if host {
+            backend.alloc_host(bytes).map(Home::Host)
+        } else {
+            backend.alloc(bytes as u64).map(Home::Device)
+        };
+        let home = reclaim.heed(device, made)?;
+        if !host {
+            reclaim.counted(bytes);
+        }
+        Ok(Self { device: device.clone(), home, bytes, uses: Mutex::default(), reclaim })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// True if the host can reach it.
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self.home, Home::Host(_))
+    }
+
+    /// Where it lies, for people.
+    pub(crate) fn location(&self) -> &str {
+        if self.is_host() { "the host" } else { self.device.name() }
+    }
+
+    /// True if `device` uses it without a copy.
+    pub(crate) fn is_at(&self, device: &Device) -> bool {
+        if self.is_host() { device.is_host() } else { self.device == *device }
+    }
+
+    /// Its start, for the device's side of the seam. Host memory has no address there.
+    pub(crate) fn address(&self) -> Result<Address> {
+        match self.home {
+            Home::Device(address) => Ok(address),
+            Home::Host(_) => Err(Error::new(
+                ErrorKind::Usage,
+                "a kernel or a fill needs device memory, and this lies on the host: copy it to the device first",
+            )),
+        }
+    }
+
+    /// One end of a copy. It may be written through only under the order that `uses` keeps.
+    fn place(&self) -> Place {
+        match self.home {
+            Home::Device(address) => Place::Device(address),
+            Home::Host(pointer) => Place::Host(pointer.as_ptr()),
+        }
+    }
+
+    fn uses(&self) -> std::sync::MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes `stream` wait for what a read must come after.
+    pub(crate) fn before_read(&self, stream: &Stream) -> Result<()> {
+        self.on_known_device(stream)?;
+        let Some(write) = self.uses().write.clone() else { return Ok(()) };
+        if self.device.tracked() { stream.wait(&write) } else { Ok(()) }
+    }
+
+    /// Makes `stream` wait for what a write must come after.
+    pub(crate) fn before_write(&self, stream: &Stream) -> Result<()> {
+        self.on_known_device(stream)?;
+        if !self.device.tracked() {
+            return Ok(());
+        }
+        let open = self.uses().all();
+        open.iter().try_for_each(|ticket| stream.wait(ticket))
+    }
+
+    fn on_known_device(&self, stream: &Stream) -> Result<()> {
+        if self.device.copies_with(stream.device()) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Usage,
+            format!("{} cannot reach memory of {}: copy it through the host", stream.device(), self.device),
+        ))
+    }
+
+    pub(crate) fn note_read(&self, ticket: Ticket) {
+        self.uses().read_by(ticket);
+    }
+
+    pub(crate) fn note_write(&self, ticket: Ticket) {
+        self.uses().written_by(ticket);
+    }
+
+    /// Marks the last write now, for whoever reads it elsewhere.
+    pub(crate) fn commit(&self) -> Result<()> {
+        let write = self.uses().write.clone();
+        write.map_or(Ok(()), |ticket| ticket.commit())
+    }
+
+    /// What the host must wait for before it reads (`write`: or writes).
+    pub(crate) fn host_access(&self, write: bool) -> HostAccess {
+        let uses = self.uses();
+        HostAccess::new(if write { uses.all() } else { uses.write.iter().cloned().collect() })
+    }
+
+    fn host_pointer(&self) -> Result<NonNull<u8>> {
+        match self.home {
+            Home::Host(pointer) => Ok(pointer),
+            Home::Device(_) => Err(Error::new(
+                ErrorKind::Usage,
+                format!("the host cannot look into memory of {}: copy it to the host first", self.device),
+            )),
+        }
+    }
+
+    /// The bytes, for the host to read. An error if a write is in flight.
+    pub(crate) fn host_slice(&self) -> Result<&[u8]> {
+        let pointer = self.host_pointer()?;
+        self.settled(false)?;
+        self.device.backend().host_access(pointer.as_ptr(), self.bytes, false)?;
+        // SAFETY: the memory is this value's own, `bytes` long and initialised (the seam says so). The device does not
+        // write to it: no write is in flight, and a new one needs `&mut self` while `&self` is borrowed.
+        Ok(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.bytes) })
+    }
+
+    /// The bytes, for the host to write. An error if anything is in flight.
+    pub(crate) fn host_slice_mut(&mut self) -> Result<&mut [u8]> {
+        let pointer = self.host_pointer()?;
+        self.settled(true)?;
+        self.device.backend().host_access(pointer.as_ptr(), self.bytes, true)?;
+        // SAFETY: as in `host_slice`; the device neither reads nor writes it, and any new use needs this value, which is
+        // borrowed exclusively.
+        Ok(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.bytes) })
+    }
+
+    fn settled(&self, write: bool) -> Result<()> {
+        let mut uses = self.uses();
+        uses.forget_passed();
+        let open = if write { uses.all() } else { uses.write.iter().cloned().collect() };
+        drop(uses);
+        for ticket in open {
+            if !ticket.look()? {
+                let stream = ticket.stream().name().to_string();
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("the host would touch memory that stream `{stream}` still uses: await `read()` or `write()` first"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let mut uses = std::mem::take(&mut *self.uses());
+        uses.forget_passed();
+        let parked = Parked { home: self.home, bytes: self.bytes, open: uses.all() };
+        self.reclaim.take(parked);
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("at", &self.location()).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// Bytes of device memory in use by wakeline now.
+    pub fn memory_in_use(&self) -> u64 {
+        Reclaim::of(self).in_use()
+    }
+
+    /// The most bytes of device memory that were in use by wakeline at once.
+    pub fn memory_peak(&self) -> u64 {
+        Reclaim::of(self).peak()
+    }
+}

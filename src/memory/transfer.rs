@@ -1,0 +1,97 @@
+//! Copies and fills, tracked.
+
+use super::{DeviceSlice, DeviceSliceMut, Memory, Plain};
+use crate::{
+    device::backend::Pattern,
+    error::{Error, ErrorKind, Result},
+    stream::Stream,
+};
+
+/// Enqueues a copy of the first `bytes` bytes.
+pub(crate) fn copy(stream: &Stream, from: &Memory, to: &Memory, bytes: usize) -> Result<()> {
+    if bytes > from.bytes() || bytes > to.bytes() {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!("a copy of {bytes} bytes from memory of {} to memory of {}", from.bytes(), to.bytes()),
+        ));
+    }
+    if bytes == 0 {
+        return Ok(());
+    }
+    from.before_read(stream)?;
+    to.before_write(stream)?;
+    // SAFETY: both are at least `bytes` long, as was just checked. They stay valid until the copy is done: the ticket
+    // is noted in both before anybody else can drop them, and memory with an open ticket is parked, not freed.
+    let ticket = stream.enqueue(|backend, raw| unsafe { backend.copy(raw, to.place(), from.place(), bytes as u64) })?;
+    from.note_read(ticket.clone());
+    to.note_write(ticket);
+    Ok(())
+}
+
+impl Stream {
+    /// Enqueues a copy of all elements, between any two places.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if the lengths differ or the devices are of different makes;
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn copy<T: Plain>(
+        &self,
+        from: &(impl DeviceSlice<T> + ?Sized),
+        to: &mut (impl DeviceSliceMut<T> + ?Sized),
+    ) -> Result<()> {
+        let (from, to) = (from.view(), to.view_mut().0);
+        if from.len != to.len {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("a copy of {} elements into {}: the lengths must be the same", from.len, to.len),
+            ));
+        }
+        copy(self, from.memory, to.memory, from.len * size_of::<T>())
+    }
+
+    /// Enqueues a fill of device memory: every element becomes `value`. For elements of 1, 2 or 4 bytes, and for larger
+    /// ones that repeat such a pattern, as zero does.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for memory of the host, or for a value that repeats no 4 bytes;
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn fill<T: Plain>(&self, to: &mut (impl DeviceSliceMut<T> + ?Sized), value: T) -> Result<()> {
+        let to = to.view_mut().0;
+        let bytes = to.len * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let pattern = pattern_of(bytemuck::bytes_of(&value)).ok_or_else(|| {
+            Error::new(ErrorKind::Usage, "a fill repeats 1, 2 or 4 bytes and this value does not: use a kernel")
+        })?;
+        let address = to.memory.address()?;
+        to.memory.before_write(self)?;
+        // SAFETY: the memory is `bytes` long; it stays valid until the fill is done, as the ticket is noted in it.
+        let ticket = self.enqueue(|backend, raw| unsafe { backend.fill(raw, address, pattern, bytes as u64) })?;
+        to.memory.note_write(ticket);
+        Ok(())
+    }
+}
+
+fn pattern_of(value: &[u8]) -> Option<Pattern> {
+    let repeats = |width: usize| value.len().is_multiple_of(width) && value.chunks(width).all(|part| part == &value[..width]);
+    let width = [1, 2, 4].into_iter().find(|width| *width <= value.len() && repeats(*width))?;
+    let mut bits = [0; 4];
+    bits[..width].copy_from_slice(&value[..width]);
+    Some(Pattern { width, bits: u32::from_le_bytes(bits) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_is_the_shortest_that_repeats() {
+        assert_eq!(pattern_of(&[7]), Some(Pattern { width: 1, bits: 7 }));
+        assert_eq!(pattern_of(&1.5_f32.to_le_bytes()), Some(Pattern { width: 4, bits: 1.5_f32.to_bits() }));
+        assert_eq!(pattern_of(&0_f64.to_le_bytes()), Some(Pattern { width: 1, bits: 0 }));
+        assert_eq!(pattern_of(&[1, 2, 1, 2, 1, 2]), Some(Pattern { width: 2, bits: 0x0201 }));
+        assert_eq!(pattern_of(&0.1_f64.to_le_bytes()), None);
+        assert_eq!(pattern_of(&[1, 2, 3]), None);
+    }
+}

@@ -1,0 +1,137 @@
+//! [`Cx`]: what an operator is given beside its ports.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+
+use super::{Ports, node::Node};
+use crate::{
+    condition::Readiness,
+    device::Device,
+    error::{Error, ErrorKind, Result},
+    stream::Stream,
+};
+
+/// An operator's surroundings: its name, its device and stream, and the wait for its next run.
+pub struct Cx {
+    name: Arc<str>,
+    device: Device,
+    stream: Option<Stream>,
+    node: Arc<Node>,
+    finished: bool,
+    pub(crate) runs: u64,
+    pub(crate) busy: Duration,
+    /// When the present run began.
+    begun: Option<Instant>,
+}
+
+impl Cx {
+    pub(crate) fn new(name: Arc<str>, device: Device, node: Arc<Node>) -> Self {
+        Self { name, device, stream: None, node, finished: false, runs: 0, busy: Duration::ZERO, begun: None }
+    }
+
+    /// The operator's name in the flow.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device it was put on; the host if none.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The operator's own stream: taken at its first use, the same ever after. What it touches is ordered onto it, and
+    /// what it sends carries that order along, without a call.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for an operator on the host; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn stream(&mut self) -> Result<&Stream> {
+        let stream = match self.stream.take() {
+            Some(stream) => stream,
+            None if self.device.is_host() => {
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("`{}` is on the host, which has no streams: put it on a device with `.on(&device)`", self.name),
+                ));
+            }
+            None => Stream::named(&self.device, &*self.name)?,
+        };
+        Ok(self.stream.insert(stream))
+    }
+
+    /// This run is the operator's last: it ends after it, as a source does that has no more.
+    pub fn finish(&mut self) {
+        self.finished = true;
+    }
+
+    /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
+    /// False if it may never run again. For operators that override [`run`](super::Operator::run).
+    ///
+    /// # Cancel safety
+    /// Nothing is taken from a port before it resolves; dropping it changes nothing.
+    pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
+        let ran_on = poll_fn(|task| self.poll_ready(ports, task));
+        ran_on.await
+    }
+
+    fn poll_ready<P: Ports>(&mut self, ports: &mut P, task: &mut Context<'_>) -> Poll<bool> {
+        // The end of one run is the beginning of the next, if it does not have to wait.
+        let mut now = self.begun.take().map(|begun| {
+            let now = Instant::now();
+            self.runs += 1;
+            self.busy += now - begun;
+            now
+        });
+        if self.finished || self.node.is_finishing() {
+            return Poll::Ready(false);
+        }
+        // An operator that is always ready yields to others now and then.
+        let budget = ready!(tokio::task::coop::poll_proceed(task));
+        self.node.begin();
+        match ports.poll_ready(task) {
+            Readiness::Ready => {
+                self.node.stay();
+                budget.made_progress();
+                if !ports.claim() {
+                    // Another task was quicker: look again, after it.
+                    task.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                self.begun = Some(now.take().unwrap_or_else(Instant::now));
+                Poll::Ready(true)
+            }
+            Readiness::Wait => {
+                self.node.park();
+                Poll::Pending
+            }
+            Readiness::Never => {
+                self.node.stay();
+                Poll::Ready(false)
+            }
+        }
+    }
+
+    /// The last run's time, if it ended with an error.
+    pub(crate) fn close(&mut self) {
+        if let Some(begun) = self.begun.take() {
+            self.runs += 1;
+            self.busy += begun.elapsed();
+        }
+        self.stream = None;
+        self.finished = false;
+    }
+}
+
+impl fmt::Debug for Cx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cx")
+            .field("name", &self.name)
+            .field("device", &self.device)
+            .field("runs", &self.runs)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,129 @@
+//! [`Node`]: an operator's task as its wakers see it.
+//!
+//! Everything that an operator awaits is polled with the node's waker, which wakes the tokio task behind it and keeps
+//! the [tokens](super::quiet) right. The node also carries the two words from outside: end after this run, and abort.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use futures::task::AtomicWaker;
+
+use super::quiet::{Parking, Tokens};
+use crate::error::{Error, ErrorKind, Result};
+
+/// What all nodes of a flow share.
+#[derive(Debug)]
+pub(crate) struct Rest {
+    pub(crate) tokens: Tokens,
+    /// The flow's own task: woken when the last token is given back.
+    pub(crate) flow: AtomicWaker,
+}
+
+/// One operator's task.
+pub(crate) struct Node {
+    task: AtomicWaker,
+    parking: Parking,
+    rest: Arc<Rest>,
+    finish: AtomicBool,
+    abort: AtomicBool,
+    ended: AtomicBool,
+}
+
+impl Node {
+    pub(crate) fn new(rest: &Arc<Rest>) -> Arc<Self> {
+        Arc::new(Self {
+            task: AtomicWaker::new(),
+            parking: Parking::new(),
+            rest: rest.clone(),
+            finish: AtomicBool::new(false),
+            abort: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Before the ports are asked.
+    pub(crate) fn begin(&self) {
+        self.parking.begin(&self.rest.tokens);
+    }
+
+    /// Something was ready.
+    pub(crate) fn stay(&self) {
+        self.parking.stay(&self.rest.tokens);
+    }
+
+    /// Nothing was.
+    pub(crate) fn park(&self) {
+        if self.parking.park(&self.rest.tokens) {
+            self.rest.flow.wake();
+        }
+    }
+
+    pub(crate) fn is_parked(&self) -> bool {
+        self.parking.is_parked()
+    }
+
+    /// No run after the present one.
+    pub(crate) fn finish(self: &Arc<Self>) {
+        self.finish.store(true, Ordering::Release);
+        self.wake_by_ref();
+    }
+
+    pub(crate) fn is_finishing(&self) -> bool {
+        self.finish.load(Ordering::Acquire)
+    }
+
+    /// Drops what it is doing.
+    pub(crate) fn abort(self: &Arc<Self>) {
+        self.abort.store(true, Ordering::Release);
+        self.wake_by_ref();
+    }
+
+    /// The operator has ended: its token goes for good.
+    pub(crate) fn end(&self) {
+        self.parking.stay(&self.rest.tokens);
+        if !self.ended.swap(true, Ordering::AcqRel) && self.rest.tokens.give_back() {
+            self.rest.flow.wake();
+        }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Polls a future of the operator's, with the node's waker. `None` once it is aborted.
+    pub(crate) fn poll<T>(
+        &self,
+        waker: &Waker,
+        task: &mut Context<'_>,
+        future: impl FnOnce(&mut Context<'_>) -> Poll<Result<T>>,
+    ) -> Poll<Result<T>> {
+        self.task.register(task.waker());
+        if self.abort.load(Ordering::Acquire) {
+            return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
+        }
+        future(&mut Context::from_waker(waker))
+    }
+}
+
+impl Wake for Node {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.parking.wake(&self.rest.tokens);
+        self.task.wake();
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("parking", &self.parking).field("ended", &self.ended).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,488 @@
+//! Ports: the ends of hubs as an operator holds them, and their handles for connecting.
+
+use std::{
+    any::Any,
+    collections::HashMap,
+    fmt,
+    future::poll_fn,
+    marker::PhantomData,
+    task::{Context, Poll},
+};
+
+use crate::{
+    condition::{self, Readiness},
+    error::{Error, ErrorKind, Result},
+    hub::{
+        Envelope, Hub, Message,
+        link::{Receiver, Sender},
+        queue::Answer,
+    },
+    memory::Plain,
+};
+
+/// An operator's ports: a struct of [`Input`]s and [`Output`]s. Derive it.
+///
+/// ```
+/// use wakeline::prelude::*;
+///
+/// #[derive(Ports)]
+/// struct UpperPorts {
+///     /// Lines to shout.
+///     #[input(capacity = 4)]
+///     lines: Input<Envelope<u8>>,
+///     #[output]
+///     shouted: Output<Envelope<u8>>,
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a set of ports",
+    label = "expected a struct with `#[derive(Ports)]`"
+)]
+pub trait Ports: Sized + Send + 'static {
+    /// The ports' handles, for [`Flow::connect`](crate::Flow::connect).
+    type Handles: Copy + Send + Sync + 'static;
+
+    #[doc(hidden)]
+    fn declare(plan: &mut Plan) -> Self::Handles;
+    #[doc(hidden)]
+    fn bind(binder: &mut Binder<'_>) -> Result<Self>;
+    #[doc(hidden)]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness;
+    #[doc(hidden)]
+    fn claim(&mut self) -> bool;
+    #[doc(hidden)]
+    fn unclaim(&mut self);
+    #[doc(hidden)]
+    fn visit(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort));
+}
+
+/// No ports: an operator that runs again and again, or once.
+impl Ports for () {
+    type Handles = ();
+
+    fn declare(_plan: &mut Plan) {}
+
+    fn bind(_binder: &mut Binder<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Readiness {
+        Readiness::Ready
+    }
+
+    fn claim(&mut self) -> bool {
+        true
+    }
+
+    fn unclaim(&mut self) {}
+
+    fn visit(&mut self, _visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {}
+}
+
+/// Messages come in here.
+pub struct Input<M: Message> {
+    receiver: Receiver<M>,
+    traffic: Traffic,
+}
+
+/// Messages go out here.
+pub struct Output<M: Message> {
+    /// `None` once closed.
+    sender: Option<Sender<M>>,
+    traffic: Traffic,
+}
+
+/// What has passed a port.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
+}
+
+impl<M: Message> Input<M> {
+    /// The next message. It is there: the port's condition said so before the operator ran.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if it is taken once more than the condition promised and there is none; what went
+    /// wrong on the way, if something did.
+    pub fn take(&mut self) -> Result<M> {
+        match self.try_take()? {
+            Some(message) => Ok(message),
+            None => Err(Error::new(
+                ErrorKind::Usage,
+                format!("no message in hub `{}`: `take` once a run, or use `try_take`", self.receiver.hub()),
+            )),
+        }
+    }
+
+    /// The next message, if there is one.
+    ///
+    /// # Errors
+    /// What went wrong on the way: a copy that failed, a device that was lost.
+    pub fn try_take(&mut self) -> Result<Option<M>> {
+        let message = self.receiver.take()?;
+        if let Some(message) = &message {
+            self.traffic.messages += 1;
+            self.traffic.bytes += message.size_in_bytes() as u64;
+        }
+        Ok(message)
+    }
+
+    /// Waits for the next message. `None` when the last sender is gone and nothing is left.
+    ///
+    /// # Errors
+    /// As [`Input::try_take`].
+    ///
+    /// # Cancel safety
+    /// A message is taken only as the future resolves: dropping it loses none.
+    pub async fn recv(&mut self) -> Result<Option<M>> {
+        let answer = poll_fn(|cx| match self.receiver.poll_message(cx.waker()) {
+            Answer::Wait => Poll::Pending,
+            answer => Poll::Ready(answer),
+        });
+        match answer.await {
+            Answer::Yes => self.try_take(),
+            _ => Ok(None),
+        }
+    }
+
+    /// Messages that can be taken now.
+    pub fn len(&self) -> usize {
+        self.receiver.len()
+    }
+
+    /// True if none can be taken now.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<M: Message> Output<M> {
+    /// Sends a message, waiting for room if there is none. The first of a run finds room: the port's condition said so.
+    ///
+    /// The order of device work travels with it: whoever uses an envelope next comes after all that was enqueued on it.
+    ///
+    /// # Errors
+    /// [`Closed`](ErrorKind::Closed) if the reader is gone or the port was closed; what went wrong on the way. The
+    /// message is dropped then; [`try_send`](Self::try_send) gives it back.
+    ///
+    /// # Cancel safety
+    /// Dropping the future before it resolves drops the message with it, unsent.
+    pub async fn send(&mut self, message: M) -> Result<()> {
+        let mut message = message;
+        loop {
+            match self.try_send(message)? {
+                Ok(()) => return Ok(()),
+                Err(back) => message = back,
+            }
+            let answer = poll_fn(|cx| match self.sender.as_ref().map(|sender| sender.poll_queue(cx.waker())) {
+                Some(Answer::Wait) => Poll::Pending,
+                answer => Poll::Ready(answer),
+            });
+            if let None | Some(Answer::Never) = answer.await {
+                return Err(self.closed());
+            }
+        }
+    }
+
+    /// Sends a message if there is room; gives it back if not.
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
+        let Some(sender) = self.sender.as_ref().filter(|sender| !sender.reader_gone()) else {
+            return Err(self.closed());
+        };
+        let bytes = message.size_in_bytes() as u64;
+        let sent = sender.try_send(message)?;
+        if sent.is_ok() {
+            self.traffic.messages += 1;
+            self.traffic.bytes += bytes;
+        }
+        Ok(sent)
+    }
+
+    /// Says that nothing more will be sent: the reader ends once it has taken what is left, and so does this operator.
+    pub fn close(&mut self) {
+        self.sender = None;
+    }
+
+    /// True if nothing that is sent can arrive any more.
+    pub fn is_closed(&self) -> bool {
+        self.sender.as_ref().is_none_or(Sender::reader_gone)
+    }
+
+    fn closed(&self) -> Error {
+        match &self.sender {
+            None => Error::new(ErrorKind::Closed, "this output was closed"),
+            Some(sender) => Error::new(ErrorKind::Closed, format!("the reader of hub `{}` has ended", sender.hub())),
+        }
+    }
+}
+
+impl<T: Plain> Output<Envelope<T>> {
+    /// A blank envelope of the hub's, to fill and to send. It is there: the port's condition said so before the
+    /// operator ran; a second one in the same run is waited for.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if nobody said how large the hub's envelopes are, [`Closed`](ErrorKind::Closed) if
+    /// the reader is gone.
+    ///
+    /// # Cancel safety
+    /// An envelope is taken only as the future resolves: dropping it loses none.
+    pub async fn blank(&mut self) -> Result<Envelope<T>> {
+        loop {
+            let Some(sender) = &self.sender else { return Err(self.closed()) };
+            if let Some(raw) = sender.blank()? {
+                return Ok(Envelope::of_raw(raw));
+            }
+            let answer = poll_fn(|cx| match sender.poll_blank(cx.waker()) {
+                Answer::Wait => Poll::Pending,
+                answer => Poll::Ready(answer),
+            });
+            if answer.await == Answer::Never {
+                return Err(self.closed());
+            }
+        }
+    }
+}
+
+impl<M: Message> fmt::Debug for Input<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Input").field(&self.receiver).finish()
+    }
+}
+
+impl<M: Message> fmt::Debug for Output<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Output").field(&self.sender).finish()
+    }
+}
+
+/// Which port of which operator of which flow.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PortId {
+    pub(crate) flow: u64,
+    pub(crate) operator: usize,
+    pub(crate) port: usize,
+}
+
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        pub struct $name<M> {
+            pub(crate) id: PortId,
+            of: PhantomData<fn(M) -> M>,
+        }
+
+        impl<M> Clone for $name<M> {
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<M> Copy for $name<M> {}
+
+        impl<M> fmt::Debug for $name<M> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($name)).field(&self.id).finish()
+            }
+        }
+    };
+}
+
+handle! {
+    /// An input, to connect.
+    InputHandle
+}
+handle! {
+    /// An output, to connect.
+    OutputHandle
+}
+
+/// What a flow knows of a port before it runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PortDecl {
+    pub(crate) name: &'static str,
+    pub(crate) output: bool,
+    pub(crate) hub: Hub,
+    pub(crate) carries_envelopes: bool,
+}
+
+/// Gathers an operator's ports when it is added.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Plan {
+    pub(crate) flow: u64,
+    pub(crate) operator: usize,
+    pub(crate) ports: Vec<PortDecl>,
+}
+
+/// Hands out the ends of hubs when a flow is built.
+#[doc(hidden)]
+pub struct Binder<'a> {
+    pub(crate) ends: &'a mut HashMap<&'static str, Box<dyn Any + Send>>,
+}
+
+impl Binder<'_> {
+    fn end<T: 'static>(&mut self, name: &'static str) -> Result<T> {
+        let missing = || Error::new(ErrorKind::Setup, format!("port `{name}` is not connected"));
+        let end = self.ends.remove(name).ok_or_else(missing)?;
+        end.downcast::<T>().map(|end| *end).map_err(|_| missing())
+    }
+}
+
+impl fmt::Debug for Binder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Binder").field("ends", &self.ends.keys()).finish()
+    }
+}
+
+/// What an attribute said of a port.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use]
+pub struct PortOptions(Hub);
+
+#[allow(missing_docs)]
+impl PortOptions {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn capacity(mut self, capacity: usize) -> Self {
+        self.0.capacity = Some(capacity);
+        self
+    }
+
+    pub fn envelope_bytes(mut self, bytes: usize) -> Self {
+        self.0.envelope_bytes = Some(bytes);
+        self
+    }
+
+    pub fn envelopes(mut self, count: usize) -> Self {
+        self.0.envelopes = Some(count);
+        self
+    }
+}
+
+/// A port, whatever it carries.
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub trait AnyPort {
+    fn is_output(&self) -> bool;
+    fn traffic(&self) -> Traffic;
+}
+
+/// What the derive macro needs of a port.
+#[doc(hidden)]
+#[allow(missing_docs)]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a port",
+    label = "expected `Input<M>` or `Output<M>`, where `M` is a `Message`"
+)]
+pub trait Port: AnyPort + Send + 'static {
+    type Handle: Copy + Send + Sync + 'static;
+    fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> Self::Handle;
+    fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self>
+    where
+        Self: Sized;
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness;
+    fn claim(&mut self) -> bool;
+    fn unclaim(&mut self);
+}
+
+/// A port that `#[input]` may stand on.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(message = "`{Self}` is not an input", label = "`#[input]` stands on an `Input<M>`")]
+pub trait InputPort: Port {}
+
+/// A port that `#[output]` may stand on.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(message = "`{Self}` is not an output", label = "`#[output]` stands on an `Output<M>`")]
+pub trait OutputPort: Port {}
+
+impl<M: Message> InputPort for Input<M> {}
+impl<M: Message> OutputPort for Output<M> {}
+
+impl<M: Message> AnyPort for Input<M> {
+    fn is_output(&self) -> bool {
+        false
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+}
+
+impl<M: Message> AnyPort for Output<M> {
+    fn is_output(&self) -> bool {
+        true
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+}
+
+impl<M: Message> Port for Input<M> {
+    type Handle = InputHandle<M>;
+
+    fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> InputHandle<M> {
+        InputHandle { id: plan.add(name, false, options, M::CARRIES_ENVELOPES), of: PhantomData }
+    }
+
+    fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self> {
+        Ok(Self { receiver: binder.end(name)?, traffic: Traffic::default() })
+    }
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
+        condition::message(&self.receiver, cx)
+    }
+
+    /// This is the only reader: what was there still is.
+    #[inline]
+    fn claim(&mut self) -> bool {
+        true
+    }
+
+    fn unclaim(&mut self) {}
+}
+
+impl<M: Message> Port for Output<M> {
+    type Handle = OutputHandle<M>;
+
+    fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> OutputHandle<M> {
+        OutputHandle { id: plan.add(name, true, options, M::CARRIES_ENVELOPES), of: PhantomData }
+    }
+
+    fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self> {
+        Ok(Self { sender: Some(binder.end(name)?), traffic: Traffic::default() })
+    }
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
+        match &self.sender {
+            Some(sender) => condition::room(sender, cx),
+            None => Readiness::Never,
+        }
+    }
+
+    /// This is the only writer: the room that was there still is.
+    #[inline]
+    fn claim(&mut self) -> bool {
+        true
+    }
+
+    fn unclaim(&mut self) {}
+}
+
+impl Plan {
+    fn add(&mut self, name: &'static str, output: bool, options: PortOptions, carries_envelopes: bool) -> PortId {
+        self.ports.push(PortDecl { name, output, hub: options.0, carries_envelopes });
+        PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1 }
+    }
+}

@@ -1,0 +1,123 @@
+//! An operator in its place in a flow, whatever its type.
+//!
+//! The trait object is used once for each phase; the runs and the messages in between know the operator's own type.
+
+use std::{any::Any, collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
+
+use async_trait::async_trait;
+use futures::FutureExt;
+
+use super::{Binder, Cx, Operator, Plan, PortDecl, Ports, Traffic, node::Node};
+use crate::{
+    device::Device,
+    error::{Error, ErrorKind, Result},
+};
+
+/// The ends of an operator's hubs, by port.
+pub(crate) type Ends = HashMap<&'static str, Box<dyn Any + Send>>;
+
+/// What an operator did in one run of its flow.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) runs: u64,
+    pub(crate) busy: std::time::Duration,
+    pub(crate) received: Traffic,
+    pub(crate) sent: Traffic,
+}
+
+/// One operator, its ports while it runs, and its surroundings.
+#[async_trait]
+pub(crate) trait Seat: Send {
+    /// Gives it its ends and its node.
+    fn bind(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, ends: Ends) -> Result<()>;
+    async fn start(&mut self) -> Result<()>;
+    /// All runs; its ports are closed at the end.
+    async fn run(&mut self) -> Result<()>;
+    async fn stop(&mut self) -> Result<()>;
+    /// Closes what an abort left open.
+    fn close(&mut self);
+    fn tally(&self) -> Tally;
+}
+
+pub(crate) struct Place<O: Operator> {
+    operator: O,
+    ports: Option<O::Ports>,
+    cx: Option<Cx>,
+    tally: Tally,
+}
+
+/// An operator and what it declared.
+pub(crate) fn seat<O: Operator>(
+    operator: O,
+    flow: u64,
+    index: usize,
+) -> (Box<dyn Seat>, Vec<PortDecl>, <O::Ports as Ports>::Handles) {
+    let mut plan = Plan { flow, operator: index, ports: Vec::new() };
+    let handles = O::Ports::declare(&mut plan);
+    let place = Place { operator, ports: None, cx: None, tally: Tally::default() };
+    (Box::new(place), plan.ports, handles)
+}
+
+/// A panic becomes an error, with what it said.
+async fn caught(future: impl Future<Output = Result<()>>) -> Result<()> {
+    AssertUnwindSafe(future).catch_unwind().await.unwrap_or_else(|panic| {
+        let said = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+            (Some(said), _) => said,
+            (_, Some(said)) => said.as_str(),
+            _ => "it did not say why",
+        };
+        Err(Error::new(ErrorKind::Panicked, said))
+    })
+}
+
+fn unbound() -> Error {
+    Error::new(ErrorKind::Usage, "an operator runs only as part of a flow")
+}
+
+#[async_trait]
+impl<O: Operator> Seat for Place<O> {
+    fn bind(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, mut ends: Ends) -> Result<()> {
+        self.ports = Some(O::Ports::bind(&mut Binder { ends: &mut ends })?);
+        self.cx = Some(Cx::new(name, device, node));
+        self.tally = Tally::default();
+        Ok(())
+    }
+
+    async fn start(&mut self) -> Result<()> {
+        let cx = self.cx.as_mut().ok_or_else(unbound)?;
+        caught(self.operator.start(cx)).await
+    }
+
+    async fn run(&mut self) -> Result<()> {
+        let (Some(cx), Some(ports)) = (&mut self.cx, &mut self.ports) else { return Err(unbound()) };
+        let ran = caught(self.operator.run(ports, cx)).await;
+        self.close();
+        ran
+    }
+
+    async fn stop(&mut self) -> Result<()> {
+        let cx = self.cx.as_mut().ok_or_else(unbound)?;
+        let stopped = caught(self.operator.stop(cx)).await;
+        cx.close();
+        stopped
+    }
+
+    fn close(&mut self) {
+        let Some(mut ports) = self.ports.take() else { return };
+        ports.visit(&mut |_, port| {
+            let traffic = port.traffic();
+            let sum = if port.is_output() { &mut self.tally.sent } else { &mut self.tally.received };
+            sum.messages += traffic.messages;
+            sum.bytes += traffic.bytes;
+        });
+        if let Some(cx) = &mut self.cx {
+            cx.close();
+            self.tally.runs = cx.runs;
+            self.tally.busy = cx.busy;
+        }
+    }
+
+    fn tally(&self) -> Tally {
+        self.tally.clone()
+    }
+}

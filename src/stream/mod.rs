@@ -1,0 +1,434 @@
+//! Streams: ordered work on a device, counted in tickets.
+//!
+//! A [`Stream`] runs what is put into it one after the other; streams run beside each other. Every piece of work gets
+//! a [`Ticket`], a number of its stream. "Ticket n has passed" is what everything else here is made of: order between
+//! streams (`stream_b` waits for a ticket of `stream_a`), completion (a [`Completed`] future resolves when a ticket has
+//! passed), the life of memory (it is free when the tickets of its uses have passed).
+//!
+//! ```text
+//!   enqueue ─> ticket 1, 2, 3, 4 ...         under the stream's lock: ticket and enqueue are one step
+//!   mark    ─> an event after ticket 3       recorded where somebody may wait for it, with the stream's clock of then
+//!   wait    ─> the device waits for a mark   unless the order is implied already
+//! ```
+//!
+//! A stream's clock says, for each other stream, up to which ticket this one is ordered after it. Clocks are lower
+//! bounds: forgetting costs a wait, never a race. A wait merges the snapshot that was taken with the mark, never the
+//! other stream's present clock.
+
+pub(crate) mod completion;
+mod completed;
+mod event;
+mod streams;
+
+mod watch;
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use smallvec::SmallVec;
+
+pub use completed::Completed;
+use completion::Completion;
+use event::{Event, EventPool};
+pub(crate) use streams::Streams;
+
+
+use crate::{
+    device::{
+        Device,
+        backend::{Backend, RawStream, StreamSpec},
+    },
+    error::{Error, ErrorKind, Result},
+    sync::lock,
+};
+
+/// Up to which ticket of which stream (by its number) one is ordered.
+type Clock = SmallVec<[(u64, u64); 4]>;
+
+/// A queue of work on one device. A cheap handle: clones are the same stream.
+///
+/// ```
+/// use wakeline::{Stream, device::{Device, Emulated}};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let device = Device::emulated(Emulated::new());
+/// let stream = Stream::new(&device)?;
+/// // ... enqueue work ...
+/// stream.completed().await?;
+/// # Ok::<(), wakeline::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Stream(Arc<Inner>);
+
+pub(crate) struct Inner {
+    device: Device,
+    streams: Arc<Streams>,
+    raw: RawStream,
+    /// Of all streams of the process.
+    id: u64,
+    name: String,
+    order: Mutex<Order>,
+    /// The highest ticket handed out, for a look without the lock.
+    issued: AtomicU64,
+    completion: Completion,
+    /// Carries the host functions that signal: on the stream itself they would hold it up.
+    side: OnceLock<RawStream>,
+    /// On the watch's list.
+    watched: AtomicBool,
+}
+
+/// What changes with each enqueue.
+struct Order {
+    issued: u64,
+    clock: Clock,
+    /// Oldest first; those that have passed go.
+    marks: VecDeque<Mark>,
+}
+
+/// An event behind a ticket.
+#[derive(Clone)]
+struct Mark {
+    ticket: u64,
+    event: Arc<Event>,
+    clock: Clock,
+}
+
+/// A point in a stream's work.
+#[derive(Clone)]
+pub struct Ticket {
+    stream: Stream,
+    number: u64,
+}
+
+impl Stream {
+    /// A new stream on `device`, with the default priority.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for the host, which has none; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn new(device: &Device) -> Result<Self> {
+        Self::named(device, "stream")
+    }
+
+    /// A new stream with a name for logs and for errors that list whose work was lost.
+    ///
+    /// # Errors
+    /// As [`Stream::new`].
+    pub fn named(device: &Device, name: impl Into<String>) -> Result<Self> {
+        static IDS: AtomicU64 = AtomicU64::new(1);
+        device.check()?;
+        let name = name.into();
+        let streams = Streams::of(device);
+        let spec = StreamSpec { name: name.clone(), priority: 0, non_blocking: true };
+        let raw = streams.heed(device.backend().stream_create(&spec))?;
+        let stream = Self(Arc::new(Inner {
+            device: device.clone(),
+            streams,
+            raw,
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            name,
+            order: Mutex::new(Order { issued: 0, clock: Clock::new(), marks: VecDeque::new() }),
+            issued: AtomicU64::new(0),
+            completion: Completion::new(),
+            side: OnceLock::new(),
+            watched: AtomicBool::new(false),
+        }));
+        stream.0.streams.enter(&stream);
+        Ok(stream)
+    }
+
+    /// The device it is on.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Resolves when all that was enqueued until now is done.
+    pub fn completed(&self) -> Completed {
+        Completed::new(self.ticket())
+    }
+
+    /// Work enqueued here from now on waits, on the device, for all that was enqueued into `other` until now.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if the two devices are of different makes, [`DeviceLost`](ErrorKind::DeviceLost)
+    /// after a fault.
+    pub fn wait_for(&self, other: &Stream) -> Result<()> {
+        self.wait(&other.ticket())
+    }
+
+    /// Enqueues a function of the host: it runs when the work before it is done, on a thread of the driver's, and
+    /// holds up this stream until it returns. It must not call into wakeline or the driver, nor wait for anything. It
+    /// is dropped without being called if the device is lost.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
+        let function = Box::new(function);
+        self.enqueue(|backend, raw| backend.host_function(raw, function)).map(drop)
+    }
+
+    /// The ticket of the latest work.
+    pub fn ticket(&self) -> Ticket {
+        Ticket { stream: self.clone(), number: self.0.issued.load(Ordering::Acquire) }
+    }
+
+    pub(crate) fn streams(&self) -> &Arc<Streams> {
+        &self.0.streams
+    }
+
+    pub(crate) fn is(&self, other: &Stream) -> bool {
+        self.0.id == other.0.id
+    }
+
+    /// Puts one piece of work into the stream and gives it the next ticket, as one step.
+    pub(crate) fn enqueue(&self, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
+        let inner = &*self.0;
+        let mut order = lock(&inner.order);
+        inner.device.check()?;
+        let done = work(&**inner.device.backend(), inner.raw);
+        if let Err(error) = done {
+            drop(order);
+            return self.0.streams.heed(Err(error));
+        }
+        order.issued += 1;
+        inner.issued.store(order.issued, Ordering::Release);
+        Ok(Ticket { stream: self.clone(), number: order.issued })
+    }
+
+    /// Work enqueued from now on comes after `ticket`. Says nothing to the device where that is implied already.
+    pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
+        let (inner, other) = (&*self.0, &*ticket.stream.0);
+        if inner.id == other.id || ticket.number == 0 || other.completion.passed() >= ticket.number {
+            return Ok(());
+        }
+        if reached(&lock(&inner.order).clock, other.id) >= ticket.number {
+            return Ok(());
+        }
+        if !inner.device.copies_with(&other.device) {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("{} cannot wait for {}: they are devices of different makes", inner.device, other.device),
+            ));
+        }
+        // One lock after the other, never both: the mark's event is kept alive by its `Arc`.
+        let mark = ticket.stream.mark(ticket.number)?;
+        let mut order = lock(&inner.order);
+        inner.device.check()?;
+        let done = inner.device.backend().stream_wait(inner.raw, mark.event.raw());
+        if let Err(error) = done {
+            drop(order);
+            return inner.streams.heed(Err(error));
+        }
+        for (stream, number) in &mark.clock {
+            reach(&mut order.clock, *stream, *number);
+        }
+        reach(&mut order.clock, other.id, mark.ticket);
+        Ok(())
+    }
+
+    /// The first event at or after a ticket, recorded now if there is none: then it may come late, never early.
+    fn mark(&self, number: u64) -> Result<Mark> {
+        let inner = &*self.0;
+        let mut order = lock(&inner.order);
+        let at = order.marks.partition_point(|mark| mark.ticket < number);
+        if let Some(mark) = order.marks.get(at) {
+            return Ok(mark.clone());
+        }
+        inner.device.check()?;
+        let recorded = self.forget_passed(&mut order).and_then(|()| {
+            let event = EventPool::take(&inner.streams)?;
+            inner.device.backend().event_record(event.raw(), inner.raw)?;
+            Ok(event)
+        });
+        let event = match recorded {
+            Ok(event) => Arc::new(event),
+            Err(error) => {
+                drop(order);
+                return inner.streams.heed(Err(error));
+            }
+        };
+        let mark = Mark { ticket: order.issued, event, clock: order.clock.clone() };
+        order.marks.push_back(mark.clone());
+        Ok(mark)
+    }
+
+    /// Where nobody looks, marks pile up: every so often one in the middle is asked, and if it is done all before it
+    /// go. Their work is done too, so this is also what keeps clocks short.
+    fn forget_passed(&self, order: &mut Order) -> Result<()> {
+        const MANY: usize = 32;
+        if order.marks.len() < MANY || !order.marks.len().is_multiple_of(MANY / 2) {
+            return Ok(());
+        }
+        let middle = order.marks.len() / 2;
+        if self.0.device.backend().event_query(order.marks[middle].event.raw())? {
+            let passed = order.marks[middle].ticket;
+            order.marks.drain(..=middle);
+            self.0.completion.advance(passed);
+        }
+        Ok(())
+    }
+
+    /// Asks the device how far the stream is. An error means that the device is lost.
+    fn look(&self) -> Result<()> {
+        let inner = &*self.0;
+        inner.device.check()?;
+        let mut order = lock(&inner.order);
+        let mut passed = 0;
+        let mut asked = Ok(());
+        while let Some(mark) = order.marks.front() {
+            match inner.device.backend().event_query(mark.event.raw()) {
+                Ok(true) => {
+                    passed = mark.ticket;
+                    order.marks.pop_front();
+                }
+                Ok(false) => break,
+                Err(error) => {
+                    asked = Err(error);
+                    break;
+                }
+            }
+        }
+        drop(order);
+        if passed > 0 {
+            inner.completion.advance(passed);
+        }
+        inner.streams.heed(asked)
+    }
+
+    /// Sees to it that somebody signals when `number` has passed.
+    fn arm(&self, number: u64) -> Result<()> {
+        let mark = self.mark(number)?;
+        if !self.0.completion.arm(mark.ticket) {
+            return Ok(());
+        }
+        let armed = self.signal_after(&mark);
+        if armed.is_err() {
+            self.0.completion.disarm(mark.ticket);
+        }
+        self.0.streams.heed(armed)
+    }
+
+    /// The callback: on a stream at this one's side, behind a wait for the mark.
+    fn signal_after(&self, mark: &Mark) -> Result<()> {
+        let backend = self.0.device.backend();
+        let side = match self.0.side.get() {
+            Some(side) => *side,
+            None => {
+                let spec = StreamSpec { name: format!("{}, signals", self.0.name), priority: 0, non_blocking: true };
+                let made = backend.stream_create(&spec)?;
+                if self.0.side.set(made).is_err() {
+                    backend.stream_destroy(made);
+                }
+                *self.0.side.get().unwrap_or(&made)
+            }
+        };
+        backend.stream_wait(side, mark.event.raw())?;
+        // Weak: a callback that never comes keeps nothing alive, one that comes after the stream has gone does nothing.
+        let (stream, number) = (Arc::downgrade(&self.0), mark.ticket);
+        backend.host_function(
+            side,
+            Box::new(move || {
+                if let Some(stream) = stream.upgrade() {
+                    stream.completion.signal(number);
+                }
+            }),
+        )
+    }
+}
+
+fn reached(clock: &Clock, stream: u64) -> u64 {
+    clock.iter().find(|(of, _)| *of == stream).map_or(0, |(_, number)| *number)
+}
+
+fn reach(clock: &mut Clock, stream: u64, number: u64) {
+    /// A clock is a lower bound: the oldest entry of a long one is given up for a wait that may come once too often.
+    const LONGEST: usize = 32;
+    match clock.iter_mut().find(|(of, _)| *of == stream) {
+        Some((_, at)) => *at = (*at).max(number),
+        None => {
+            if clock.len() == LONGEST {
+                clock.remove(0);
+            }
+            clock.push((stream, number));
+        }
+    }
+}
+
+impl Ticket {
+    /// The stream it is a ticket of.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Its number: 1 for the stream's first work, 0 for none.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// True once it is known that the work is done. It never asks the device: a `true` is certain, a `false` may lag.
+    pub fn has_passed(&self) -> bool {
+        self.stream.0.completion.passed() >= self.number
+    }
+
+    /// Resolves when the work is done.
+    pub fn completed(&self) -> Completed {
+        Completed::new(self.clone())
+    }
+
+    /// Marks this point now, so that whoever waits for it later waits for nothing more.
+    pub(crate) fn commit(&self) -> Result<()> {
+        if self.number == 0 || self.has_passed() {
+            return Ok(());
+        }
+        self.stream.mark(self.number).map(drop)
+    }
+
+    /// Asks the device, now, whether the work is done.
+    pub(crate) fn look(&self) -> Result<bool> {
+        if self.has_passed() {
+            return Ok(true);
+        }
+        // A look needs a mark to ask about.
+        self.stream.mark(self.number)?;
+        self.stream.look()?;
+        Ok(self.has_passed())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let backend = self.device.backend();
+        if let Some(side) = self.side.get() {
+            backend.stream_destroy(*side);
+        }
+        backend.stream_destroy(self.raw);
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("device", &self.0.device.name())
+            .field("name", &self.0.name)
+            .field("issued", &self.0.issued.load(Ordering::Relaxed))
+            .field("passed", &self.0.completion.passed())
+            .finish()
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ticket({} of {:?})", self.number, self.stream.0.name)
+    }
+}

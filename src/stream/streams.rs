@@ -1,0 +1,101 @@
+//! What all streams of one device share: the pool of events, the watch, and what happens at a fault.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, Weak},
+};
+
+use super::{Inner, Stream, event::EventPool, watch::Watch};
+use crate::{
+    device::{Device, WeakDevice, backend::Backend},
+    error::{Error, ErrorKind, Result},
+    sync::lock,
+};
+
+/// The streams of one device.
+pub(crate) struct Streams {
+    device: WeakDevice,
+    backend: Arc<dyn Backend>,
+    live: Mutex<Vec<Weak<Inner>>>,
+    pub(super) events: EventPool,
+    pub(super) watch: Watch,
+}
+
+impl Streams {
+    pub(crate) fn of(device: &Device) -> Arc<Self> {
+        device.extension(|device| {
+            Arc::new(Self {
+                device: device.downgrade(),
+                backend: device.backend().clone(),
+                live: Mutex::default(),
+                events: EventPool::default(),
+                watch: Watch::new(device),
+            })
+        })
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    pub(crate) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    pub(super) fn enter(&self, stream: &Stream) {
+        let mut live = lock(&self.live);
+        live.retain(|stream| stream.strong_count() > 0);
+        live.push(Arc::downgrade(&stream.0));
+    }
+
+    /// Passes a result on; if it says that the device is lost, everybody who waits there learns of it first, and the
+    /// error from then on names all streams whose work was not known to be done.
+    pub(crate) fn heed<T>(&self, result: Result<T>) -> Result<T> {
+        match result {
+            Err(error) if error.is_device_lost() => Err(self.lose(error)),
+            other => other,
+        }
+    }
+
+    fn lose(&self, error: Error) -> Error {
+        let Some(device) = self.device.upgrade() else { return error };
+        if let Some(known) = device.lost() {
+            return known;
+        }
+        let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
+        let unfinished: Vec<String> = live
+            .iter()
+            .filter(|stream| stream.ticket().number() > stream.0.completion.passed())
+            .map(|stream| format!("`{}`", stream.name()))
+            .collect();
+        let whose = match unfinished.len() {
+            0 => "no work was unfinished".to_string(),
+            _ => format!("unfinished was the work of {}", unfinished.join(", ")),
+        };
+        let told = Error::new(
+            ErrorKind::DeviceLost,
+            format!("{device} takes no more work in this process; {whose}; start again in a new process"),
+        )
+        .because(error);
+        if device.set_lost(told) {
+            tracing::error!(%device, unfinished = unfinished.join(", "), "device lost");
+        }
+        live.iter().for_each(|stream| stream.0.completion.fail());
+        match device.check() {
+            Err(error) => error,
+            Ok(()) => unreachable!("it was set above"),
+        }
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        self.events.clear(&*self.backend);
+    }
+}
+
+impl fmt::Debug for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Streams").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,9 @@
+use wakeline::prelude::*;
+
+#[kernel]
+fn k(_words: &[String]) {}
+
+#[kernel]
+fn l(_word: String) {}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use wakeline::prelude::*;
+
+#[kernel]
+fn scale(_by: f32, _x: &mut [f32]) {}
+
+fn launch(stream: &Stream, x: &mut Buffer<u8>) -> Result<()> {
+    scale::launch(stream, 2.0, x)
+}
+
+fn main() {}

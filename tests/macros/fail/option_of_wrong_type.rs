@@ -1,0 +1,9 @@
+use wakeline::prelude::*;
+
+#[derive(Ports)]
+struct P {
+    #[input(capacity = "four")]
+    a: Input<u32>,
+}
+
+fn main() {}

@@ -1,0 +1,8 @@
+use wakeline::prelude::*;
+
+#[derive(Ports)]
+enum P {
+    A,
+}
+
+fn main() {}

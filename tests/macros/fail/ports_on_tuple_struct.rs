@@ -1,0 +1,6 @@
+use wakeline::prelude::*;
+
+#[derive(Ports)]
+struct P(Input<u32>);
+
+fn main() {}

@@ -1,0 +1,63 @@
+//! Messages of every form.
+#![allow(dead_code)]
+
+use wakeline::prelude::*;
+
+#[derive(Message)]
+struct Plain {
+    number: u64,
+}
+
+#[derive(Message)]
+struct Frame {
+    number: u64,
+    #[envelope]
+    pixels: Envelope<u8>,
+}
+
+#[derive(Message)]
+enum Event {
+    Nothing,
+    Resized { width: u32, height: u32 },
+    Drawn(u8, #[envelope] Frame),
+    Both { #[envelope] left: Frame, #[envelope] right: Envelope<f32> },
+}
+
+#[derive(Message)]
+enum Always {
+    Drawn(#[envelope] Frame),
+}
+
+#[derive(Message)]
+enum Never {}
+
+#[derive(Message)]
+struct Unit;
+
+#[derive(Message)]
+struct Wrap<T, U, const N: usize>(#[envelope] T, U, [u8; N]);
+
+#[derive(Message)]
+struct Text<'a>(std::borrow::Cow<'a, str>);
+
+fn is_message<T: Message>() {}
+
+fn main() {
+    is_message::<Never>();
+    is_message::<Unit>();
+    is_message::<Text<'static>>();
+    is_message::<Always>();
+
+    assert!(!Plain::CARRIES_ENVELOPES);
+    assert!(Frame::CARRIES_ENVELOPES);
+    assert!(Event::CARRIES_ENVELOPES);
+    assert!(Wrap::<Frame, u8, 3>::CARRIES_ENVELOPES);
+    assert!(!Wrap::<Plain, u8, 3>::CARRIES_ENVELOPES);
+
+    let mut event = Event::Resized { width: 1, height: 2 };
+    event.envelopes(&mut |_| panic!("there is none"));
+    assert_eq!(event.size_in_bytes(), size_of::<Event>());
+
+    let wrapped = Wrap(Plain { number: 1 }, 2_u8, [0; 3]);
+    assert_eq!(wrapped.size_in_bytes(), size_of_val(&wrapped) + 8);
+}
