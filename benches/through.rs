@@ -109,8 +109,12 @@ mod bench {
             // different buffers.
             unsafe {
                 let host = pairs.host[pair];
-                sys::cuMemcpyHtoDAsync_v2(pairs.device[pair][0], host[0].cast(), chunk, pairs.streams[0]).result().expect("copies");
-                sys::cuMemcpyDtoHAsync_v2(host[1].cast(), pairs.device[pair][1], chunk, pairs.streams[1]).result().expect("copies");
+                sys::cuMemcpyHtoDAsync_v2(pairs.device[pair][0], host[0].cast(), chunk, pairs.streams[0])
+                    .result()
+                    .expect("copies");
+                sys::cuMemcpyDtoHAsync_v2(host[1].cast(), pairs.device[pair][1], chunk, pairs.streams[1])
+                    .result()
+                    .expect("copies");
             }
         }
         for stream in pairs.streams {
@@ -129,7 +133,8 @@ mod bench {
     impl Pairs {
         fn new(chunk: usize, count: usize) -> Self {
             // SAFETY: plain allocations, freed in `drop`.
-            let host = || unsafe { result::malloc_host(chunk, sys::CU_MEMHOSTALLOC_PORTABLE).expect("host memory").cast() };
+            let host =
+                || unsafe { result::malloc_host(chunk, sys::CU_MEMHOSTALLOC_PORTABLE).expect("host memory").cast() };
             // SAFETY: as above.
             let device = || unsafe { result::malloc_sync(chunk).expect("device memory") };
             let stream = || result::stream::create(result::stream::StreamKind::NonBlocking).expect("a stream");
@@ -159,7 +164,8 @@ mod bench {
         };
         let context = cudarc::driver::CudaContext::new(0).expect("the context");
         context.bind_to_thread().expect("current");
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
         for (chunk, envelopes) in [(MIB, 8), (4 * MIB, 4), (16 * MIB, 4)] {
             let pairs = Pairs::new(chunk, envelopes);
             let (bare, ours) = alternate(

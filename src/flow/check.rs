@@ -47,7 +47,9 @@ fn ports(flow: &Flow, problems: &mut Vec<String>) -> bool {
     for connection in &flow.connections {
         for id in [connection.from, connection.to] {
             if id.flow != flow.id {
-                problems.push("a connection uses a port of another flow: connect ports of operators added to this one".into());
+                problems.push(
+                    "a connection uses a port of another flow: connect ports of operators added to this one".into(),
+                );
                 sound = false;
             } else if !used.insert((id.operator, id.port)) {
                 problems.push(format!("port `{}` is connected more than once", port_name(flow, id)));

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::operator::seat::Tally;
+use crate::{device::ticks::TickClock, operator::seat::Tally};
 
 /// What each operator of a flow did in one run. Prints as a table.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +44,7 @@ impl Report {
         self.operators.iter().find(|operator| &*operator.name == name)
     }
 
-    pub(super) fn add(&mut self, name: Arc<str>, tally: &Tally) {
+    pub(super) fn add(&mut self, name: Arc<str>, tally: &Tally, clock: &TickClock) {
         self.operators.push(OperatorReport {
             name,
             runs: tally.runs,
@@ -52,7 +52,7 @@ impl Report {
             messages_out: tally.sent.messages,
             bytes_in: tally.received.bytes,
             bytes_out: tally.sent.bytes,
-            busy: tally.busy,
+            busy: clock.duration(tally.busy),
         });
     }
 }

@@ -233,7 +233,9 @@ impl Memory {
                 let stream = ticket.stream().name().to_string();
                 return Err(Error::new(
                     ErrorKind::Usage,
-                    format!("the host would touch memory that stream `{stream}` still uses: await `read()` or `write()` first"),
+                    format!(
+                        "the host would touch memory that stream `{stream}` still uses: await `read()` or `write()` first"
+                    ),
                 ));
             }
         }

@@ -15,8 +15,8 @@
 //! bounds: forgetting costs a wait, never a race. A wait merges the snapshot that was taken with the mark, never the
 //! other stream's present clock.
 
-pub(crate) mod completion;
 mod completed;
+pub(crate) mod completion;
 mod event;
 mod streams;
 
@@ -37,7 +37,6 @@ pub use completed::Completed;
 use completion::Completion;
 use event::{Event, EventPool};
 pub(crate) use streams::Streams;
-
 
 use crate::{
     device::{
