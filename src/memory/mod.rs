@@ -225,7 +225,7 @@ impl Memory {
 
     fn settled(&self, write: bool) -> Result<()> {
         let mut uses = self.uses();
-        uses.forget_passed();
+        uses.forget_settled();
         let open = if write { uses.all() } else { uses.write.iter().cloned().collect() };
         drop(uses);
         for ticket in open {
@@ -246,7 +246,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let mut uses = std::mem::take(&mut *self.uses());
-        uses.forget_passed();
+        uses.forget_settled();
         let parked = Parked { home: self.home, bytes: self.bytes, open: uses.all() };
         self.reclaim.take(parked);
     }
