@@ -34,7 +34,7 @@ use std::{
 
 use backend::Backend;
 pub use backend::MemoryInfo;
-pub use emulated::{Emulated, Faults, Simulation};
+pub use emulated::{Emulated, Faults, Simulation, Task, Unfinished};
 pub use kernel_type::KernelType;
 
 use crate::error::{Error, ErrorKind, Result};

@@ -44,6 +44,12 @@ impl Uses {
         self.write.iter().chain(&self.reads).cloned().collect()
     }
 
+    /// For memory that nobody will read any more.
+    pub(super) fn forget_passed(&mut self) {
+        self.write.take_if(|write| write.has_passed());
+        self.reads.retain(|read| !read.has_passed());
+    }
+
     pub(super) fn forget_settled(&mut self) {
         self.write.take_if(|write| write.is_settled());
         self.reads.retain(|read| !read.is_settled());

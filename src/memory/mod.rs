@@ -229,7 +229,9 @@ impl Memory {
         let open = if write { uses.all() } else { uses.write.iter().cloned().collect() };
         drop(uses);
         for ticket in open {
-            if !ticket.look()? {
+            if ticket.look()? {
+                ticket.sound()?;
+            } else {
                 let stream = ticket.stream().name().to_string();
                 return Err(Error::new(
                     ErrorKind::Usage,
@@ -246,7 +248,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let mut uses = std::mem::take(&mut *self.uses());
-        uses.forget_settled();
+        uses.forget_passed();
         let parked = Parked { home: self.home, bytes: self.bytes, open: uses.all() };
         self.reclaim.take(parked);
     }

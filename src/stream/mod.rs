@@ -19,6 +19,7 @@ mod completed;
 pub(crate) mod completion;
 mod event;
 mod streams;
+mod timer;
 
 mod watch;
 
@@ -37,6 +38,7 @@ pub use completed::Completed;
 use completion::Completion;
 use event::{Event, EventPool};
 pub(crate) use streams::Streams;
+pub use timer::Timer;
 
 use crate::{
     device::{
@@ -139,7 +141,12 @@ impl Stream {
             raw,
             id: IDS.fetch_add(1, Ordering::Relaxed),
             name,
-            order: Mutex::new(Order { issued: 0, clock: Clock::new(), marks: VecDeque::new(), upstream: Devices::new() }),
+            order: Mutex::new(Order {
+                issued: 0,
+                clock: Clock::new(),
+                marks: VecDeque::new(),
+                upstream: Devices::new(),
+            }),
             issued: AtomicU64::new(0),
             completion: Completion::new(),
             side: OnceLock::new(),
@@ -163,6 +170,18 @@ impl Stream {
     /// Resolves when all that was enqueued until now is done.
     pub fn completed(&self) -> Completed {
         Completed::new(self.ticket())
+    }
+
+    /// Waits, blocking the thread, until all that was enqueued is done. For places without a runtime: in async code
+    /// await [`completed`](Self::completed).
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn synchronize_blocking(&self) -> Result<()> {
+        let ticket = self.ticket();
+        self.0.streams.heed(self.0.device.backend().stream_synchronize(self.0.raw))?;
+        self.0.completion.advance(ticket.number);
+        self.sound()
     }
 
     /// Work enqueued here from now on waits, on the device, for all that was enqueued into `other` until now.
@@ -271,8 +290,7 @@ impl Stream {
                 return inner.streams.heed(Err(error));
             }
         };
-        let mark =
-            Mark { ticket: order.issued, event, clock: order.clock.clone(), upstream: order.upstream.clone() };
+        let mark = Mark { ticket: order.issued, event, clock: order.clock.clone(), upstream: order.upstream.clone() };
         order.marks.push_back(mark.clone());
         Ok(mark)
     }
@@ -434,11 +452,12 @@ impl Ticket {
             self.stream.mark(self.number)?;
             self.stream.look()?;
         }
-        let passed = self.has_passed();
-        if passed {
-            self.stream.sound()?;
-        }
-        Ok(passed)
+        Ok(self.has_passed())
+    }
+
+    /// An error if what was done here is worth nothing, since another device that it came after has faulted.
+    pub(crate) fn sound(&self) -> Result<()> {
+        self.stream.sound()
     }
 }
 

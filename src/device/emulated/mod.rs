@@ -34,7 +34,7 @@ use std::sync::{
 };
 
 pub use faults::Faults;
-pub use simulation::Simulation;
+pub use simulation::{Simulation, Task, Unfinished};
 
 use super::backend::Backend;
 

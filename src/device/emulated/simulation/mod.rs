@@ -43,7 +43,7 @@ use tokio::{
 
 use self::task::{Body, Entry, TaskId, TaskWaker};
 #[allow(unused_imports, reason = "what a join can say, for whoever joins")]
-pub(crate) use self::task::{Task, Unfinished};
+pub use self::task::{Task, Unfinished};
 use super::{Emulated, device::Device, lock, machine::StreamId, workers::Engine};
 use crate::{
     device::backend::Backend,
@@ -171,9 +171,13 @@ impl Simulation {
         lock(&self.core.state).log.clone()
     }
 
-    /// For spawning before it runs.
-    pub(crate) fn handle(&self) -> SimulationHandle {
-        SimulationHandle { core: self.core.clone() }
+    /// Spawns a task beside what [`run`](Self::run) is given: its turns are picked by the same seed, as those of
+    /// `tokio::spawn` are not. Dropping what this returns lets it go on by itself.
+    pub fn spawn<F>(&self, name: impl Into<String>, future: F) -> Task<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        SimulationHandle { core: self.core.clone() }.spawn(name, future)
     }
 }
 

@@ -94,7 +94,8 @@ impl<T> Drop for End<T> {
 }
 
 /// Why a task has no output.
-pub(crate) enum Unfinished {
+#[non_exhaustive]
+pub enum Unfinished {
     /// It was aborted, or its simulation is over.
     Aborted,
     /// It panicked with this.
@@ -110,11 +111,22 @@ impl fmt::Debug for Unfinished {
     }
 }
 
+impl fmt::Display for Unfinished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unfinished::Aborted => "the task was aborted, or its simulation is over",
+            Unfinished::Panicked(_) => "the task panicked",
+        })
+    }
+}
+
+impl std::error::Error for Unfinished {}
+
 /// A spawned task: a future of its end.
 ///
 /// # Cancel safety
 /// Dropping it lets the task go on by itself.
-pub(crate) struct Task<T> {
+pub struct Task<T> {
     id: TaskId,
     slot: Arc<Slot<T>>,
     core: Weak<Core>,
@@ -126,14 +138,14 @@ impl<T> Task<T> {
     }
 
     /// Ends the task at its next turn.
-    pub(crate) fn abort(&self) {
+    pub fn abort(&self) {
         if let Some(core) = self.core.upgrade() {
             core.abort(self.id);
         }
     }
 
     /// True once it is done, or has panicked, or is gone.
-    pub(crate) fn is_finished(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         lock(&self.slot.0).over
     }
 }

@@ -193,7 +193,7 @@ async fn tasks_outlive_a_run_and_end_with_the_simulation() {
     let simulation = Simulation::new(1);
     let kept = Arc::new(());
     let held = kept.clone();
-    let task = simulation.handle().spawn("late", async move {
+    let task = simulation.spawn("late", async move {
         let _held = held;
         sleep(Duration::from_secs(1)).await;
         std::future::pending::<()>().await;
@@ -202,7 +202,7 @@ async fn tasks_outlive_a_run_and_end_with_the_simulation() {
     simulation.run(sleep(Duration::from_secs(2))).await;
     assert_eq!(Arc::strong_count(&kept), 2);
     let device = simulation.device(Emulated::new());
-    let handle = simulation.handle();
+    let handle = super::SimulationHandle { core: simulation.core.clone() };
     drop(simulation);
     assert_eq!(Arc::strong_count(&kept), 1);
     assert!(matches!(task.await, Err(Unfinished::Aborted)));
