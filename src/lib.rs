@@ -59,8 +59,8 @@ pub use wakeline_macros::{Message, Ports, kernel};
 /// All that an operator and a flow need.
 pub mod prelude {
     pub use crate::{
-        Buffer, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Message, Operator, Output, Report, Result,
-        Stream, operator::Ports,
+        Buffer, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Message, Operator, Output, Report,
+        Result, Stream, operator::Ports,
     };
     pub use wakeline_macros::{Ports, kernel};
 }

@@ -26,7 +26,11 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Runs the limit and ours in turn; the first round of each is thrown away.
-pub(crate) fn alternate(rounds: usize, mut limit: impl FnMut() -> f64, mut ours: impl FnMut() -> f64) -> (Sample, Sample) {
+pub(crate) fn alternate(
+    rounds: usize,
+    mut limit: impl FnMut() -> f64,
+    mut ours: impl FnMut() -> f64,
+) -> (Sample, Sample) {
     let (mut limits, mut own, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=rounds {
         let (a, b) = if round % 2 == 0 {

@@ -26,9 +26,9 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
             quote_spanned!(site=> { #(#visits)* })
         });
         let bytes = arms(&variants, |fields| {
-            let bytes = fields
-                .iter()
-                .map(|(field, ty)| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::size_in_bytes(#field)));
+            let bytes = fields.iter().map(
+                |(field, ty)| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::size_in_bytes(#field)),
+            );
             quote_spanned!(site=> { 0 #(+ #bytes)* })
         });
         let carries =

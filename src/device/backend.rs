@@ -28,6 +28,11 @@ impl fmt::Debug for Address {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RawStream(pub(crate) u64);
 
+impl RawStream {
+    /// The legacy default stream, which every device has.
+    pub(crate) const DEFAULT: Self = Self(0);
+}
+
 /// An event of one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RawEvent(pub(crate) u64);

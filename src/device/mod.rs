@@ -19,6 +19,7 @@ pub(crate) mod emulated;
 mod host;
 pub(crate) mod human;
 mod kernel_type;
+pub(crate) mod ticks;
 
 use std::{
     any::{Any, TypeId},
@@ -33,8 +34,8 @@ use std::{
 
 use backend::Backend;
 pub use backend::MemoryInfo;
+pub use emulated::{Emulated, Faults, Simulation, Task, Unfinished};
 pub use kernel_type::KernelType;
-pub use emulated::{Emulated, Faults, Simulation};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -148,8 +149,9 @@ impl Device {
         Self::open(emulated::open(config), Kind::Emulated)
     }
 
-    pub(crate) fn of_simulation(backend: Arc<dyn Backend>) -> Self {
-        Self::open(backend, Kind::Emulated)
+    /// A new emulated device without threads: the simulation's loop runs it. See [`Simulation`].
+    pub fn simulated(simulation: &Simulation, config: Emulated) -> Self {
+        Self::open(simulation.device(config), Kind::Emulated)
     }
 
     /// The host: where operators run that were given no device. It has memory but no streams.

@@ -21,7 +21,6 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker},
-    time::Instant,
 };
 
 use futures::task::AtomicWaker;
@@ -29,7 +28,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{MakeLink, Report, Running, spawn::spawn};
 use crate::{
-    device::Device,
+    device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result},
     hub::link::{HubState, LinkPlan},
     kernel::Kernel,
@@ -119,7 +118,7 @@ async fn attended<T>(node: &Arc<Node>, device: &Device, work: impl Future<Output
 }
 
 async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>) -> Finished {
-    let began = Instant::now();
+    let clock = TickClock::start();
     let rest = Arc::new(Rest { tokens: Tokens::new(crew.len()), flow: AtomicWaker::new() });
     let nodes: Vec<_> = crew.iter().map(|_| Node::new(&rest)).collect();
     let names: Vec<_> = crew.iter().map(|member| member.name.clone()).collect();
@@ -137,18 +136,21 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
     if failure.is_none() {
         failure = compile(gpus(&crew)).await.err();
     }
-    for (member, node) in crew.iter_mut().zip(&nodes) {
+    let setup = clock.elapsed();
+    for member in &mut crew {
         if failure.is_some() {
             break;
         }
         let Member { name, device, seat } = member;
-        let starting = until_abort(&control, attended(node, device, seat.start()));
+        let node = Node::alone();
+        let starting = until_abort(&control, attended(&node, device, seat.start()));
         failure = starting.await.err().map(|error| error.at(operator(name)));
     }
 
     let crew = match failure {
         None => {
-            let keeper = Keeper { names: &names, nodes: &nodes, hubs: &hubs, sources: &sources, rest: &rest, control: &control };
+            let keeper =
+                Keeper { names: &names, nodes: &nodes, hubs: &hubs, sources: &sources, rest: &rest, control: &control };
             let (crew, failed) = keeper.run(crew).await;
             failure = failed;
             crew
@@ -159,12 +161,13 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
         }
     };
 
-    let mut report = Report::default();
+    let mut report = Report { setup, ..Report::default() };
     let mut seats = Vec::with_capacity(crew.len());
     for Member { name, device, mut seat } in crew {
-        // An aborted flow's operators stop like any others: with a node that was not aborted.
-        let node = Node::new(&Arc::new(Rest { tokens: Tokens::new(1), flow: AtomicWaker::new() }));
-        let stopped = attended_to_the_end(&node, &device, seat.stop()).await;
+        // Not the node of its runs: an aborted flow's operators stop like any others. Where the device is lost, it cannot
+        // be made current.
+        let here = if device.lost().is_some() { Device::host() } else { device };
+        let stopped = attended(&Node::alone(), &here, seat.stop()).await;
         if let Err(error) = stopped {
             let error = error.at(operator(&name));
             match &failure {
@@ -172,11 +175,11 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
                 Some(_) => tracing::warn!(%error, "an operator's stop failed after the flow had"),
             }
         }
-        report.add(name, &seat.tally());
+        report.add(name, &seat.tally(), &clock);
         seats.push(seat);
     }
     report.untaken = hubs.iter().map(|hub| hub.state.untaken() as u64).sum();
-    report.elapsed = began.elapsed();
+    report.elapsed = clock.elapsed();
     let outcome = match failure {
         None => Ok(report),
         Some(error) => {
@@ -189,12 +192,6 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
 
 fn operator(name: &str) -> String {
     format!("operator `{name}`")
-}
-
-/// `stop` runs even where the device is lost: then without making it current.
-async fn attended_to_the_end(node: &Arc<Node>, device: &Device, work: impl Future<Output = Result<()>>) -> Result<()> {
-    let here = if device.lost().is_some() { &Device::host() } else { device };
-    attended(node, here, work).await
 }
 
 /// Makes the hubs and gives each operator its ends.

@@ -143,11 +143,7 @@ impl Flow {
     }
 
     /// Adds an operator under a name of its own, and returns its ports' handles.
-    pub fn add<O: Operator>(
-        &mut self,
-        name: impl Into<String>,
-        operator: O,
-    ) -> Added<<O::Ports as Ports>::Handles> {
+    pub fn add<O: Operator>(&mut self, name: impl Into<String>, operator: O) -> Added<<O::Ports as Ports>::Handles> {
         let name: Arc<str> = name.into().into();
         let device = Arc::new(Mutex::new(None));
         let (seat, ports, handles) = seat::seat(operator, self.id, self.entries.len());

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::operator::seat::Tally;
+use crate::{device::ticks::TickClock, operator::seat::Tally};
 
 /// What each operator of a flow did in one run. Prints as a table.
 #[derive(Clone, Debug, Default)]
@@ -10,8 +10,10 @@ use crate::operator::seat::Tally;
 pub struct Report {
     /// In the order of adding.
     pub operators: Vec<OperatorReport>,
-    /// From the first `start` to the last `stop`.
+    /// From the call to the last `stop`.
     pub elapsed: Duration,
+    /// The part of `elapsed` before the first `start`: allocating the hubs' envelopes, compiling kernels.
+    pub setup: Duration,
     /// Messages that were sent and that nobody took, because their reader ended before.
     pub untaken: u64,
 }
@@ -42,7 +44,7 @@ impl Report {
         self.operators.iter().find(|operator| &*operator.name == name)
     }
 
-    pub(super) fn add(&mut self, name: Arc<str>, tally: &Tally) {
+    pub(super) fn add(&mut self, name: Arc<str>, tally: &Tally, clock: &TickClock) {
         self.operators.push(OperatorReport {
             name,
             runs: tally.runs,
@@ -50,7 +52,7 @@ impl Report {
             messages_out: tally.sent.messages,
             bytes_in: tally.received.bytes,
             bytes_out: tally.sent.bytes,
-            busy: tally.busy,
+            busy: clock.duration(tally.busy),
         });
     }
 }

@@ -16,7 +16,7 @@ pub(super) fn require_runtime() -> Result<()> {
 /// Runs a task in the background. It says of itself, through a channel, how it ended.
 pub(super) fn spawn(name: &str, task: impl Future<Output = ()> + Send + 'static) {
     match simulation::current() {
-        Some(simulation) => simulation.spawn(name, task),
+        Some(simulation) => drop(simulation.spawn(name, task)),
         None => drop(tokio::spawn(task)),
     }
 }

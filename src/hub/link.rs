@@ -311,7 +311,9 @@ impl<M: Message> Receiver<M> {
         let link = &*self.0;
         link.check()?;
         let mut message = link.queue.take();
-        if M::CARRIES_ENVELOPES && let Some(message) = &mut message {
+        if M::CARRIES_ENVELOPES
+            && let Some(message) = &mut message
+        {
             link.lend(message, -1);
         }
         Ok(message)

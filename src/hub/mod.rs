@@ -125,8 +125,27 @@ macro_rules! host_messages {
 }
 
 host_messages!(
-    (), bool, char, u8, i8, u16, i16, u32, i32, u64, i64, u128, i128, usize, isize, f32, f64,
-    std::time::Instant, std::time::SystemTime, std::time::Duration, std::path::PathBuf,
+    (),
+    bool,
+    char,
+    u8,
+    i8,
+    u16,
+    i16,
+    u32,
+    i32,
+    u64,
+    i64,
+    u128,
+    i128,
+    usize,
+    isize,
+    f32,
+    f64,
+    std::time::Instant,
+    std::time::SystemTime,
+    std::time::Duration,
+    std::path::PathBuf,
 );
 
 impl Message for String {

@@ -19,7 +19,7 @@
 //! woken by the change that it waits for; `begin_move` while another moves makes that other go round again.
 
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
-use std::{collections::VecDeque, task::Waker};
+use std::{collections::VecDeque, sync::OnceLock, task::Waker};
 
 /// What an end of the queue is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,10 @@ pub(crate) struct Queue<M> {
     ready: AtomicUsize,
     writer_gone: AtomicBool,
     reader_gone: AtomicBool,
+    /// The wakers that the two ends came with first. An operator's is always the same, so it is kept here for good and
+    /// nothing is cloned for a message.
+    reader: OnceLock<Waker>,
+    writer: OnceLock<Waker>,
     state: Mutex<State<M>>,
 }
 
@@ -51,8 +55,17 @@ struct State<M> {
     moving: bool,
     /// Somebody came by while a move was under way.
     again: bool,
-    reader: Option<Waker>,
-    writer: Option<Waker>,
+    reader: Wanted,
+    writer: Wanted,
+}
+
+/// Whom to wake at one end.
+#[derive(Debug, Default)]
+struct Wanted {
+    /// The end's first waker.
+    first: bool,
+    /// Another, from an end that is polled in more than one way.
+    other: Option<Waker>,
 }
 
 impl<M> Queue<M> {
@@ -63,12 +76,14 @@ impl<M> Queue<M> {
             ready: AtomicUsize::new(0),
             writer_gone: AtomicBool::new(false),
             reader_gone: AtomicBool::new(false),
+            reader: OnceLock::new(),
+            writer: OnceLock::new(),
             state: Mutex::new(State {
                 messages: VecDeque::with_capacity(capacity.min(1024)),
                 moving: false,
                 again: false,
-                reader: None,
-                writer: None,
+                reader: Wanted::default(),
+                writer: Wanted::default(),
             }),
         }
     }
@@ -97,7 +112,7 @@ impl<M> Queue<M> {
         if self.writer_gone.load(Ordering::Acquire) && self.len() == 0 {
             return Answer::Never;
         }
-        keep(&mut state.reader, waker);
+        state.reader.keep(&self.reader, waker);
         Answer::Wait
     }
 
@@ -116,7 +131,7 @@ impl<M> Queue<M> {
         if self.len() < self.capacity {
             return Answer::Yes;
         }
-        keep(&mut state.writer, waker);
+        state.writer.keep(&self.writer, waker);
         Answer::Wait
     }
 
@@ -130,9 +145,9 @@ impl<M> Queue<M> {
         self.len.store(state.messages.len(), Ordering::Release);
         if ready {
             self.ready.store(self.ready() + 1, Ordering::Release);
-            let reader = state.reader.take();
+            let reader = std::mem::take(&mut state.reader);
             drop(state);
-            wake(reader);
+            reader.wake(&self.reader);
         }
         Ok(())
     }
@@ -149,9 +164,9 @@ impl<M> Queue<M> {
         let message = state.messages.pop_front().flatten();
         self.len.store(state.messages.len(), Ordering::Release);
         self.ready.store(self.ready() - 1, Ordering::Release);
-        let writer = state.writer.take();
+        let writer = std::mem::take(&mut state.writer);
         drop(state);
-        wake(writer);
+        writer.wake(&self.writer);
         message
     }
 
@@ -185,9 +200,9 @@ impl<M> Queue<M> {
         }
         if moved {
             self.ready.store(at + 1, Ordering::Release);
-            let reader = state.reader.take();
+            let reader = std::mem::take(&mut state.reader);
             drop(state);
-            wake(reader);
+            reader.wake(&self.reader);
         }
         (None, again)
     }
@@ -196,10 +211,10 @@ impl<M> Queue<M> {
     pub(crate) fn close_writer(&self) {
         let mut state = lock(&self.state);
         self.writer_gone.store(true, Ordering::Release);
-        let (reader, writer) = (state.reader.take(), state.writer.take());
+        let (reader, writer) = (std::mem::take(&mut state.reader), std::mem::take(&mut state.writer));
         drop(state);
         drop(writer);
-        wake(reader);
+        reader.wake(&self.reader);
     }
 
     /// The reader is gone: what was never taken is handed back.
@@ -209,31 +224,31 @@ impl<M> Queue<M> {
         let left = std::mem::take(&mut state.messages);
         self.len.store(0, Ordering::Release);
         self.ready.store(0, Ordering::Release);
-        let (reader, writer) = (state.reader.take(), state.writer.take());
+        let (reader, writer) = (std::mem::take(&mut state.reader), std::mem::take(&mut state.writer));
         drop(state);
         drop(reader);
-        wake(writer);
+        writer.wake(&self.writer);
         left
     }
 
     /// Wakes both ends, to look again: an envelope came back, or something failed.
     pub(crate) fn wake_both(&self) {
         let mut state = lock(&self.state);
-        let (reader, writer) = (state.reader.take(), state.writer.take());
+        let (reader, writer) = (std::mem::take(&mut state.reader), std::mem::take(&mut state.writer));
         drop(state);
-        wake(reader);
-        wake(writer);
+        reader.wake(&self.reader);
+        writer.wake(&self.writer);
     }
 
     /// Wakes the writer, to look again: a blank envelope came home.
     pub(crate) fn wake_writer(&self) {
-        let writer = lock(&self.state).writer.take();
-        wake(writer);
+        let writer = std::mem::take(&mut lock(&self.state).writer);
+        writer.wake(&self.writer);
     }
 
     /// Keeps the writer's waker for what else it waits for: a blank envelope.
     pub(crate) fn keep_writer(&self, waker: &Waker) {
-        keep(&mut lock(&self.state).writer, waker);
+        lock(&self.state).writer.keep(&self.writer, waker);
     }
 
     pub(crate) fn writer_gone(&self) -> bool {
@@ -245,14 +260,24 @@ impl<M> Queue<M> {
     }
 }
 
-fn keep(place: &mut Option<Waker>, waker: &Waker) {
-    if !place.as_ref().is_some_and(|kept| kept.will_wake(waker)) {
-        *place = Some(waker.clone());
+impl Wanted {
+    fn keep(&mut self, first: &OnceLock<Waker>, waker: &Waker) {
+        if first.get_or_init(|| waker.clone()).will_wake(waker) {
+            self.first = true;
+        } else if !self.other.as_ref().is_some_and(|kept| kept.will_wake(waker)) {
+            self.other = Some(waker.clone());
+        }
     }
-}
 
-fn wake(waker: Option<Waker>) {
-    if let Some(waker) = waker {
-        waker.wake();
+    /// Called without the lock.
+    fn wake(self, first: &OnceLock<Waker>) {
+        if self.first
+            && let Some(first) = first.get()
+        {
+            first.wake_by_ref();
+        }
+        if let Some(other) = self.other {
+            other.wake();
+        }
     }
 }

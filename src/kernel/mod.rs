@@ -22,11 +22,11 @@ use crate::{
     stream::Streams,
 };
 
+use crate::memory::launch::Shape;
 pub use crate::{
     device::KernelType,
     memory::{DeviceSlice, DeviceSliceMut},
 };
-use crate::memory::launch::Shape;
 
 /// A declared kernel.
 #[derive(Clone, Copy)]
@@ -69,7 +69,9 @@ impl Kernel {
         }
         let device = device.clone();
         let loading = tokio::task::spawn_blocking(move || self.load_blocking(&device));
-        loading.await.map_err(|error| Error::new(ErrorKind::Kernel, format!("`{}` was not loaded", self.name())).because(error))?
+        loading.await.map_err(|error| {
+            Error::new(ErrorKind::Kernel, format!("`{}` was not loaded", self.name())).because(error)
+        })?
     }
 
     /// As [`Kernel::load`], on this thread.

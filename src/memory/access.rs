@@ -44,9 +44,15 @@ impl Uses {
         self.write.iter().chain(&self.reads).cloned().collect()
     }
 
+    /// For memory that nobody will read any more.
     pub(super) fn forget_passed(&mut self) {
         self.write.take_if(|write| write.has_passed());
         self.reads.retain(|read| !read.has_passed());
+    }
+
+    pub(super) fn forget_settled(&mut self) {
+        self.write.take_if(|write| write.is_settled());
+        self.reads.retain(|read| !read.is_settled());
     }
 }
 
@@ -61,7 +67,7 @@ pub struct HostAccess {
 
 impl HostAccess {
     pub(super) fn new(open: SmallVec<[Ticket; 3]>) -> Self {
-        Self { open: open.into_iter().filter(|ticket| !ticket.has_passed()).map(|ticket| ticket.completed()).collect() }
+        Self { open: open.into_iter().filter(|ticket| !ticket.is_settled()).map(|ticket| ticket.completed()).collect() }
     }
 
     pub(crate) async fn wait(mut self) -> Result<()> {

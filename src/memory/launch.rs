@@ -6,7 +6,10 @@ use smallvec::SmallVec;
 
 use super::{DeviceSlice, DeviceSliceMut, View};
 use crate::{
-    device::{KernelType, backend::{Address, Arg, KernelDef, Launch, Scalar}},
+    device::{
+        KernelType,
+        backend::{Address, Arg, KernelDef, Launch, Scalar},
+    },
     error::{Error, ErrorKind, Result},
     stream::Stream,
 };

@@ -225,15 +225,19 @@ impl Memory {
 
     fn settled(&self, write: bool) -> Result<()> {
         let mut uses = self.uses();
-        uses.forget_passed();
+        uses.forget_settled();
         let open = if write { uses.all() } else { uses.write.iter().cloned().collect() };
         drop(uses);
         for ticket in open {
-            if !ticket.look()? {
+            if ticket.look()? {
+                ticket.sound()?;
+            } else {
                 let stream = ticket.stream().name().to_string();
                 return Err(Error::new(
                     ErrorKind::Usage,
-                    format!("the host would touch memory that stream `{stream}` still uses: await `read()` or `write()` first"),
+                    format!(
+                        "the host would touch memory that stream `{stream}` still uses: await `read()` or `write()` first"
+                    ),
                 ));
             }
         }

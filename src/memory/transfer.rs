@@ -74,7 +74,8 @@ impl Stream {
 }
 
 fn pattern_of(value: &[u8]) -> Option<Pattern> {
-    let repeats = |width: usize| value.len().is_multiple_of(width) && value.chunks(width).all(|part| part == &value[..width]);
+    let repeats =
+        |width: usize| value.len().is_multiple_of(width) && value.chunks(width).all(|part| part == &value[..width]);
     let width = [1, 2, 4].into_iter().find(|width| *width <= value.len() && repeats(*width))?;
     let mut bits = [0; 4];
     bits[..width].copy_from_slice(&value[..width]);

@@ -5,13 +5,12 @@ use std::{
     future::poll_fn,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::{Duration, Instant},
 };
 
 use super::{Ports, node::Node};
 use crate::{
     condition::Readiness,
-    device::Device,
+    device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
     stream::Stream,
 };
@@ -24,14 +23,15 @@ pub struct Cx {
     node: Arc<Node>,
     finished: bool,
     pub(crate) runs: u64,
-    pub(crate) busy: Duration,
+    /// In ticks.
+    pub(crate) busy: u64,
     /// When the present run began.
-    begun: Option<Instant>,
+    begun: Option<Ticks>,
 }
 
 impl Cx {
     pub(crate) fn new(name: Arc<str>, device: Device, node: Arc<Node>) -> Self {
-        Self { name, device, stream: None, node, finished: false, runs: 0, busy: Duration::ZERO, begun: None }
+        Self { name, device, stream: None, node, finished: false, runs: 0, busy: 0, begun: None }
     }
 
     /// The operator's name in the flow.
@@ -55,7 +55,10 @@ impl Cx {
             None if self.device.is_host() => {
                 return Err(Error::new(
                     ErrorKind::Usage,
-                    format!("`{}` is on the host, which has no streams: put it on a device with `.on(&device)`", self.name),
+                    format!(
+                        "`{}` is on the host, which has no streams: put it on a device with `.on(&device)`",
+                        self.name
+                    ),
                 ));
             }
             None => Stream::named(&self.device, &*self.name)?,
@@ -80,10 +83,10 @@ impl Cx {
 
     fn poll_ready<P: Ports>(&mut self, ports: &mut P, task: &mut Context<'_>) -> Poll<bool> {
         // The end of one run is the beginning of the next, if it does not have to wait.
-        let mut now = self.begun.take().map(|begun| {
-            let now = Instant::now();
+        let now = self.begun.take().map(|begun| {
+            let now = Ticks::now();
             self.runs += 1;
-            self.busy += now - begun;
+            self.busy += now.since(begun);
             now
         });
         if self.finished || self.node.is_finishing() {
@@ -94,24 +97,20 @@ impl Cx {
         self.node.begin();
         match ports.poll_ready(task) {
             Readiness::Ready => {
-                self.node.stay();
                 budget.made_progress();
                 if !ports.claim() {
                     // Another task was quicker: look again, after it.
                     task.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                self.begun = Some(now.take().unwrap_or_else(Instant::now));
+                self.begun = Some(now.unwrap_or_else(Ticks::now));
                 Poll::Ready(true)
             }
             Readiness::Wait => {
                 self.node.park();
                 Poll::Pending
             }
-            Readiness::Never => {
-                self.node.stay();
-                Poll::Ready(false)
-            }
+            Readiness::Never => Poll::Ready(false),
         }
     }
 
@@ -119,7 +118,7 @@ impl Cx {
     pub(crate) fn close(&mut self) {
         if let Some(begun) = self.begun.take() {
             self.runs += 1;
-            self.busy += begun.elapsed();
+            self.busy += Ticks::now().since(begun);
         }
         self.stream = None;
         self.finished = false;

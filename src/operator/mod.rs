@@ -19,10 +19,10 @@ use crate::error::Result;
 pub use cx::Cx;
 pub use functions::{Map, MapPorts, Sink, SinkPorts, Source, SourcePorts, map, sink, source};
 pub use functions::{MapHandles, SinkHandles, SourceHandles};
-pub use ports::{Input, InputHandle, Output, OutputHandle, Ports};
+pub(crate) use ports::PortDecl;
 #[doc(hidden)]
 pub use ports::{AnyPort, Binder, InputPort, OutputPort, Plan, Port, PortId, PortOptions, Traffic};
-pub(crate) use ports::PortDecl;
+pub use ports::{Input, InputHandle, Output, OutputHandle, Ports};
 
 /// One step of a flow: takes messages, enqueues work on its device, sends messages.
 ///

@@ -6,7 +6,7 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -27,7 +27,11 @@ pub(crate) struct Rest {
 
 /// One operator's task.
 pub(crate) struct Node {
-    task: AtomicWaker,
+    /// The waker of the task that polls it first: tokio's are the same for all of a task's life.
+    task: OnceLock<Waker>,
+    /// For a task whose waker changes all the same.
+    changed: AtomicBool,
+    other: AtomicWaker,
     parking: Parking,
     rest: Arc<Rest>,
     finish: AtomicBool,
@@ -38,7 +42,9 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new(rest: &Arc<Rest>) -> Arc<Self> {
         Arc::new(Self {
-            task: AtomicWaker::new(),
+            task: OnceLock::new(),
+            changed: AtomicBool::new(false),
+            other: AtomicWaker::new(),
             parking: Parking::new(),
             rest: rest.clone(),
             finish: AtomicBool::new(false),
@@ -47,17 +53,17 @@ impl Node {
         })
     }
 
+    /// For work beside a flow's runs: no other operator's rest depends on it.
+    pub(crate) fn alone() -> Arc<Self> {
+        Self::new(&Arc::new(Rest { tokens: Tokens::new(1), flow: AtomicWaker::new() }))
+    }
+
     /// Before the ports are asked.
     pub(crate) fn begin(&self) {
         self.parking.begin(&self.rest.tokens);
     }
 
-    /// Something was ready.
-    pub(crate) fn stay(&self) {
-        self.parking.stay(&self.rest.tokens);
-    }
-
-    /// Nothing was.
+    /// Nothing was ready.
     pub(crate) fn park(&self) {
         if self.parking.park(&self.rest.tokens) {
             self.rest.flow.wake();
@@ -86,7 +92,8 @@ impl Node {
 
     /// The operator has ended: its token goes for good.
     pub(crate) fn end(&self) {
-        self.parking.stay(&self.rest.tokens);
+        // Aborted while it was parked, it held none.
+        self.parking.wake(&self.rest.tokens);
         if !self.ended.swap(true, Ordering::AcqRel) && self.rest.tokens.give_back() {
             self.rest.flow.wake();
         }
@@ -103,7 +110,10 @@ impl Node {
         task: &mut Context<'_>,
         future: impl FnOnce(&mut Context<'_>) -> Poll<Result<T>>,
     ) -> Poll<Result<T>> {
-        self.task.register(task.waker());
+        if !self.task.get_or_init(|| task.waker().clone()).will_wake(task.waker()) {
+            self.changed.store(true, Ordering::Release);
+            self.other.register(task.waker());
+        }
         if self.abort.load(Ordering::Acquire) {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
@@ -118,7 +128,12 @@ impl Wake for Node {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.parking.wake(&self.rest.tokens);
-        self.task.wake();
+        if let Some(task) = self.task.get() {
+            task.wake_by_ref();
+        }
+        if self.changed.load(Ordering::Acquire) {
+            self.other.wake();
+        }
     }
 }
 

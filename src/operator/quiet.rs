@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!              begin                park (nothing ready)
-//!    AWAKE ────────────> LOOKING ──────────────────────> PARKED   gives its token back
+//!    WOKEN ────────────> LOOKING ──────────────────────> PARKED   gives its token back
 //!      ^                    │ wake, or something is ready    │ wake
 //!      └────────────────────┴────────────────────────────────┘    takes a token for it (only from PARKED)
 //! ```
@@ -19,7 +19,7 @@
 
 use crate::sync::{AtomicU8, AtomicUsize, Ordering};
 
-const AWAKE: u8 = 0;
+const WOKEN: u8 = 0;
 const LOOKING: u8 = 1;
 const PARKED: u8 = 2;
 
@@ -53,7 +53,7 @@ pub(crate) struct Parking(AtomicU8);
 
 impl Parking {
     pub(crate) fn new() -> Self {
-        Self(AtomicU8::new(AWAKE))
+        Self(AtomicU8::new(WOKEN))
     }
 
     /// The operator is about to ask its ports. Its task may have been polled for a wake of long ago, while it was
@@ -72,11 +72,6 @@ impl Parking {
         self.0.swap(LOOKING, Ordering::SeqCst);
     }
 
-    /// The operator goes on.
-    pub(crate) fn stay(&self, tokens: &Tokens) {
-        self.wake(tokens);
-    }
-
     /// Nothing was ready: give the token back, unless somebody woke it meanwhile. True if that was the last one.
     pub(crate) fn park(&self, tokens: &Tokens) -> bool {
         match self.0.compare_exchange(LOOKING, PARKED, Ordering::SeqCst, Ordering::SeqCst) {
@@ -85,10 +80,25 @@ impl Parking {
         }
     }
 
-    /// Somebody wakes the operator.
+    /// Somebody wakes the operator. The token is there before the state says so: the operator may run, and park again,
+    /// as soon as it does.
     pub(crate) fn wake(&self, tokens: &Tokens) {
-        if self.0.swap(AWAKE, Ordering::SeqCst) == PARKED {
-            tokens.take();
+        let mut state = self.0.load(Ordering::SeqCst);
+        loop {
+            if state == PARKED {
+                tokens.take();
+            }
+            // Also from `WOKEN`: what this wake wants to show is then seen by the next `begin`.
+            match self.0.compare_exchange(state, WOKEN, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return,
+                Err(now) => {
+                    if state == PARKED {
+                        // Whoever changed it took one as well. That one is kept, so this is not the last.
+                        tokens.give_back();
+                    }
+                    state = now;
+                }
+            }
         }
     }
 

@@ -20,7 +20,8 @@ pub(crate) type Ends = HashMap<&'static str, Box<dyn Any + Send>>;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) runs: u64,
-    pub(crate) busy: std::time::Duration,
+    /// In ticks.
+    pub(crate) busy: u64,
     pub(crate) received: Traffic,
     pub(crate) sent: Traffic,
 }

@@ -48,7 +48,7 @@ impl Future for Completed {
         let mut looked = false;
         loop {
             match completion.poll(&mut this.place, number, cx.waker()) {
-                Progress::Passed => return Poll::Ready(Ok(())),
+                Progress::Passed => return Poll::Ready(stream.sound()),
                 Progress::Failed => {
                     // The device stores its error before it fails the waiters.
                     return Poll::Ready(stream.0.device.check());

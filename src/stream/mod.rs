@@ -15,10 +15,11 @@
 //! bounds: forgetting costs a wait, never a race. A wait merges the snapshot that was taken with the mark, never the
 //! other stream's present clock.
 
-pub(crate) mod completion;
 mod completed;
+pub(crate) mod completion;
 mod event;
 mod streams;
+mod timer;
 
 mod watch;
 
@@ -37,7 +38,7 @@ pub use completed::Completed;
 use completion::Completion;
 use event::{Event, EventPool};
 pub(crate) use streams::Streams;
-
+pub use timer::Timer;
 
 use crate::{
     device::{
@@ -82,6 +83,8 @@ pub(crate) struct Inner {
     side: OnceLock<RawStream>,
     /// On the watch's list.
     watched: AtomicBool,
+    /// Has waited for another device.
+    crossed: AtomicBool,
 }
 
 /// What changes with each enqueue.
@@ -90,7 +93,11 @@ struct Order {
     clock: Clock,
     /// Oldest first; those that have passed go.
     marks: VecDeque<Mark>,
+    /// Other devices whose work this stream has come after, directly or not.
+    upstream: Devices,
 }
+
+type Devices = SmallVec<[Device; 1]>;
 
 /// An event behind a ticket.
 #[derive(Clone)]
@@ -98,6 +105,7 @@ struct Mark {
     ticket: u64,
     event: Arc<Event>,
     clock: Clock,
+    upstream: Devices,
 }
 
 /// A point in a stream's work.
@@ -133,11 +141,17 @@ impl Stream {
             raw,
             id: IDS.fetch_add(1, Ordering::Relaxed),
             name,
-            order: Mutex::new(Order { issued: 0, clock: Clock::new(), marks: VecDeque::new() }),
+            order: Mutex::new(Order {
+                issued: 0,
+                clock: Clock::new(),
+                marks: VecDeque::new(),
+                upstream: Devices::new(),
+            }),
             issued: AtomicU64::new(0),
             completion: Completion::new(),
             side: OnceLock::new(),
             watched: AtomicBool::new(false),
+            crossed: AtomicBool::new(false),
         }));
         stream.0.streams.enter(&stream);
         Ok(stream)
@@ -156,6 +170,18 @@ impl Stream {
     /// Resolves when all that was enqueued until now is done.
     pub fn completed(&self) -> Completed {
         Completed::new(self.ticket())
+    }
+
+    /// Waits, blocking the thread, until all that was enqueued is done. For places without a runtime: in async code
+    /// await [`completed`](Self::completed).
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn synchronize_blocking(&self) -> Result<()> {
+        let ticket = self.ticket();
+        self.0.streams.heed(self.0.device.backend().stream_synchronize(self.0.raw))?;
+        self.0.completion.advance(ticket.number);
+        self.sound()
     }
 
     /// Work enqueued here from now on waits, on the device, for all that was enqueued into `other` until now.
@@ -234,6 +260,12 @@ impl Stream {
             reach(&mut order.clock, *stream, *number);
         }
         reach(&mut order.clock, other.id, mark.ticket);
+        for device in mark.upstream.iter().chain([&other.device]) {
+            if *device != inner.device && !order.upstream.contains(device) {
+                order.upstream.push(device.clone());
+                inner.crossed.store(true, Ordering::Release);
+            }
+        }
         Ok(())
     }
 
@@ -258,7 +290,7 @@ impl Stream {
                 return inner.streams.heed(Err(error));
             }
         };
-        let mark = Mark { ticket: order.issued, event, clock: order.clock.clone() };
+        let mark = Mark { ticket: order.issued, event, clock: order.clock.clone(), upstream: order.upstream.clone() };
         order.marks.push_back(mark.clone());
         Ok(mark)
     }
@@ -304,6 +336,20 @@ impl Stream {
             inner.completion.advance(passed);
         }
         inner.streams.heed(asked)
+    }
+
+    /// Work that came after another device's is worth nothing if that device faulted: the wait for it then ended, but
+    /// not the work. So before it is called done, those devices are asked.
+    fn sound(&self) -> Result<()> {
+        if !self.0.crossed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let upstream = lock(&self.0.order).upstream.clone();
+        for device in upstream {
+            device.check()?;
+            Streams::of(&device).heed(device.backend().stream_query(RawStream::DEFAULT))?;
+        }
+        Ok(())
     }
 
     /// Sees to it that somebody signals when `number` has passed.
@@ -381,6 +427,11 @@ impl Ticket {
         self.stream.0.completion.passed() >= self.number
     }
 
+    /// True once nothing more need be asked: it has passed, and no other device's fault can have spoilt it.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.has_passed() && !self.stream.0.crossed.load(Ordering::Acquire)
+    }
+
     /// Resolves when the work is done.
     pub fn completed(&self) -> Completed {
         Completed::new(self.clone())
@@ -396,13 +447,17 @@ impl Ticket {
 
     /// Asks the device, now, whether the work is done.
     pub(crate) fn look(&self) -> Result<bool> {
-        if self.has_passed() {
-            return Ok(true);
+        if !self.has_passed() {
+            // A look needs a mark to ask about.
+            self.stream.mark(self.number)?;
+            self.stream.look()?;
         }
-        // A look needs a mark to ask about.
-        self.stream.mark(self.number)?;
-        self.stream.look()?;
         Ok(self.has_passed())
+    }
+
+    /// An error if what was done here is worth nothing, since another device that it came after has faulted.
+    pub(crate) fn sound(&self) -> Result<()> {
+        self.stream.sound()
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A component is one stream of one device, numbered for good, so that a handle which the driver uses again is another
 //! component. A clock is a lower bound: an entry that is missing says nothing. Most clocks have an entry or two, because
-//! what the host has seen is left out of them (see [`universe`](super::universe)).
+//! what the host has seen is left out of them (see [`universe`](mod@super::universe)).
 
 use smallvec::SmallVec;
 

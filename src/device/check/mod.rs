@@ -19,7 +19,7 @@
 //! other memory (a user's `Vec`: a copy may be done with that when the call returns, which no call shows). The host is
 //! taken for one observer: that two of its threads do not know of each other is for Rust to find.
 //!
-//! One universe serves all devices of the process; see [`universe`]. Its lock is never held while anything else is
+//! One universe serves all devices of the process; see [`universe`](mod@universe). Its lock is never held while anything else is
 //! called, so neither a driver that blocks nor a host function that runs at once can lock up with it.
 
 mod clock;

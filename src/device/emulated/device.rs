@@ -53,11 +53,11 @@ impl std::fmt::Debug for LostFunction {
 }
 
 impl Device {
-    pub(super) fn open(config: Emulated, engine: Arc<Engine>, name: String, threads: bool) -> Arc<dyn Backend> {
+    pub(super) fn open(config: Emulated, engine: Arc<Engine>, name: String) -> Arc<dyn Backend> {
         let name = config.name.unwrap_or(name);
         let (id, legacy) = (fresh_id(), fresh_id());
         engine.with(|machine| machine.add_device(id, legacy));
-        let workers = if threads { engine.hire(id, &name, config.workers) } else { Vec::new() };
+        let workers = engine.hire(id, &name, config.workers);
         Arc::new(Self {
             name,
             id,

@@ -19,9 +19,12 @@ mod device;
 mod faults;
 mod machine;
 mod memory;
+pub(crate) mod simulation;
 mod work;
 mod workers;
 
+#[cfg(test)]
+mod order;
 #[cfg(test)]
 mod tests;
 
@@ -31,8 +34,7 @@ use std::sync::{
 };
 
 pub use faults::Faults;
-pub(crate) mod simulation;
-pub use simulation::Simulation;
+pub use simulation::{Simulation, Task, Unfinished};
 
 use super::backend::Backend;
 
@@ -98,7 +100,7 @@ pub(crate) fn open(config: Emulated) -> Arc<dyn Backend> {
     static OPENED: AtomicU64 = AtomicU64::new(0);
     let number = OPENED.fetch_add(1, Ordering::Relaxed);
     let engine = workers::threaded();
-    device::Device::open(config, engine, format!("emulated:{number}"), true)
+    device::Device::open(config, engine, format!("emulated:{number}"))
 }
 
 /// A number that nothing else in this process has. They grow, so their order is that of creation; and they are no

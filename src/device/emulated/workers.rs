@@ -12,7 +12,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak},
     thread::{self, JoinHandle, ThreadId},
     time::{Duration, Instant},
 };
@@ -20,6 +20,7 @@ use std::{
 use super::{
     lock,
     machine::{Begun, DeviceId, Machine, StreamId},
+    simulation::Core,
     work::{Fault, Work},
 };
 use crate::{
@@ -33,6 +34,8 @@ pub(super) struct Engine {
     state: Mutex<State>,
     /// Rung when something is passed, if somebody listens.
     passed: Condvar,
+    /// No threads: this runs it.
+    simulation: Option<Weak<Core>>,
 }
 
 #[derive(Debug, Default)]
@@ -45,7 +48,7 @@ pub(super) struct State {
 /// The workers of one device.
 #[derive(Debug)]
 struct Crew {
-    name: Arc<str>,
+    name: String,
     bell: Arc<Condvar>,
     asleep: usize,
 }
@@ -63,19 +66,29 @@ fn now() -> Duration {
 }
 
 impl Engine {
+    /// One without threads.
+    pub(super) fn simulated(simulation: Weak<Core>) -> Self {
+        Self { simulation: Some(simulation), ..Self::default() }
+    }
+
     /// A change to the machine, and then a bell for everybody whom it concerns.
     pub(super) fn with<R>(&self, change: impl FnOnce(&mut Machine<Work>) -> R) -> R {
         let mut state = lock(&self.state);
         let result = change(&mut state.machine);
-        state.ring(None);
+        let news = state.ring(None);
+        drop(state);
+        if let Some(simulation) = self.simulation.as_ref().filter(|_| news).and_then(Weak::upgrade) {
+            simulation.stir();
+        }
         result
     }
 
-    /// Starts a device's workers.
+    /// Starts a device's workers, unless it is simulated.
     pub(super) fn hire(self: &Arc<Self>, device: DeviceId, name: &str, workers: usize) -> Vec<JoinHandle<()>> {
-        let (name, bell) = (Arc::<str>::from(name), Arc::new(Condvar::new()));
-        lock(&self.state).crews.insert(device, Crew { name: name.clone(), bell: bell.clone(), asleep: 0 });
-        (0..workers.max(1))
+        let bell = Arc::new(Condvar::new());
+        lock(&self.state).crews.insert(device, Crew { name: name.into(), bell: bell.clone(), asleep: 0 });
+        let workers = if self.simulation.is_some() { 0 } else { workers.max(1) };
+        (0..workers)
             .map(|number| {
                 let (engine, bell) = (self.clone(), bell.clone());
                 thread::Builder::new()
@@ -103,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// Blocks until all work of a stream is done.
+    /// Blocks until all work of a stream is done. In a simulation: carries work out until then.
     pub(super) fn synchronize(&self, device: DeviceId, stream: StreamId) -> Result<()> {
         let mut state = lock(&self.state);
         let ends = state.machine.ends(device, stream)?;
@@ -112,10 +125,35 @@ impl Engine {
             if ends.iter().all(|point| state.machine.is_passed(*point)) {
                 return Ok(());
             }
+            if let Some(simulation) = &self.simulation {
+                let name = state.machine.stream_name(stream).to_owned();
+                drop(state);
+                if !simulation.upgrade().is_some_and(|simulation| simulation.step_streams()) {
+                    let message = format!("stream `{name}` waits for what nobody has enqueued");
+                    return Err(Error::new(ErrorKind::Stalled, message));
+                }
+                state = lock(&self.state);
+                continue;
+            }
             state.listeners += 1;
             state = self.passed.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.listeners -= 1;
         }
+    }
+
+    /// One entry of a stream, for a simulation: `note` hears what it is.
+    pub(super) fn step_one(&self, stream: StreamId, now: impl FnOnce() -> Duration, note: impl FnOnce(String)) {
+        let state = self.step(lock(&self.state), stream, now, |state, begun| {
+            let device = state.machine.device_of(stream).and_then(|device| state.crews.get(&device));
+            let device = device.map_or("?", |crew| &crew.name);
+            let what = match begun {
+                Begun::Waited => "wait".to_owned(),
+                Begun::Recorded => "record".to_owned(),
+                Begun::Work(work) => work.describe(),
+            };
+            note(format!("{device}/{}: {what}", state.machine.stream_name(stream)));
+        });
+        drop(state);
     }
 
     /// The life of a worker.
@@ -123,9 +161,8 @@ impl Engine {
         let mut state = lock(&self.state);
         loop {
             if let Some(stream) = state.machine.next(device) {
-                state = self.step(state, stream, now);
+                state = self.step(state, stream, now, |_, _| ());
             } else if state.machine.is_over(device) {
-                state.crews.remove(&device);
                 return;
             } else {
                 state.sleepers(device, 1);
@@ -141,8 +178,10 @@ impl Engine {
         mut state: MutexGuard<'a, State>,
         stream: StreamId,
         now: impl FnOnce() -> Duration,
+        note: impl FnOnce(&State, &Begun<Work>),
     ) -> MutexGuard<'a, State> {
         let Some(begun) = state.machine.start(stream, now) else { return state };
+        note(&state, &begun);
         let device = state.machine.device_of(stream);
         if let Begun::Work(work) = begun {
             if let Some(device) = device.filter(|device| state.machine.runnable(*device) > 0) {
@@ -192,16 +231,21 @@ impl Doing {
 
 impl State {
     /// Rings for all news, except that a worker which goes on by itself needs no bell for its `own` device.
-    fn ring(&mut self, own: Option<DeviceId>) {
-        for device in self.machine.news() {
+    ///
+    /// True if there was any.
+    fn ring(&mut self, own: Option<DeviceId>) -> bool {
+        let news = self.machine.news();
+        for device in &news {
+            let device = *device;
             if self.machine.is_over(device) {
-                if let Some(crew) = self.crews.get(&device) {
+                if let Some(crew) = self.crews.remove(&device) {
                     crew.bell.notify_all();
                 }
             } else if own != Some(device) {
                 self.wake_one(device);
             }
         }
+        !news.is_empty()
     }
 
     fn wake_one(&self, device: DeviceId) {
@@ -225,7 +269,7 @@ impl State {
         };
         let error = Error::new(ErrorKind::DeviceLost, what).because(cause);
         match self.crews.get(&device) {
-            Some(crew) => error.at(&*crew.name),
+            Some(crew) => error.at(&crew.name),
             None => error,
         }
     }

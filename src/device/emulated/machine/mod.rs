@@ -23,6 +23,8 @@
 //! device that fails drops its work, answers every question with its fault, and holds up no other device (points of its
 //! streams count as passed).
 
+mod run;
+
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
@@ -155,6 +157,11 @@ impl<W> Machine<W> {
             self.close_stream(stream);
         }
         self.events.retain(|_, event| event.device != device);
+    }
+
+    /// All devices that are not over.
+    pub(super) fn devices(&self) -> Vec<DeviceId> {
+        self.devices.keys().copied().collect()
     }
 
     /// True if a device is retired and its last stream gone.
@@ -367,132 +374,6 @@ impl<W> Machine<W> {
     /// Devices that got something runnable since this was last asked, each as often as that happened.
     pub(super) fn news(&mut self) -> Vec<DeviceId> {
         std::mem::take(&mut self.news)
-    }
-}
-
-/// Carrying it out.
-impl<W> Machine<W> {
-    /// Takes the next entry of a runnable stream. `now` is what a record notes.
-    pub(super) fn start(&mut self, stream: StreamId, now: impl FnOnce() -> Duration) -> Option<Begun<W>> {
-        let begun = self.streams.get_mut(&stream)?;
-        let State::Runnable(rank) = begun.state else { return None };
-        let entry = begun.queue.pop_front()?;
-        begun.state = State::Running;
-        let number = begun.passed + 1;
-        if let Some(device) = self.devices.get_mut(&begun.device) {
-            device.runnable.remove(&rank);
-        }
-        Some(match entry.what {
-            What::Wait => Begun::Waited,
-            What::Work(work) => Begun::Work(work),
-            What::Record(event) => {
-                // A later record has moved the event on: then this one's time is nobody's.
-                match self.events.get_mut(&event) {
-                    Some(Event { timed: true, mark: Some((point, time)), .. })
-                        if *point == Point { stream, number } =>
-                    {
-                        *time = Some(now());
-                    }
-                    _ => {}
-                }
-                Begun::Recorded
-            }
-        })
-    }
-
-    /// What a stream had begun is done.
-    pub(super) fn finish(&mut self, stream: StreamId) {
-        let Some(done) = self.streams.get_mut(&stream) else { return };
-        debug_assert_eq!(done.state, State::Running);
-        done.state = State::Idle;
-        // On a lost device all has been passed already.
-        if done.passed < done.enqueued {
-            done.passed += 1;
-        }
-        self.wake(stream);
-        self.settle(stream);
-    }
-
-    /// A fault ends a device. What it had still to do comes back, to be dropped by whoever holds no lock.
-    #[must_use]
-    pub(super) fn fail(&mut self, device: DeviceId, error: Error) -> Vec<W> {
-        let mut dropped = Vec::new();
-        match self.devices.get_mut(&device) {
-            // The first fault stays.
-            Some(failed) if failed.lost.is_none() => {
-                failed.lost = Some(error);
-                failed.runnable.clear();
-            }
-            _ => return dropped,
-        }
-        let streams: Vec<_> = self.streams.iter().filter(|(_, s)| s.device == device).map(|(id, _)| *id).collect();
-        for id in &streams {
-            let Some(stream) = self.streams.get_mut(id) else { continue };
-            dropped.extend(stream.queue.drain(..).filter_map(|entry| match entry.what {
-                What::Work(work) => Some(work),
-                What::Wait | What::Record(_) => None,
-            }));
-            stream.passed = stream.enqueued;
-            if stream.state != State::Running {
-                stream.state = State::Idle;
-            }
-        }
-        // Only now that nothing is left here: whoever is woken is another device's.
-        for id in streams {
-            self.wake(id);
-            if self.streams.get(&id).is_some_and(|stream| stream.closing && stream.state == State::Idle) {
-                self.remove_stream(id);
-            }
-        }
-        dropped
-    }
-
-    /// Looks again at whoever waits for what a stream has passed.
-    fn wake(&mut self, stream: StreamId) {
-        let Some(passed) = self.streams.get_mut(&stream) else { return };
-        if passed.waiters.is_empty() {
-            return;
-        }
-        let later = passed.waiters.split_off(&(passed.passed + 1));
-        let woken = std::mem::replace(&mut passed.waiters, later);
-        for waiter in woken.into_values().flatten() {
-            if self.streams.get(&waiter).is_some_and(|stream| stream.state == State::Parked) {
-                self.settle(waiter);
-            }
-        }
-    }
-
-    /// Finds out what a stream that is not running may do next.
-    fn settle(&mut self, id: StreamId) {
-        let Some(stream) = self.streams.get(&id) else { return };
-        let Some(head) = stream.queue.front() else {
-            let closing = stream.closing;
-            self.set(id, State::Idle);
-            if closing {
-                self.remove_stream(id);
-            }
-            return;
-        };
-        if let Some(point) = head.after.iter().copied().find(|point| !self.is_passed(*point)) {
-            if let Some(other) = self.streams.get_mut(&point.stream) {
-                other.waiters.entry(point.number).or_default().push(id);
-            }
-            self.set(id, State::Parked);
-            return;
-        }
-        let (device, priority) = (stream.device, stream.priority);
-        let Some(owner) = self.devices.get_mut(&device) else { return };
-        owner.turns += 1;
-        let rank = (priority, owner.turns);
-        owner.runnable.insert(rank, id);
-        self.news.push(device);
-        self.set(id, State::Runnable(rank));
-    }
-
-    fn set(&mut self, id: StreamId, state: State) {
-        if let Some(stream) = self.streams.get_mut(&id) {
-            stream.state = state;
-        }
     }
 }
 

@@ -1,0 +1,136 @@
+//! Carrying it out: what may run is begun and finished, and whoever waited for it is looked at again.
+//!
+//! The transitions of the picture in [`machine`](super) are here; [`settle`](Machine::settle) is the one place that decides
+//! between idle, parked and runnable. A parked stream is noted with the stream it waits for, under the number it waits
+//! for, so passing a point costs what depends on it and not what waits in all.
+
+use std::time::Duration;
+
+use super::{Begun, DeviceId, Event, Machine, Point, State, StreamId, What};
+use crate::error::Error;
+
+/// Carrying it out.
+impl<W> Machine<W> {
+    /// Takes the next entry of a runnable stream. `now` is what a record notes.
+    pub(in super::super) fn start(&mut self, stream: StreamId, now: impl FnOnce() -> Duration) -> Option<Begun<W>> {
+        let begun = self.streams.get_mut(&stream)?;
+        let State::Runnable(rank) = begun.state else { return None };
+        let entry = begun.queue.pop_front()?;
+        begun.state = State::Running;
+        let number = begun.passed + 1;
+        if let Some(device) = self.devices.get_mut(&begun.device) {
+            device.runnable.remove(&rank);
+        }
+        Some(match entry.what {
+            What::Wait => Begun::Waited,
+            What::Work(work) => Begun::Work(work),
+            What::Record(event) => {
+                // A later record has moved the event on: then this one's time is nobody's.
+                match self.events.get_mut(&event) {
+                    Some(Event { timed: true, mark: Some((point, time)), .. })
+                        if *point == Point { stream, number } =>
+                    {
+                        *time = Some(now());
+                    }
+                    _ => {}
+                }
+                Begun::Recorded
+            }
+        })
+    }
+
+    /// What a stream had begun is done.
+    pub(in super::super) fn finish(&mut self, stream: StreamId) {
+        let Some(done) = self.streams.get_mut(&stream) else { return };
+        debug_assert_eq!(done.state, State::Running);
+        done.state = State::Idle;
+        // On a lost device all has been passed already.
+        if done.passed < done.enqueued {
+            done.passed += 1;
+        }
+        self.wake(stream);
+        self.settle(stream);
+    }
+
+    /// A fault ends a device. What it had still to do comes back, to be dropped by whoever holds no lock.
+    #[must_use]
+    pub(in super::super) fn fail(&mut self, device: DeviceId, error: Error) -> Vec<W> {
+        let mut dropped = Vec::new();
+        match self.devices.get_mut(&device) {
+            // The first fault stays.
+            Some(failed) if failed.lost.is_none() => {
+                failed.lost = Some(error);
+                failed.runnable.clear();
+            }
+            _ => return dropped,
+        }
+        let streams: Vec<_> = self.streams.iter().filter(|(_, s)| s.device == device).map(|(id, _)| *id).collect();
+        for id in &streams {
+            let Some(stream) = self.streams.get_mut(id) else { continue };
+            dropped.extend(stream.queue.drain(..).filter_map(|entry| match entry.what {
+                What::Work(work) => Some(work),
+                What::Wait | What::Record(_) => None,
+            }));
+            stream.passed = stream.enqueued;
+            if stream.state != State::Running {
+                stream.state = State::Idle;
+            }
+        }
+        // Only now that nothing is left here: whoever is woken is another device's.
+        for id in streams {
+            self.wake(id);
+            if self.streams.get(&id).is_some_and(|stream| stream.closing && stream.state == State::Idle) {
+                self.remove_stream(id);
+            }
+        }
+        dropped
+    }
+
+    /// Looks again at whoever waits for what a stream has passed.
+    fn wake(&mut self, stream: StreamId) {
+        let Some(passed) = self.streams.get_mut(&stream) else { return };
+        if passed.waiters.is_empty() {
+            return;
+        }
+        let later = passed.waiters.split_off(&(passed.passed + 1));
+        let woken = std::mem::replace(&mut passed.waiters, later);
+        for waiter in woken.into_values().flatten() {
+            if self.streams.get(&waiter).is_some_and(|stream| stream.state == State::Parked) {
+                self.settle(waiter);
+            }
+        }
+    }
+
+    /// Finds out what a stream that is not running may do next.
+    pub(super) fn settle(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(&id) else { return };
+        let Some(head) = stream.queue.front() else {
+            let closing = stream.closing;
+            self.set(id, State::Idle);
+            if closing {
+                self.remove_stream(id);
+            }
+            return;
+        };
+        if let Some(point) = head.after.iter().copied().find(|point| !self.is_passed(*point)) {
+            if let Some(other) = self.streams.get_mut(&point.stream) {
+                other.waiters.entry(point.number).or_default().push(id);
+            }
+            self.set(id, State::Parked);
+            return;
+        }
+        let (device, priority) = (stream.device, stream.priority);
+        let Some(owner) = self.devices.get_mut(&device) else { return };
+        owner.turns += 1;
+        let rank = (priority, owner.turns);
+        owner.runnable.insert(rank, id);
+        self.news.push(device);
+        self.set(id, State::Runnable(rank));
+    }
+
+    fn set(&mut self, id: StreamId, state: State) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.state = state;
+        }
+    }
+}

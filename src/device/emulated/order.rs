@@ -1,0 +1,134 @@
+//! What the race checker lets through has one result, whatever the order.
+//!
+//! Random programs of fills, copies, kernels, events and the default stream, on two devices. The checker refuses what
+//! races; what is left is run in many simulated orders and on real threads, and the bytes are the same every time. Without the
+//! checker the same programs give different bytes in different orders: so the orders do differ, and the checker is what
+//! makes that harmless.
+
+use std::sync::Arc;
+
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use super::{Emulated, Simulation, open};
+use crate::device::{backend::*, check::checked};
+
+static MIX: KernelDef = KernelDef {
+    name: "mix",
+    file: "",
+    declared: "",
+    source: Source::None,
+    prototype: || Prototype { types: String::new(), function: String::new() },
+    body: |args| {
+        let [BodyArg::Slice(to, len), BodyArg::Slice(from, _), BodyArg::Scalar(scalar)] = args else { panic!() };
+        // SAFETY: the launch below passes two slices of the same length that do not overlap, the first to be written.
+        let (to, from) =
+            unsafe { (std::slice::from_raw_parts_mut(*to, *len), std::slice::from_raw_parts(*from, *len)) };
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = to.wrapping_mul(5).wrapping_add(from.wrapping_mul(3)).wrapping_add(scalar.bytes[0]);
+        }
+    },
+};
+
+const BYTES: u64 = 32;
+const BLOCKS: usize = 6;
+
+/// One program, on devices that come from anywhere. What is refused as a race is left out.
+fn program(seed: u64, devices: &[Arc<dyn Backend>; 2]) -> (Vec<u8>, usize) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut streams = Vec::new();
+    for (at, device) in devices.iter().enumerate() {
+        streams.push((at, RawStream(0)));
+        for non_blocking in [true, true, false, false] {
+            let spec = StreamSpec { name: "s".into(), priority: 0, non_blocking };
+            streams.push((at, device.stream_create(&spec).unwrap()));
+        }
+    }
+    let events: Vec<_> = (0..4).map(|n| (n % 2, devices[n % 2].event_create(false).unwrap())).collect();
+    let memory: Vec<_> = (0..BLOCKS).map(|n| devices[n % 2].alloc(BYTES).unwrap()).collect();
+    for (n, address) in memory.iter().enumerate() {
+        let device = &devices[n % 2];
+        let pattern = Pattern { width: 4, bits: 0x0123_4567 * (n as u32 + 1) };
+        // SAFETY: nothing is freed before the end.
+        unsafe { device.fill(RawStream(0), *address, pattern, BYTES) }.unwrap();
+        device.stream_synchronize(RawStream(0)).unwrap();
+    }
+    let mut refused = 0;
+    for _ in 0..80 {
+        let (at, on) = streams[random.random_range(0..streams.len())];
+        let device = &devices[at];
+        let from = random.random_range(0..BYTES);
+        let bytes = random.random_range(1..=BYTES - from);
+        let (to, other) = (random.random_range(0..BLOCKS), random.random_range(1..BLOCKS));
+        let part = |block: usize| Address(memory[block].0 + from);
+        let (target, source) = (part(to), part((to + other) % BLOCKS));
+        let outcome = match random.random_range(0..10) {
+            0..=2 => {
+                let slice = |address, write| Arg::Slice { address, len: bytes, bytes, write };
+                let scalar = Arg::Scalar(Scalar { bytes: [random.random(); 64], size: 1 });
+                let args = [slice(target, true), slice(source, false), scalar];
+                let launch = Launch { kernel: &MIX, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
+                // SAFETY: two blocks, as the kernel wants them, and nothing is freed before the end.
+                unsafe { device.launch(on, &launch) }
+            }
+            3 => {
+                let (to, from) = (Place::Device(target), Place::Device(source));
+                // SAFETY: nothing is freed before the end.
+                unsafe { device.copy(on, to, from, bytes) }
+            }
+            4..=6 => {
+                let own: Vec<_> = events.iter().filter(|(owner, _)| *owner == at).collect();
+                device.event_record(own[random.random_range(0..own.len())].1, on)
+            }
+            _ => device.stream_wait(on, events[random.random_range(0..events.len())].1),
+        };
+        match outcome {
+            Err(error) if error.is_race() => refused += 1,
+            other => other.unwrap(),
+        }
+    }
+    for (at, on) in &streams {
+        devices[*at].stream_synchronize(*on).unwrap();
+    }
+    let mut bytes = vec![0; BYTES as usize * BLOCKS];
+    for (chunk, address) in bytes.chunks_exact_mut(BYTES as usize).zip(&memory) {
+        let (to, from) = (Place::Host(chunk.as_mut_ptr()), Place::Device(*address));
+        // SAFETY: `bytes` outlives the wait.
+        unsafe { devices[0].copy(RawStream(0), to, from, BYTES) }.unwrap();
+        devices[0].stream_synchronize(RawStream(0)).unwrap();
+    }
+    (bytes, refused)
+}
+
+fn simulated(program_seed: u64, seed: u64, check: bool) -> (Vec<u8>, usize) {
+    let simulation = Simulation::new(seed);
+    let devices = [(); 2].map(|()| {
+        let device = simulation.device(Emulated::new());
+        if check { checked(device) } else { device }
+    });
+    program(program_seed, &devices)
+}
+
+#[test]
+fn what_does_not_race_has_one_result() {
+    let (mut refusals, mut kept) = (0, 0);
+    for number in 0..150 {
+        let first = simulated(number, 0, true);
+        for seed in 1..6 {
+            assert_eq!(simulated(number, seed, true), first, "program {number}, seed {seed}");
+        }
+        let threads = [(); 2].map(|()| checked(open(Emulated::new().workers(2))));
+        assert_eq!(program(number, &threads), first, "program {number} on threads");
+        refusals += first.1;
+        kept += 80 - first.1;
+    }
+    assert!(refusals > 500 && kept > 5000, "{refusals} refused, {kept} kept");
+}
+
+#[test]
+fn what_races_has_several() {
+    let several = (0..50).filter(|number| {
+        let first = simulated(*number, 0, false);
+        (1..6).any(|seed| simulated(*number, seed, false) != first)
+    });
+    assert!(several.count() > 25);
+}

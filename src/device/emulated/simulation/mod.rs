@@ -1,0 +1,417 @@
+//! Devices and tasks without threads, in an order that a seed decides.
+//!
+//! A [`Simulation`] owns emulated devices that have no workers, and the tasks that use them. It is a future itself and
+//! runs inside whatever tokio runtime awaits it, so timers are tokio's own; on a runtime whose clock is paused
+//! (`#[tokio::test(start_paused = true)]`) time is virtual and a run depends on its seed alone.
+//!
+//! ```text
+//!            ┌────────────────────────────────────────────────────────────────────┐
+//!            ▼                                                                    │
+//!   gather: ready tasks + streams that may run ──► one of them, by the seed ──► one step: poll it, or run one entry
+//!            │ none
+//!            ▼
+//!   ticks that are due? ──► call them, gather again
+//!            │ no
+//!            ▼
+//!   Pending: tokio's clock goes to the next timer, whose waker makes a task ready
+//! ```
+//!
+//! Every choice is made over lists whose order is that of creation, so the same seed makes the same run, and its
+//! [log](Simulation::log) is the same line by line. Tasks are polled outside tokio's cooperative budget, since when that
+//! runs out depends on what else the thread did.
+
+mod task;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, OnceLock},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use tokio::{
+    task::coop::unconstrained,
+    time::{Instant, sleep_until},
+};
+
+use self::task::{Body, Entry, TaskId, TaskWaker};
+#[allow(unused_imports, reason = "what a join can say, for whoever joins")]
+pub use self::task::{Task, Unfinished};
+use super::{Emulated, device::Device, lock, machine::StreamId, workers::Engine};
+use crate::{
+    device::backend::Backend,
+    error::{Error, ErrorKind},
+};
+
+/// The future that [`Simulation::run`] was given.
+const ROOT: TaskId = 0;
+
+/// How many steps before the runtime's other tasks get a turn.
+const BURST: usize = 256;
+
+/// Emulated devices and tasks in one seeded order, under virtual time.
+///
+/// Any order that tasks and streams can take is the order of some seed, and a seed's order can be found again: a test
+/// that fails with one fails with it every time. Run it on a runtime of one thread whose clock is paused:
+/// `#[tokio::test(start_paused = true)]`.
+pub struct Simulation {
+    core: Arc<Core>,
+    seed: u64,
+}
+
+/// What runs a simulation, shared with its devices and tasks.
+pub(super) struct Core {
+    engine: Arc<Engine>,
+    started: OnceLock<Instant>,
+    state: Mutex<State>,
+}
+
+struct State {
+    random: StdRng,
+    log: Vec<String>,
+    tasks: BTreeMap<TaskId, Entry>,
+    ready: BTreeSet<TaskId>,
+    ticks: Vec<Tick>,
+    next_task: TaskId,
+    devices: u64,
+    /// The loop is in a poll and will look again by itself; otherwise it wants to be woken.
+    polling: bool,
+    /// Something has changed since the loop last looked.
+    stirred: bool,
+    waker: Option<Waker>,
+    over: bool,
+}
+
+/// Something that wants to be called now and then while nothing happens.
+struct Tick {
+    interval: Duration,
+    due: Instant,
+    sleep: Option<Body>,
+    call: Box<dyn FnMut() -> bool + Send>,
+}
+
+enum Step {
+    Root,
+    Task(TaskId),
+    Stream(StreamId),
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<SimulationHandle>> = const { RefCell::new(None) };
+}
+
+/// The simulation that polls the calling task.
+pub(crate) fn current() -> Option<SimulationHandle> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
+impl Simulation {
+    /// A simulation without devices or tasks.
+    pub fn new(seed: u64) -> Self {
+        let state = State {
+            random: StdRng::seed_from_u64(seed),
+            log: Vec::new(),
+            tasks: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            ticks: Vec::new(),
+            next_task: ROOT + 1,
+            devices: 0,
+            polling: false,
+            stirred: false,
+            waker: None,
+            over: false,
+        };
+        let core = Arc::new_cyclic(|core| Core {
+            engine: Arc::new(Engine::simulated(core.clone())),
+            started: OnceLock::new(),
+            state: Mutex::new(state),
+        });
+        Self { core, seed }
+    }
+
+    /// The seed it was made with.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// A device that this simulation runs. Its default name counts from 0 in each simulation.
+    pub(crate) fn device(&self, config: Emulated) -> Arc<dyn Backend> {
+        let mut state = lock(&self.core.state);
+        let name = format!("simulated:{}", state.devices);
+        state.devices += 1;
+        drop(state);
+        Device::open(config, self.core.engine.clone(), name)
+    }
+
+    /// Runs a future, the tasks that are spawned meanwhile and the devices, until the future is done. Tasks that are not
+    /// done by then go on in the next run, or end with the simulation.
+    ///
+    /// # Panics
+    /// If it is running already.
+    ///
+    /// # Cancel safety
+    /// Dropping it stops everything where it is; the tasks go on in the next run.
+    pub async fn run<F: Future>(&self, future: F) -> F::Output {
+        let mut root = pin!(unconstrained(future));
+        // Timers belong to a runtime, and this may be another than last time.
+        lock(&self.core.state).ticks.iter_mut().for_each(|tick| tick.sleep = None);
+        self.core.make_ready(ROOT);
+        std::future::poll_fn(|cx| self.core.poll(cx, root.as_mut())).await
+    }
+
+    /// What was done, step by step.
+    pub fn log(&self) -> Vec<String> {
+        lock(&self.core.state).log.clone()
+    }
+
+    /// Spawns a task beside what [`run`](Self::run) is given: its turns are picked by the same seed, as those of
+    /// `tokio::spawn` are not. Dropping what this returns lets it go on by itself.
+    pub fn spawn<F>(&self, name: impl Into<String>, future: F) -> Task<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        SimulationHandle { core: self.core.clone() }.spawn(name, future)
+    }
+}
+
+impl Drop for Simulation {
+    /// Its tasks are dropped and its devices lost: nobody runs them any more.
+    fn drop(&mut self) {
+        let mut state = lock(&self.core.state);
+        state.over = true;
+        let gone = (std::mem::take(&mut state.tasks), std::mem::take(&mut state.ticks), state.waker.take());
+        drop(state);
+        drop(gone);
+        let dropped: Vec<_> = self.core.engine.with(|machine| {
+            let error = Error::new(ErrorKind::DeviceLost, "its simulation is over");
+            machine.devices().into_iter().flat_map(|device| machine.fail(device, error.again())).collect()
+        });
+        drop(dropped);
+    }
+}
+
+impl fmt::Debug for Simulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simulation").field("seed", &self.seed).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").finish_non_exhaustive()
+    }
+}
+
+/// A way into a running simulation.
+#[derive(Clone, Debug)]
+pub(crate) struct SimulationHandle {
+    core: Arc<Core>,
+}
+
+impl SimulationHandle {
+    /// A task of the simulation's. Dropping what this returns lets it go on by itself.
+    pub(crate) fn spawn<F>(&self, name: impl Into<String>, future: F) -> Task<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        let (entry, slot) = Entry::new(name.into(), future);
+        let mut state = lock(&self.core.state);
+        let id = state.next_task;
+        state.next_task += 1;
+        if state.over {
+            drop(state);
+            // Never to be polled: its join says so.
+            drop(entry);
+        } else {
+            state.tasks.insert(id, entry);
+            drop(state);
+            self.core.make_ready(id);
+        }
+        Task::new(id, slot, &self.core)
+    }
+
+    /// Calls `call` every `interval` while nothing else happens, until it returns false. While there is one of these, a
+    /// simulation that can do nothing lets time pass instead of standing still.
+    pub(crate) fn on_idle_every(&self, interval: Duration, call: Box<dyn FnMut() -> bool + Send>) {
+        let tick = Tick { interval, due: Instant::now() + interval, sleep: None, call };
+        lock(&self.core.state).ticks.push(tick);
+        self.core.stir();
+    }
+}
+
+/// The loop.
+impl Core {
+    fn poll<F: Future>(self: &Arc<Self>, cx: &mut Context<'_>, mut root: Pin<&mut F>) -> Poll<F::Output> {
+        let _polling = Polling::new(self, cx);
+        let waker = Waker::from(Arc::new(TaskWaker::new(ROOT, self)));
+        for _ in 0..BURST {
+            match self.choose(true) {
+                Some(Step::Root) => {
+                    self.note("root".into());
+                    if let Poll::Ready(output) = root.as_mut().poll(&mut Context::from_waker(&waker)) {
+                        lock(&self.state).ready.remove(&ROOT);
+                        return Poll::Ready(output);
+                    }
+                }
+                Some(Step::Task(id)) => self.poll_task(id),
+                Some(Step::Stream(stream)) => self.step_stream(stream),
+                None if self.poll_ticks(cx) => {}
+                None => {
+                    let mut state = lock(&self.state);
+                    if !state.stirred {
+                        // Under the same lock as the look: who changes something from now on wakes us.
+                        state.polling = false;
+                        return Poll::Pending;
+                    }
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// What to do next, by the seed.
+    fn choose(&self, tasks: bool) -> Option<Step> {
+        // First of all: what comes in from now on may be missed below, and is looked for again.
+        lock(&self.state).stirred = false;
+        let streams = self.engine.with(|machine| machine.all_runnable());
+        let mut state = lock(&self.state);
+        let ready = if tasks { state.ready.len() } else { 0 };
+        if ready + streams.len() == 0 {
+            return None;
+        }
+        let choice = state.random.random_range(0..ready + streams.len());
+        if let Some(stream) = choice.checked_sub(ready) {
+            return Some(Step::Stream(streams[stream]));
+        }
+        let id = state.ready.iter().nth(choice).copied()?;
+        state.ready.remove(&id);
+        Some(if id == ROOT { Step::Root } else { Step::Task(id) })
+    }
+
+    fn step_stream(&self, stream: StreamId) {
+        self.engine.step_one(stream, || self.now(), |line| self.note(line));
+    }
+
+    /// One entry of some stream, for a call that waits. False if there is none.
+    pub(super) fn step_streams(&self) -> bool {
+        let Some(Step::Stream(stream)) = self.choose(false) else { return false };
+        self.step_stream(stream);
+        true
+    }
+
+    fn poll_task(self: &Arc<Self>, id: TaskId) {
+        let mut state = lock(&self.state);
+        let Some(entry) = state.tasks.get_mut(&id) else { return };
+        let (body, line) = (entry.body.take(), entry.line(id));
+        let aborted = entry.aborted;
+        state.log.push(line);
+        drop(state);
+        let Some(mut body) = body else { return };
+        let waker = Waker::from(Arc::new(TaskWaker::new(id, self)));
+        let done = aborted || body.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
+        let mut state = lock(&self.state);
+        let body = match state.tasks.get_mut(&id) {
+            Some(entry) if !done => {
+                entry.body = Some(body);
+                return;
+            }
+            _ => body,
+        };
+        state.tasks.remove(&id);
+        state.ready.remove(&id);
+        drop(state);
+        drop(body);
+    }
+
+    /// Calls the ticks that are due, and sees to it that the next one wakes us. True if there was one.
+    fn poll_ticks(&self, cx: &mut Context<'_>) -> bool {
+        let mut ticks = std::mem::take(&mut lock(&self.state).ticks);
+        let mut called = false;
+        ticks.retain_mut(|tick| {
+            let due = tick.due;
+            let sleep = tick.sleep.get_or_insert_with(|| Box::pin(unconstrained(sleep_until(due))));
+            if sleep.as_mut().poll(cx).is_pending() {
+                return true;
+            }
+            called = true;
+            tick.sleep = None;
+            tick.due = Instant::now() + tick.interval;
+            (tick.call)()
+        });
+        let mut state = lock(&self.state);
+        // Those that came in meanwhile stand behind.
+        ticks.append(&mut state.ticks);
+        state.ticks = ticks;
+        called
+    }
+
+    fn note(&self, line: String) {
+        lock(&self.state).log.push(line);
+    }
+
+    /// The time on tokio's clock since it was first asked.
+    fn now(&self) -> Duration {
+        let now = Instant::now();
+        now.duration_since(*self.started.get_or_init(|| now))
+    }
+
+    fn make_ready(&self, id: TaskId) {
+        let mut state = lock(&self.state);
+        if id == ROOT || state.tasks.contains_key(&id) {
+            state.ready.insert(id);
+        }
+        drop(state);
+        self.stir();
+    }
+
+    fn abort(&self, id: TaskId) {
+        if let Some(entry) = lock(&self.state).tasks.get_mut(&id) {
+            entry.aborted = true;
+        }
+        self.make_ready(id);
+    }
+
+    /// Something has changed: the loop is to look, unless it is going to anyway.
+    pub(super) fn stir(&self) {
+        let mut state = lock(&self.state);
+        state.stirred = true;
+        let waker = if state.polling { None } else { state.waker.take() };
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// The time of one poll of the loop: this thread is in the simulation.
+struct Polling<'a> {
+    core: &'a Core,
+    before: Option<SimulationHandle>,
+}
+
+impl<'a> Polling<'a> {
+    fn new(core: &'a Arc<Core>, cx: &Context<'_>) -> Self {
+        let mut state = lock(&core.state);
+        assert!(!state.polling, "a simulation runs one future at a time");
+        state.polling = true;
+        state.waker = Some(cx.waker().clone());
+        drop(state);
+        let before = CURRENT.replace(Some(SimulationHandle { core: core.clone() }));
+        Self { core, before }
+    }
+}
+
+impl Drop for Polling<'_> {
+    fn drop(&mut self) {
+        lock(&self.core.state).polling = false;
+        CURRENT.set(self.before.take());
+    }
+}

@@ -1,0 +1,153 @@
+//! Flows under simulation: no threads, virtual time, and the same seed gives the same events every time.
+
+use std::sync::{Arc, Mutex};
+
+use wakeline::{
+    device::{Device, Emulated, Faults, Simulation},
+    prelude::*,
+};
+
+#[kernel]
+fn increment(numbers: &mut [u32]) {
+    numbers.iter_mut().for_each(|n| *n += 1);
+}
+
+#[derive(Ports)]
+struct NumbersPorts {
+    #[output(envelope_bytes = 64)]
+    numbers: Output<Envelope<u32>>,
+}
+
+/// Sends 1..=n, one an envelope.
+struct Numbers(std::ops::RangeInclusive<u32>);
+
+impl Operator for Numbers {
+    type Ports = NumbersPorts;
+
+    async fn compute(&mut self, ports: &mut NumbersPorts, cx: &mut Cx) -> Result<()> {
+        let Some(n) = self.0.next() else {
+            cx.finish();
+            return Ok(());
+        };
+        let mut envelope = ports.numbers.blank().await?;
+        envelope.space().await?[0] = n;
+        envelope.set_len(1)?;
+        ports.numbers.send(envelope).await
+    }
+}
+
+#[derive(Ports)]
+struct IncrementPorts {
+    #[input]
+    numbers: Input<Envelope<u32>>,
+    #[output]
+    incremented: Output<Envelope<u32>>,
+}
+
+struct Increment;
+
+impl Operator for Increment {
+    type Ports = IncrementPorts;
+
+    async fn compute(&mut self, ports: &mut IncrementPorts, cx: &mut Cx) -> Result<()> {
+        let mut numbers = ports.numbers.take()?;
+        increment::launch(cx.stream()?, &mut numbers)?;
+        ports.incremented.send(numbers).await
+    }
+}
+
+#[derive(Ports)]
+struct CollectPorts {
+    #[input]
+    numbers: Input<Envelope<u32>>,
+}
+
+#[derive(Clone, Default)]
+struct Collect(Arc<Mutex<Vec<u32>>>);
+
+impl Operator for Collect {
+    type Ports = CollectPorts;
+
+    async fn compute(&mut self, ports: &mut CollectPorts, _cx: &mut Cx) -> Result<()> {
+        let numbers = ports.numbers.take()?;
+        let numbers = numbers.read().await?;
+        self.0.lock().unwrap().extend(numbers);
+        Ok(())
+    }
+}
+
+/// A source, a chain of three incrementers on two devices, a sink. What came out, and the log.
+async fn chain(seed: u64, faults: Faults) -> (Result<Report>, Vec<u32>, Vec<String>) {
+    let simulation = Simulation::new(seed);
+    let collect = Collect::default();
+    let collected = collect.0.clone();
+    let outcome = simulation
+        .run(async {
+            let first = Device::simulated(&simulation, Emulated::new().faults(faults)).race_checked();
+            let second = Device::simulated(&simulation, Emulated::new()).race_checked();
+            let mut flow = Flow::new("chain");
+            let source = flow.add("source", Numbers(1..=8));
+            let a = flow.add("a", Increment).on(&first);
+            let b = flow.add("b", Increment).on(&second);
+            let c = flow.add("c", Increment).on(&second);
+            let sink = flow.add("sink", collect);
+            flow.connect(source.numbers, a.numbers);
+            flow.connect(a.incremented, b.numbers);
+            flow.connect_with(b.incremented, c.numbers, Hub::bounded(2));
+            flow.connect(c.incremented, sink.numbers);
+            flow.run().await
+        })
+        .await;
+    let collected = collected.lock().unwrap().clone();
+    (outcome, collected, simulation.log())
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_seed_gives_the_same_events_and_every_seed_the_same_numbers() {
+    let mut logs = std::collections::HashSet::new();
+    for seed in 0..40 {
+        let (outcome, numbers, log) = chain(seed, Faults::new()).await;
+        outcome.unwrap();
+        assert_eq!(numbers, (4..=11).collect::<Vec<_>>(), "seed {seed}");
+        let (_, again, log_again) = chain(seed, Faults::new()).await;
+        assert_eq!(numbers, again);
+        assert_eq!(log, log_again, "seed {seed}");
+        logs.insert(log);
+    }
+    assert!(logs.len() > 30, "{} different orders of 40", logs.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_planned_trap_ends_the_flow_the_same_way_every_time() {
+    for seed in 0..20 {
+        let faults = || Faults::new().trap_kernel("increment", 3);
+        let (outcome, numbers, log) = chain(seed, faults()).await;
+        let error = outcome.unwrap_err();
+        assert!(error.is_device_lost(), "seed {seed}: {error}");
+        assert!(error.to_string().contains("`a`"), "seed {seed}: {error}");
+        assert!(numbers.len() <= 2, "seed {seed}: {numbers:?}");
+        let (again, _, log_again) = chain(seed, faults()).await;
+        assert_eq!(error.to_string(), again.unwrap_err().to_string());
+        assert_eq!(log, log_again, "seed {seed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_callback_that_never_comes_costs_a_beat_of_the_watch() {
+    for seed in 0..10 {
+        let began = tokio::time::Instant::now();
+        let simulation = Simulation::new(seed);
+        let waited = simulation
+            .run(async {
+                let faults = Faults::new().lose_host_function(1);
+                let device = Device::simulated(&simulation, Emulated::new().faults(faults)).race_checked();
+                let stream = Stream::new(&device)?;
+                let mut buffer = Buffer::<u32>::new(&device, 16)?;
+                stream.fill(&mut buffer, 7)?;
+                stream.completed().await
+            })
+            .await;
+        waited.unwrap();
+        assert!(began.elapsed() < std::time::Duration::from_secs(1), "seed {seed}: {:?}", began.elapsed());
+    }
+}
