@@ -70,7 +70,8 @@ impl Node {
         }
     }
 
-    fn unpark(&self) {
+    /// It waits no longer, whoever says so.
+    pub(crate) fn unpark(&self) {
         if self.parking.wake(&self.rest.tokens) {
             self.rest.flow.wake();
         }
