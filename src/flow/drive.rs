@@ -37,6 +37,7 @@ use crate::{
         quiet::Tokens,
         seat::{Ends, Seat},
     },
+    stream::Streams,
 };
 
 /// An operator that takes part.
@@ -108,13 +109,26 @@ async fn attended<T>(node: &Arc<Node>, device: &Device, work: impl Future<Output
     let mut work = pin!(work);
     poll_fn(|task| {
         node.poll(&waker, task, |task| {
-            if !on_host {
-                device.backend().make_current()?;
+            if !on_host && let Err(error) = device.backend().make_current() {
+                // Whoever is the first to hear of a fault tells everybody, and says whose work is lost.
+                return Poll::Ready(Streams::of(device).heed(Err(error)));
             }
             work.as_mut().poll(task)
         })
     })
     .await
+}
+
+/// As [`attended`], for `stop`: it runs even where the device is lost and cannot be made current. Not with the node of
+/// its runs: an aborted flow's operators stop like any others.
+async fn attended_to_the_end(device: &Device, work: impl Future<Output = Result<()>>) -> Result<()> {
+    let mut work = pin!(work);
+    let work = poll_fn(|task| {
+        // What is wrong with the device is for `stop` to find, if it uses it.
+        let _ = device.backend().make_current();
+        work.as_mut().poll(task)
+    });
+    attended(&Node::alone(), &Device::host(), work).await
 }
 
 async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>) -> Finished {
@@ -167,10 +181,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
     let mut report = Report { setup, ..Report::default() };
     let mut seats = Vec::with_capacity(crew.len());
     for Member { name, device, mut seat } in crew {
-        // Not the node of its runs: an aborted flow's operators stop like any others. Where the device is lost, it cannot
-        // be made current.
-        let here = if device.lost().is_some() { Device::host() } else { device };
-        let stopped = attended(&Node::alone(), &here, seat.stop()).await;
+        let stopped = attended_to_the_end(&device, seat.stop()).await;
         if let Err(error) = stopped {
             let error = error.at(operator(&name));
             match &failure {
