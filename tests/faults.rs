@@ -601,7 +601,7 @@ async fn f5_a_copy_fails() {
             let error = outcome.unwrap_err();
             assert!(error.is_device_lost(), "{error}");
             assert!(error.to_string().contains("copy to "), "{error}");
-            assert!(error.to_string().contains("unfinished was the work of `copies of "), "{error}");
+            assert!(error.to_string().contains("unfinished was the work of `"), "{error}");
         }
         drop(flow);
         freed(&device).await;
