@@ -16,12 +16,10 @@ use crate::{
 pub(super) fn plan(flow: &Flow) -> Result<Vec<LinkPlan>> {
     let mut problems = Vec::new();
     names(flow, &mut problems);
-    if ports(flow, &mut problems) {
-        // Sizes can be followed only along connections that make sense.
-        let plans = hubs(flow, &mut problems);
-        if problems.is_empty() {
-            return Ok(plans);
-        }
+    ports(flow, &mut problems);
+    let plans = hubs(flow, &mut problems);
+    if problems.is_empty() {
+        return Ok(plans);
     }
     let told = match &problems[..] {
         [one] => one.clone(),
@@ -40,20 +38,20 @@ fn names(flow: &Flow, problems: &mut Vec<String>) {
     }
 }
 
-/// Every port is connected once, and to this flow. False if a connection leads nowhere.
-fn ports(flow: &Flow, problems: &mut Vec<String>) -> bool {
-    let mut sound = true;
-    let mut used = HashSet::new();
+/// Every port is connected once, and to this flow.
+fn ports(flow: &Flow, problems: &mut Vec<String>) {
+    let (mut used, mut told) = (HashSet::new(), HashSet::new());
     for connection in &flow.connections {
-        for id in [connection.from, connection.to] {
-            if id.flow != flow.id {
-                problems.push(
-                    "a connection uses a port of another flow: connect ports of operators added to this one".into(),
-                );
-                sound = false;
-            } else if !used.insert((id.operator, id.port)) {
+        let own: Vec<PortId> = [connection.from, connection.to].into_iter().filter(|id| id.flow == flow.id).collect();
+        let what = match &own[..] {
+            [_, _] => None,
+            [one] => Some(format!("port `{}` is connected to one of another flow", port_name(flow, *one))),
+            _ => Some("two ports of other flows are connected here".into()),
+        };
+        problems.extend(what.map(|what| format!("{what}: connect ports of operators that were added to this flow")));
+        for id in own {
+            if !used.insert((id.operator, id.port)) && told.insert((id.operator, id.port)) {
                 problems.push(format!("port `{}` is connected more than once", port_name(flow, id)));
-                sound = false;
             }
         }
     }
@@ -65,12 +63,16 @@ fn ports(flow: &Flow, problems: &mut Vec<String>) -> bool {
             }
         }
     }
-    sound
+}
+
+/// The connections whose sizes and places can be known: those within the flow.
+fn within(flow: &Flow) -> impl Iterator<Item = &Connection> {
+    flow.connections.iter().filter(|connection| connection.from.flow == flow.id && connection.to.flow == flow.id)
 }
 
 fn hubs(flow: &Flow, problems: &mut Vec<String>) -> Vec<LinkPlan> {
     let near = pinned_for(flow);
-    let plans = flow.connections.iter().map(|connection| {
+    let plans = within(flow).map(|connection| {
         let name = format!("{} -> {}", port_name(flow, connection.from), port_name(flow, connection.to));
         let hub = wanted(flow, connection);
         let (writer, reader) = (device(flow, connection.from), device(flow, connection.to));
@@ -134,9 +136,7 @@ fn size(flow: &Flow, connection: &Connection, seen: &mut Vec<PortId>) -> Option<
     }
     seen.push(connection.from);
     let writer = connection.from.operator;
-    let passed_on = flow.connections.iter().filter(|other| {
-        other.to.operator == writer && other.to.flow == flow.id && decl(flow, other.to).carries_envelopes
-    });
+    let passed_on = within(flow).filter(|other| other.to.operator == writer && decl(flow, other.to).carries_envelopes);
     passed_on.filter_map(|other| size(flow, other, seen)).max()
 }
 

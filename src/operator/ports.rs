@@ -165,7 +165,8 @@ impl<M: Message> Output<M> {
     ///
     /// # Errors
     /// [`Closed`](ErrorKind::Closed) if the reader is gone or the port was closed; what went wrong on the way. The
-    /// message is dropped then; [`try_send`](Self::try_send) gives it back.
+    /// message is dropped then; [`try_send`](Self::try_send) gives it back. A reader may end at any moment: an operator
+    /// that returns this error because its reader is gone has ended, and not failed.
     ///
     /// # Cancel safety
     /// Dropping the future before it resolves drops the message with it, unsent.
@@ -374,6 +375,8 @@ impl PortOptions {
 pub trait AnyPort {
     fn is_output(&self) -> bool;
     fn traffic(&self) -> Traffic;
+    /// True for an output whose reader has ended.
+    fn reader_gone(&self) -> bool;
 }
 
 /// What the derive macro needs of a port.
@@ -415,6 +418,10 @@ impl<M: Message> AnyPort for Input<M> {
     fn traffic(&self) -> Traffic {
         self.traffic
     }
+
+    fn reader_gone(&self) -> bool {
+        false
+    }
 }
 
 impl<M: Message> AnyPort for Output<M> {
@@ -424,6 +431,10 @@ impl<M: Message> AnyPort for Output<M> {
 
     fn traffic(&self) -> Traffic {
         self.traffic
+    }
+
+    fn reader_gone(&self) -> bool {
+        self.sender.as_ref().is_some_and(Sender::reader_gone)
     }
 }
 

@@ -91,7 +91,16 @@ impl<O: Operator> Seat for Place<O> {
 
     async fn run(&mut self) -> Result<()> {
         let (Some(cx), Some(ports)) = (&mut self.cx, &mut self.ports) else { return Err(unbound()) };
-        let ran = caught(self.operator.run(ports, cx)).await;
+        let mut ran = caught(self.operator.run(ports, cx)).await;
+        if ran.as_ref().is_err_and(|error| error.is_closed()) {
+            // A reader may end between an operator's condition and its send. The end walks the flow both ways: whoever
+            // sends to it has ended too.
+            ports.visit(&mut |_, port| {
+                if port.reader_gone() {
+                    ran = Ok(());
+                }
+            });
+        }
         self.close();
         ran
     }

@@ -1,0 +1,271 @@
+//! What the scenario tests share: devices, small operators, and ways to hold things up without a sleep.
+//!
+//! A test of a device runs its body twice, on the emulated device and on a GPU, both with the race checker on:
+//! [`on_both!`]. Where there is no GPU the second one says so and passes; with `REQUIRE_CUDA=1` it fails.
+
+#![allow(dead_code, unused_macros, unused_imports, reason = "each test takes from here what it needs")]
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use futures::{FutureExt, future::BoxFuture};
+use wakeline::{device::Emulated, memory::Plain, prelude::*};
+
+pub(crate) use wakeline::operator::{MapPorts, SinkPorts, SourcePorts, map, sink, source};
+
+/// An emulated device, race-checked.
+pub(crate) fn emulated() -> Device {
+    emulated_with(Emulated::new().workers(2))
+}
+
+/// An emulated device of another kind, race-checked.
+pub(crate) fn emulated_with(config: Emulated) -> Device {
+    Device::emulated(config).race_checked()
+}
+
+/// The first GPU, race-checked. `None` where there is none, unless `REQUIRE_CUDA=1` is set: then that is a failure.
+pub(crate) fn cuda() -> Option<Device> {
+    match Device::cuda(0) {
+        Ok(device) => Some(device.race_checked()),
+        Err(error) if std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1") => {
+            panic!("REQUIRE_CUDA=1 and no GPU: {error}")
+        }
+        Err(error) => {
+            eprintln!("skipped, no GPU: {error}");
+            None
+        }
+    }
+}
+
+/// One async body as two tests, `name::emulated` and `name::cuda`.
+macro_rules! on_both {
+    ($name:ident, $body:expr) => {
+        mod $name {
+            use super::*;
+
+            async fn body(device: Device) {
+                common::within($body(device)).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn emulated() {
+                body(common::emulated()).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn cuda() {
+                if let Some(device) = common::cuda() {
+                    body(device).await;
+                }
+            }
+        }
+    };
+}
+pub(crate) use on_both;
+
+/// An upper bound for what must not hang.
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(Duration::from_secs(60), future).await {
+        Ok(output) => output,
+        Err(_) => panic!("it hangs"),
+    }
+}
+
+/// Resolves when something has become true.
+pub(crate) async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let becomes = async {
+        while !is() {
+            tokio::task::yield_now().await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(10), becomes).await.is_err() {
+        panic!("not within ten seconds: {what}");
+    }
+}
+
+/// Resolves when wakeline has given all of the device's memory back.
+pub(crate) async fn freed(device: &Device) {
+    until("all memory of the device is given back", || device.memory_in_use() == 0).await;
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A list that an operator fills and a test reads.
+pub(crate) type Shared<T> = Arc<Mutex<Vec<T>>>;
+
+pub(crate) fn shared<T>() -> Shared<T> {
+    Shared::default()
+}
+
+/// Sends each chunk as an envelope, and ends.
+pub(crate) struct Produce<T>(VecDeque<Vec<T>>);
+
+impl<T> Produce<T> {
+    pub(crate) fn new(chunks: impl IntoIterator<Item = Vec<T>>) -> Self {
+        Self(chunks.into_iter().collect())
+    }
+}
+
+impl<T: Plain> Operator for Produce<T> {
+    type Ports = SourcePorts<Envelope<T>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let Some(chunk) = self.0.pop_front() else {
+            cx.finish();
+            return Ok(());
+        };
+        if self.0.is_empty() {
+            cx.finish();
+        }
+        let mut envelope = ports.output.blank().await?;
+        envelope.space().await?[..chunk.len()].copy_from_slice(&chunk);
+        envelope.set_len(chunk.len())?;
+        ports.output.send(envelope).await
+    }
+}
+
+/// Keeps what each envelope holds. On the host.
+pub(crate) struct Collect<T>(pub(crate) Shared<Vec<T>>);
+
+impl<T: Plain> Operator for Collect<T> {
+    type Ports = SinkPorts<Envelope<T>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        let envelope = ports.input.take()?;
+        let data = envelope.read().await?.to_vec();
+        lock(&self.0).push(data);
+        Ok(())
+    }
+}
+
+/// Adds one to each element on the device, in place, and passes the envelope on.
+pub(crate) struct Increment;
+
+impl Operator for Increment {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut envelope = ports.input.take()?;
+        increment::launch(cx.stream()?, &mut envelope)?;
+        ports.output.send(envelope).await
+    }
+}
+
+/// Passes on what it is given, wherever that lies.
+pub(crate) fn pass_on<M: wakeline::Message + Sync>() -> impl Operator<Ports = MapPorts<M, M>> {
+    map(|message: M| std::future::ready(Ok(message)))
+}
+
+struct Task<P, F>(F, std::marker::PhantomData<fn(P)>);
+
+impl<P, F> Operator for Task<P, F>
+where
+    P: Ports,
+    F: for<'a> FnMut(&'a mut P, &'a mut Cx) -> BoxFuture<'a, Result<()>> + Send + 'static,
+{
+    type Ports = P;
+
+    async fn compute(&mut self, _ports: &mut P, _cx: &mut Cx) -> Result<()> {
+        unreachable!("its `run` calls no `compute`")
+    }
+
+    async fn run(&mut self, ports: &mut P, cx: &mut Cx) -> Result<()> {
+        (self.0)(ports, cx).await
+    }
+}
+
+/// An operator with a loop of its own: a function that is called once.
+pub(crate) fn task<P, F>(run: F) -> impl Operator<Ports = P>
+where
+    P: Ports,
+    F: for<'a> FnMut(&'a mut P, &'a mut Cx) -> BoxFuture<'a, Result<()>> + Send + 'static,
+{
+    Task(run, std::marker::PhantomData)
+}
+
+/// Holds a stream up until it is dropped.
+#[must_use]
+pub(crate) struct Hold {
+    _go: mpsc::Sender<()>,
+}
+
+pub(crate) fn hold(stream: &Stream) -> Hold {
+    let (go, held) = mpsc::channel::<()>();
+    stream.host_function(move || _ = held.recv()).expect("a stream that works");
+    Hold { _go: go }
+}
+
+/// Counts messages: how many live, and how many lived at once.
+#[derive(Clone, Default)]
+pub(crate) struct Census(Arc<(AtomicUsize, AtomicUsize)>);
+
+/// A message that is counted from here to its drop.
+pub(crate) struct Counted {
+    pub(crate) number: u64,
+    census: Census,
+}
+
+impl Census {
+    pub(crate) fn message(&self, number: u64) -> Counted {
+        let live = self.0.0.fetch_add(1, Ordering::Relaxed) + 1;
+        self.0.1.fetch_max(live, Ordering::Relaxed);
+        Counted { number, census: self.clone() }
+    }
+
+    pub(crate) fn live(&self) -> usize {
+        self.0.0.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn most(&self) -> usize {
+        self.0.1.load(Ordering::Acquire)
+    }
+}
+
+impl wakeline::Message for Counted {}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.census.0.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// x += 1
+#[kernel(unsafe(cuda = "../kernels/increment.cu"))]
+pub(crate) fn increment(x: &mut [u32]) {
+    for x in x {
+        *x = x.wrapping_add(1);
+    }
+}
+
+/// y = x + 1
+#[kernel(unsafe(cuda = "../kernels/add_one.cu"))]
+pub(crate) fn add_one(x: &[u32], y: &mut [u32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = x.wrapping_add(1);
+    }
+}
+
+/// b = a a, for a matrix of n rows and columns
+#[kernel(unsafe(cuda = "../kernels/square.cu"))]
+pub(crate) fn square(a: &[u32], b: &mut [u32], n: u32) {
+    let n = n as usize;
+    for (at, b) in b.iter_mut().enumerate() {
+        let (row, column) = (at / n, at % n);
+        *b = (0..n).fold(0, |sum: u32, k| sum.wrapping_add(a[row * n + k].wrapping_mul(a[k * n + column])));
+    }
+}
+
+/// total = the sum of x
+#[kernel(unsafe(cuda = "../kernels/sum.cu"))]
+pub(crate) fn sum(x: &[u32], total: &mut [u32]) {
+    total[0] = x.iter().fold(0, |sum, x| sum.wrapping_add(*x));
+}

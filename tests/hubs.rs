@@ -1,0 +1,365 @@
+//! Scenarios H: hubs and envelopes.
+
+mod common;
+
+use std::{
+    collections::HashSet,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use common::*;
+use futures::FutureExt;
+use tokio::sync::oneshot;
+use wakeline::{device::Emulated, prelude::*};
+
+on_both!(h1_produce_increment_peek, async |device: Device| {
+    let seen = shared();
+    let mut flow = Flow::new("h1");
+    let produce = flow.add("produce", Produce::new([vec![1_u32], vec![2], vec![3]]));
+    let add = flow.add("add", Increment).on(&device);
+    let consume = flow.add("consume", Collect(seen.clone()));
+    // One envelope on each side of each hub: it works, without overlap.
+    flow.connect_with(produce.output, add.input, Hub::bounded(1).envelopes(1).envelope_bytes(4));
+    flow.connect_with(add.output, consume.input, Hub::bounded(1).envelopes(1));
+    let report = flow.run().await.unwrap();
+
+    assert_eq!(*lock(&seen), [[2], [3], [4]]);
+    assert_eq!(report.operator("consume").unwrap().messages_in, 3);
+    assert_eq!(report.operator("consume").unwrap().bytes_in, 12);
+    assert_eq!(report.untaken, 0);
+    assert_eq!(device.memory_peak(), 4, "one envelope on the device");
+    freed(&device).await;
+});
+
+/// Sends `chunks` envelopes of equal numbers, and notes which memory it was lent.
+struct Stamp {
+    next: u32,
+    chunks: u32,
+    places: Shared<usize>,
+}
+
+impl Operator for Stamp {
+    type Ports = SourcePorts<Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut envelope = ports.output.blank().await?;
+        let space = envelope.space().await?;
+        space.fill(self.next);
+        lock(&self.places).push(space.as_ptr().addr());
+        let all = space.len();
+        // The last is half as long: only the valid part travels.
+        self.next += 1;
+        let last = self.next == self.chunks;
+        envelope.set_len(if last { all / 2 } else { all })?;
+        if last {
+            cx.finish();
+        }
+        ports.output.send(envelope).await
+    }
+}
+
+/// Checks what [`Stamp`] sent, plus one, and notes which memory it was lent.
+struct Check {
+    next: u32,
+    places: Shared<usize>,
+}
+
+impl Operator for Check {
+    type Ports = SinkPorts<Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        let envelope = ports.input.take()?;
+        let data = envelope.read().await?;
+        self.next += 1;
+        assert!(data.iter().all(|x| *x == self.next), "chunk {} is wrong", self.next);
+        lock(&self.places).push(data.as_ptr().addr());
+        Ok(())
+    }
+}
+
+async fn h13(device: Device) {
+    const CHUNK: usize = 64 << 10;
+    const CHUNKS: u32 = 512; // 32 MiB in all
+    let (sent, arrived) = (shared(), shared());
+    let mut flow = Flow::new("h13");
+    let stamp = flow.add("stamp", Stamp { next: 0, chunks: CHUNKS, places: sent.clone() });
+    let add = flow.add("add", Increment).on(&device);
+    let check = flow.add("check", Check { next: 0, places: arrived.clone() });
+    flow.connect_with(stamp.output, add.input, Hub::default().envelope_bytes(CHUNK));
+    flow.connect(add.output, check.input);
+    let report = within(flow.run()).await.unwrap();
+
+    let bytes = u64::from(CHUNKS) * CHUNK as u64 - CHUNK as u64 / 2;
+    assert_eq!(report.operator("check").unwrap().messages_in, u64::from(CHUNKS));
+    assert_eq!(report.operator("check").unwrap().bytes_in, bytes);
+    assert_eq!(device.memory_peak(), 2 * CHUNK as u64, "two envelopes on the device, however much passes");
+    for places in [sent, arrived] {
+        let lent: HashSet<usize> = lock(&places).iter().copied().collect();
+        assert_eq!(lent.len(), 2, "two envelopes on the host, however much passes");
+    }
+    drop(flow);
+    freed(&device).await;
+}
+
+mod h13_larger_than_the_device {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn emulated() {
+        let device = emulated_with(Emulated::new().memory(256 << 10));
+        h13(device.clone()).await;
+        assert_eq!(device.memory().unwrap().free, 256 << 10, "and all of it is free again");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn cuda() {
+        if let Some(device) = common::cuda() {
+            h13(device).await;
+        }
+    }
+}
+
+/// How many messages a writer gets rid of before its reader has taken one.
+async fn sent_ahead(hub: Option<Hub>) -> usize {
+    let ahead = shared();
+    let (full, is_full) = oneshot::channel();
+    let (mut full, mut is_full) = (Some(full), Some(is_full));
+    let noted = ahead.clone();
+    let mut flow = Flow::new("ahead");
+    let write = flow.add(
+        "write",
+        task(move |ports: &mut SourcePorts<u32>, _| {
+            let (full, noted) = (full.take().unwrap(), noted.clone());
+            async move {
+                let mut accepted = 0;
+                while ports.output.try_send(accepted)?.is_ok() {
+                    accepted += 1;
+                }
+                lock(&noted).push(accepted as usize);
+                full.send(()).unwrap();
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let read = flow.add(
+        "read",
+        task(move |ports: &mut SinkPorts<u32>, _| {
+            let is_full = is_full.take().unwrap();
+            async move {
+                is_full.await.unwrap();
+                while ports.input.recv().await?.is_some() {}
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    match hub {
+        None => flow.connect(write.output, read.input),
+        Some(hub) => flow.connect_with(write.output, read.input, hub),
+    }
+    within(flow.run()).await.unwrap();
+    lock(&ahead)[0]
+}
+
+#[tokio::test]
+async fn h14_plain_connect_is_a_queue_of_one() {
+    assert_eq!(sent_ahead(None).await, 1);
+    assert_eq!(sent_ahead(Some(Hub::bounded(3))).await, 3);
+}
+
+#[derive(Ports)]
+struct DeclaredPorts {
+    #[output(envelope_bytes = 96)]
+    output: Output<Envelope<u32>>,
+}
+
+on_both!(h14_plain_connect_two_envelopes_of_the_declared_size, async |device: Device| {
+    let mut flow = Flow::new("h14");
+    let produce = flow.add(
+        "produce",
+        task(|ports: &mut DeclaredPorts, _| {
+            async move {
+                let (mut one, two) = (ports.output.blank().await?, ports.output.blank().await?);
+                assert_eq!((one.capacity(), two.capacity()), (24, 24));
+                assert!(ports.output.blank().now_or_never().is_none(), "there are two, and no third");
+                drop(two);
+                assert!(ports.output.blank().now_or_never().is_some(), "the second has come home");
+                one.space().await?[..3].copy_from_slice(&[1, 2, 3]);
+                one.set_len(3)?;
+                assert!(one.set_len(25).is_err(), "its capacity is fixed");
+                ports.output.send(one).await
+            }
+            .boxed()
+        }),
+    );
+    let add = flow.add("add", Increment).on(&device);
+    let seen = shared();
+    let noted = seen.clone();
+    let consume = flow.add(
+        "consume",
+        sink(move |envelope: Envelope<u32>| {
+            let noted = noted.clone();
+            async move {
+                let data = envelope.read().await?.to_vec();
+                assert!(envelope.is_host());
+                assert_eq!(envelope.location(), "the host");
+                lock(&noted).push((envelope.capacity(), data));
+                Ok(())
+            }
+        }),
+    );
+    flow.connect(produce.output, add.input);
+    // The size is that of what is passed on.
+    flow.connect(add.output, consume.input);
+    flow.run().await.unwrap();
+    assert_eq!(*lock(&seen), [(24, vec![2, 3, 4])]);
+    assert_eq!(device.memory_peak(), 2 * 96, "two envelopes on the device");
+    freed(&device).await;
+});
+
+/// Never runs: it says so if it does.
+struct NotStarted(std::sync::Arc<AtomicBool>);
+
+impl Operator for NotStarted {
+    type Ports = SourcePorts<Envelope<u32>>;
+
+    async fn start(&mut self, _cx: &mut Cx) -> Result<()> {
+        self.0.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn h14_an_unknown_size_is_an_error_before_running() {
+    let device = emulated();
+    let started = std::sync::Arc::new(AtomicBool::new(false));
+    let mut flow = Flow::new("h14");
+    let produce = flow.add("produce", NotStarted(started.clone()));
+    let add = flow.add("add", Increment).on(&device);
+    let consume = flow.add("consume", Collect(shared()));
+    flow.connect(produce.output, add.input);
+    flow.connect(add.output, consume.input);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    let told = error.to_string();
+    assert!(told.contains("`produce.output -> add.input`") && told.contains("envelope_bytes"), "{told}");
+    assert!(!started.load(Ordering::Relaxed), "nothing has run");
+    assert_eq!(device.memory_peak(), 0, "nothing was allocated");
+}
+
+on_both!(h15_passed_on_envelopes_go_home_after_their_last_reader, async |device: Device| {
+    let (took, has_taken) = oneshot::channel::<()>();
+    let (let_go, may_let_go) = oneshot::channel::<()>();
+    let (mut took, mut has_taken, mut let_go, mut may_let_go) =
+        (Some(took), Some(has_taken), Some(let_go), Some(may_let_go));
+    let mut flow = Flow::new("h15");
+    let produce = flow.add(
+        "produce",
+        task(move |ports: &mut SourcePorts<Envelope<u32>>, cx| {
+            let (has_taken, let_go) = (has_taken.take().unwrap(), let_go.take().unwrap());
+            async move {
+                let mut first = ports.output.blank().await?;
+                first.set_len(1)?;
+                increment::launch(cx.stream()?, &mut first)?;
+                ports.output.send(first).await?;
+                has_taken.await.unwrap();
+                assert!(ports.output.blank().now_or_never().is_none(), "its reader, two hubs on, still has it");
+                let_go.send(()).unwrap();
+                let again = ports.output.blank().await?;
+                assert_eq!(again.len(), 0, "nothing in it is valid");
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let produce = produce.on(&device);
+    let pass = flow.add("pass", pass_on::<Envelope<u32>>()).on(&device);
+    let consume = flow.add(
+        "consume",
+        task(move |ports: &mut SinkPorts<Envelope<u32>>, _| {
+            let (took, may_let_go) = (took.take().unwrap(), may_let_go.take().unwrap());
+            async move {
+                let taken = ports.input.recv().await?.unwrap();
+                took.send(()).unwrap();
+                may_let_go.await.unwrap();
+                drop(taken);
+                assert!(ports.input.recv().await?.is_none());
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let consume = consume.on(&device);
+    flow.connect_with(produce.output, pass.input, Hub::bounded(1).envelopes(1).envelope_bytes(64));
+    flow.connect(pass.output, consume.input);
+    flow.run().await.unwrap();
+    assert_eq!(device.memory_peak(), 64, "the second hub needed none of its own");
+    freed(&device).await;
+});
+
+/// Keeps all it is given.
+struct Keep(Shared<Envelope<u32>>);
+
+impl Operator for Keep {
+    type Ports = SinkPorts<Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        let envelope = ports.input.take()?;
+        lock(&self.0).push(envelope);
+        Ok(())
+    }
+}
+
+on_both!(h15_an_envelope_outlives_its_hub, async |device: Device| {
+    let kept = shared();
+    let mut flow = Flow::new("h15");
+    let produce = flow.add("produce", Produce::new([vec![1_u32, 2], vec![3, 4]]));
+    let add = flow.add("add", Increment).on(&device);
+    let keep = flow.add("keep", Keep(kept.clone())).on(&device);
+    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(8));
+    flow.connect(add.output, keep.input);
+    flow.run().await.unwrap();
+    drop(flow);
+
+    // Both hubs are gone; what they lent is whole, and on its device.
+    let stream = Stream::named(&device, "afterwards").unwrap();
+    let mut envelopes = std::mem::take(&mut *lock(&kept));
+    assert_eq!(device.memory_in_use(), 16);
+    let mut data = Vec::new();
+    for envelope in &mut envelopes {
+        assert_eq!((envelope.len(), envelope.location()), (2, device.name()));
+        increment::launch(&stream, envelope).unwrap();
+        let mut here = Buffer::<u32>::pinned(&device, 2).unwrap();
+        stream.copy(envelope, &mut here).unwrap();
+        data.extend_from_slice(here.read().await.unwrap());
+    }
+    assert_eq!(data, [3, 4, 5, 6]);
+    drop(envelopes);
+    freed(&device).await;
+});
+
+on_both!(h15_starvation_names_both_hubs, async |device: Device| {
+    let kept = shared();
+    let mut flow = Flow::new("h15");
+    let produce = flow.add("produce", Produce::new((0..10).map(|n| vec![n])));
+    let pass = flow.add("pass", pass_on::<Envelope<u32>>()).on(&device);
+    let keep = flow.add("keep", Keep(kept.clone())).on(&device);
+    flow.connect_with(produce.output, pass.input, Hub::default().envelope_bytes(4));
+    flow.connect(pass.output, keep.input);
+    let error = flow.run().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+    let told = error.to_string();
+    assert!(told.contains("`produce.output -> pass.input`"), "whose they are: {told}");
+    assert!(told.contains("`pass.output -> keep.input`"), "where they are: {told}");
+    assert!(told.contains("2 of the 2 envelopes"), "how many there are: {told}");
+    assert_eq!(lock(&kept).len(), 2);
+    lock(&kept).clear();
+    drop(flow);
+    freed(&device).await;
+});

@@ -1,0 +1,393 @@
+//! Scenarios Q: queues, ends, cycles, stalls.
+
+mod common;
+
+use std::{
+    future::ready,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use common::*;
+use futures::FutureExt;
+use tokio::sync::oneshot;
+use wakeline::prelude::*;
+
+/// 10 million messages; a tenth of that in a debug build, which is that much slower.
+const MANY: u64 = if cfg!(debug_assertions) { 1_000_000 } else { 10_000_000 };
+
+/// Sends counted messages, 0 to `last - 1`.
+fn count(census: &Census, last: u64) -> impl Operator<Ports = SourcePorts<Counted>> {
+    let (census, mut next) = (census.clone(), 0);
+    source(move || {
+        next += 1;
+        ready(Ok((next <= last).then(|| census.message(next - 1))))
+    })
+}
+
+async fn q1(capacity: usize) {
+    let census = Census::default();
+    let (mut expected, in_order) = (0, Arc::new(AtomicU64::new(0)));
+    let seen = in_order.clone();
+    let mut flow = Flow::new("q1");
+    let source = flow.add("source", count(&census, MANY));
+    let middle = flow.add("middle", pass_on::<Counted>());
+    let sink = flow.add(
+        "sink",
+        sink(move |message: Counted| {
+            assert_eq!(message.number, expected);
+            expected += 1;
+            seen.store(expected, Ordering::Relaxed);
+            ready(Ok(()))
+        }),
+    );
+    flow.connect_with(source.output, middle.input, Hub::bounded(capacity));
+    flow.connect_with(middle.output, sink.input, Hub::bounded(capacity));
+    let began = Instant::now();
+    let report = within(flow.run()).await.unwrap();
+    eprintln!("{MANY} messages through two hubs of {capacity}: {:?}", began.elapsed());
+
+    assert_eq!(in_order.load(Ordering::Relaxed), MANY, "each once, in order");
+    assert_eq!(report.operator("sink").unwrap().messages_in, MANY);
+    // What lies in the two queues and what each of the three operators has in its hands.
+    assert!(census.most() <= 2 * capacity + 3, "{} lived at once", census.most());
+    assert_eq!(census.live(), 0);
+}
+
+mod q1_bounded_is_back_pressure_and_constant_memory {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_thread() {
+        q1(64).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn two_threads() {
+        q1(64).await;
+    }
+}
+
+/// While the reader takes nothing, the source is held up, and it goes on when the reader does.
+#[tokio::test]
+async fn q1_a_slow_reader_holds_the_source_up() {
+    let census = Census::default();
+    let (go, may_go) = oneshot::channel::<()>();
+    let mut may_go = Some(may_go);
+    let mut flow = Flow::new("q1");
+    let source = flow.add("source", count(&census, 1000));
+    let slow = flow.add(
+        "slow",
+        task(move |ports: &mut SinkPorts<Counted>, _| {
+            let may_go = may_go.take().unwrap();
+            async move {
+                may_go.await.unwrap();
+                let mut expected = 0;
+                while let Some(message) = ports.input.recv().await? {
+                    assert_eq!(message.number, expected);
+                    expected += 1;
+                }
+                assert_eq!(expected, 1000);
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    flow.connect_with(source.output, slow.input, Hub::bounded(5));
+    let running = flow.spawn().unwrap();
+    until("the queue is full", || census.live() == 5).await;
+    // Nothing else moves here: one thread, and the source has had its turns.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(census.most(), 5);
+    go.send(()).unwrap();
+    within(running).await.unwrap();
+    assert_eq!(census.live(), 0);
+}
+
+on_both!(q6_a_source_ends_and_everything_drains, async |device: Device| {
+    let seen = shared();
+    let mut flow = Flow::new("q6");
+    let produce = flow.add("produce", Produce::new((0..100_u32).map(|n| vec![n; 16])));
+    let first = flow.add("first", Increment).on(&device);
+    let second = flow.add("second", Increment).on(&device);
+    let third = flow.add("third", Increment).on(&device);
+    let consume = flow.add("consume", Collect(seen.clone()));
+    flow.connect_with(produce.output, first.input, Hub::bounded(4).envelopes(6).envelope_bytes(64));
+    flow.connect(first.output, second.input);
+    flow.connect_with(second.output, third.input, Hub::bounded(3));
+    flow.connect(third.output, consume.input);
+    let report = flow.run().await.unwrap();
+    let wanted: Vec<_> = (0..100).map(|n| vec![n + 3; 16]).collect();
+    assert_eq!(*lock(&seen), wanted, "nothing is lost, and nothing comes twice");
+    for name in ["first", "second", "third", "consume"] {
+        assert_eq!(report.operator(name).unwrap().runs, 100, "{name}");
+    }
+    assert_eq!(report.untaken, 0);
+    freed(&device).await;
+});
+
+#[derive(Ports)]
+struct PairPorts {
+    #[input]
+    left: Input<Counted>,
+    #[input]
+    right: Input<Counted>,
+}
+
+/// Takes one of each.
+struct Pair(Shared<(u64, u64)>);
+
+impl Operator for Pair {
+    type Ports = PairPorts;
+
+    async fn compute(&mut self, ports: &mut PairPorts, _cx: &mut Cx) -> Result<()> {
+        let (left, right) = (ports.left.take()?, ports.right.take()?);
+        lock(&self.0).push((left.number, right.number));
+        Ok(())
+    }
+}
+
+/// Without an end. `pause`: between the moment that its condition was ready and its send it lets others run.
+struct Endless {
+    census: Census,
+    next: u64,
+    pause: bool,
+}
+
+impl Operator for Endless {
+    type Ports = SourcePorts<Counted>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        if self.pause {
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let message = self.census.message(self.next);
+        self.next += 1;
+        ports.output.send(message).await
+    }
+}
+
+async fn q6_two_inputs(pause: bool, capacity: usize) {
+    let (census, seen) = (Census::default(), shared());
+    let mut flow = Flow::new("q6");
+    let short = flow.add("short", count(&census, 3));
+    let endless = flow.add("endless", Endless { census: census.clone(), next: 0, pause });
+    let passing = flow.add("passing", pass_on::<Counted>());
+    let pair = flow.add("pair", Pair(seen.clone()));
+    flow.connect(short.output, pair.left);
+    flow.connect_with(endless.output, passing.input, Hub::bounded(capacity));
+    flow.connect_with(passing.output, pair.right, Hub::bounded(capacity));
+    // Nobody tells the flow to stop: the end of `short` ends `pair`, and that ends `passing` and `endless`.
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [(0, 0), (1, 1), (2, 2)]);
+    let of = |name: &str| report.operator(name).unwrap().clone();
+    let sent = of("short").messages_out + of("endless").messages_out + of("passing").messages_out;
+    let taken = of("pair").messages_in + of("passing").messages_in;
+    assert_eq!(of("pair").messages_in, 6);
+    assert_eq!(report.untaken, sent - taken, "what was sent and not taken is counted\n{report}");
+    assert_eq!(census.live(), 0, "and freed");
+}
+
+#[tokio::test]
+async fn q6_one_of_two_inputs_ends() {
+    for capacity in [1, 2, 7] {
+        q6_two_inputs(false, capacity).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn q6_one_of_two_inputs_ends_on_two_threads() {
+    for round in 0..200 {
+        q6_two_inputs(false, 1 + round % 3).await;
+    }
+}
+
+/// The reader ends while a sender's `compute` is on its way to its send: that is the end, and no failure.
+#[tokio::test]
+async fn q6_a_reader_ends_while_its_sender_computes() {
+    for capacity in [1, 2, 7] {
+        q6_two_inputs(true, capacity).await;
+    }
+}
+
+#[tokio::test]
+async fn q6_what_was_not_taken_is_counted() {
+    let census = Census::default();
+    let mut flow = Flow::new("q6");
+    let (full, is_full) = oneshot::channel::<()>();
+    let (mut full, mut is_full) = (Some(full), Some(is_full));
+    let counted = census.clone();
+    let write = flow.add(
+        "write",
+        task(move |ports: &mut SourcePorts<Counted>, _| {
+            let (full, census) = (full.take().unwrap(), counted.clone());
+            async move {
+                for number in 0..5 {
+                    ports.output.send(census.message(number)).await?;
+                }
+                full.send(()).unwrap();
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let read = flow.add(
+        "read",
+        task(move |ports: &mut SinkPorts<Counted>, _| {
+            let is_full = is_full.take().unwrap();
+            async move {
+                is_full.await.unwrap();
+                assert_eq!(ports.input.len(), 5);
+                ports.input.take()?;
+                ports.input.take()?;
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    flow.connect_with(write.output, read.input, Hub::bounded(5));
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.untaken, 3);
+    assert!(report.to_string().contains("3 messages never taken"), "{report}");
+    assert_eq!(census.live(), 0);
+}
+
+#[derive(Ports)]
+struct LoopPorts {
+    #[input]
+    back: Input<u32>,
+    #[output]
+    forth: Output<u32>,
+}
+
+/// Sends `begin` numbers on its own, then passes on what comes back as long as it is above zero.
+struct Feed {
+    begin: u32,
+    rounds: Arc<AtomicU64>,
+}
+
+impl Operator for Feed {
+    type Ports = LoopPorts;
+
+    async fn compute(&mut self, _ports: &mut LoopPorts, _cx: &mut Cx) -> Result<()> {
+        unreachable!("its `run` calls no `compute`")
+    }
+
+    async fn run(&mut self, ports: &mut LoopPorts, cx: &mut Cx) -> Result<()> {
+        ports.forth.send(self.begin).await?;
+        while cx.ready(ports).await {
+            self.rounds.fetch_add(1, Ordering::Relaxed);
+            match ports.back.take()? {
+                0 => {}
+                left => ports.forth.send(left - 1).await?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A flow whose one message goes round until it is used up; nobody ever says that it is the end.
+#[tokio::test]
+async fn q7_a_cycle_that_goes_quiet_ends() {
+    let rounds = Arc::new(AtomicU64::new(0));
+    let mut flow = Flow::new("q7");
+    let feed = flow.add("feed", Feed { begin: 1000, rounds: rounds.clone() });
+    let back = flow.add("back", pass_on::<u32>());
+    flow.connect(feed.forth, back.input);
+    flow.connect(back.output, feed.back);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(rounds.load(Ordering::Relaxed), 1001);
+    assert_eq!(report.operator("back").unwrap().runs, 1001);
+    assert_eq!(report.untaken, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn q7_a_cycle_that_goes_quiet_ends_on_two_threads() {
+    for _ in 0..200 {
+        let rounds = Arc::new(AtomicU64::new(0));
+        let mut flow = Flow::new("q7");
+        let feed = flow.add("feed", Feed { begin: 10, rounds: rounds.clone() });
+        let back = flow.add("back", pass_on::<u32>());
+        flow.connect(feed.forth, back.input);
+        flow.connect(back.output, feed.back);
+        within(flow.run()).await.unwrap();
+        assert_eq!(rounds.load(Ordering::Relaxed), 11);
+    }
+}
+
+/// It sends two for one: no queue is ever large enough.
+#[tokio::test]
+async fn q8_a_cycle_that_fills_up_is_a_stall() {
+    let mut flow = Flow::new("q8");
+    let double = flow.add(
+        "double",
+        task(|ports: &mut LoopPorts, cx| {
+            async move {
+                ports.forth.send(1).await?;
+                while cx.ready(ports).await {
+                    let number = ports.back.take()?;
+                    ports.forth.send(number).await?;
+                    // It asks for room before the second, as its condition asks for it before the first.
+                    if cx.ready(ports).await {
+                        ports.forth.send(number).await?;
+                    }
+                }
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let back = flow.add("back", pass_on::<u32>());
+    flow.connect(double.forth, back.input);
+    flow.connect(back.output, double.back);
+    let error = within(flow.run()).await.unwrap_err();
+    assert!(error.is_stalled(), "{error}");
+    let told = error.to_string();
+    assert!(told.contains("`double` waits for"), "{told}");
+    assert!(told.contains("`back` waits for"), "{told}");
+    assert!(told.contains("`double.forth -> back.input`"), "{told}");
+}
+
+/// One operator needs a message on both inputs, and gets two on the one and none on the other.
+#[tokio::test]
+async fn q8_a_stall_names_who_waits_for_what() {
+    #[derive(Ports)]
+    struct SplitPorts {
+        #[output]
+        left: Output<Counted>,
+        #[output]
+        right: Output<Counted>,
+    }
+    let census = Census::default();
+    let sent = census.clone();
+    let mut flow = Flow::new("q8");
+    let split = flow.add(
+        "split",
+        task(move |ports: &mut SplitPorts, cx| {
+            let census = sent.clone();
+            async move {
+                while cx.ready(ports).await {
+                    ports.left.send(census.message(0)).await?;
+                }
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let pair = flow.add("pair", Pair(shared()));
+    flow.connect_with(split.left, pair.left, Hub::bounded(2));
+    flow.connect(split.right, pair.right);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+    let told = error.to_string();
+    assert!(told.contains("`split` waits for room in hub `split.left -> pair.left`: all 2 places are taken"), "{told}");
+    assert!(told.contains("`pair` waits for a message in hub `split.right -> pair.right`"), "{told}");
+    assert_eq!(census.live(), 0, "what lay in the queues is freed");
+}
