@@ -14,7 +14,7 @@
 //! | [`flow`] | build, check, run: [`Flow`], [`Running`], [`Report`] |
 //! | [`operator`] | [`Operator`], its [`Ports`](operator::Ports), [`Input`], [`Output`], [`Cx`] |
 //! | `condition` | when may an operator run |
-//! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](hub::Message): queues, envelopes, copies |
+//! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
 //! | [`memory`] | [`Buffer`], and who uses it when |
 //! | [`stream`] | [`Stream`], [`Ticket`](stream::Ticket), [`Completed`](stream::Completed) |
@@ -78,3 +78,8 @@ pub mod __private {
     };
     pub use inventory;
 }
+
+// The README's program is one of the documentation's tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
