@@ -40,7 +40,7 @@ impl Operator {
     /// Somebody sends it a message, then wakes it: the token first, the task then.
     fn send(&self, tokens: &Tokens) {
         self.input.fetch_add(1, Ordering::SeqCst);
-        self.parking.wake(tokens);
+        assert!(!self.parking.wake(tokens), "the sender holds a token");
         self.polled.store(true, Ordering::SeqCst);
     }
 
@@ -98,5 +98,40 @@ fn rest_is_never_seen_while_a_message_is_under_way() {
         b.drive(&tokens, &rest, &messages, || {});
         assert!(tokens.none(), "everything is done, and a token is left");
         assert!(rest.load(Ordering::SeqCst) >= 1, "nobody saw the rest");
+    });
+}
+
+/// Somebody outside the flow, who holds no token, wakes an operator that another has woken already, and that ends. Whose
+/// token is the last to go, the flow is told.
+#[test]
+fn a_wake_from_outside_that_comes_too_late_hides_no_rest() {
+    model(|| {
+        let tokens = Arc::new(Tokens::new(2));
+        let told = Arc::new(AtomicUsize::new(0));
+        let parking = Arc::new(Parking::new());
+        parking.begin(&tokens);
+        assert!(!parking.park(&tokens), "the other operator holds a token");
+
+        let outside = {
+            let (tokens, told, parking) = (tokens.clone(), told.clone(), parking.clone());
+            thread::spawn(move || {
+                if parking.wake(&tokens) {
+                    told.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        };
+        let give_back = || {
+            if tokens.give_back() {
+                told.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        // The other wakes it, it runs and ends, and then the other ends.
+        assert!(!parking.wake(&tokens));
+        assert!(!parking.wake(&tokens));
+        give_back();
+        give_back();
+        outside.join().unwrap();
+        assert!(tokens.none());
+        assert!(told.load(Ordering::SeqCst) >= 1, "nobody was told of the rest");
     });
 }

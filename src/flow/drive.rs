@@ -125,8 +125,11 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
     let mut sources = vec![true; crew.len()];
     joints.iter().for_each(|joint| sources[joint.to.0] = false);
 
+    for (member, node) in crew.iter_mut().zip(&nodes) {
+        member.seat.enter(member.name.clone(), member.device.clone(), node.clone());
+    }
     let mut failure = None;
-    let hubs = match build(&mut crew, joints, &nodes) {
+    let hubs = match build(&mut crew, joints) {
         Ok(hubs) => hubs,
         Err(error) => {
             failure = Some(error);
@@ -195,7 +198,7 @@ fn operator(name: &str) -> String {
 }
 
 /// Makes the hubs and gives each operator its ends.
-fn build(crew: &mut [Member], joints: Vec<Joint>, nodes: &[Arc<Node>]) -> Result<Vec<Hub>> {
+fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Vec<Hub>> {
     let mut ends: Vec<Ends> = crew.iter().map(|_| HashMap::new()).collect();
     let mut hubs = Vec::with_capacity(joints.len());
     for joint in joints {
@@ -204,9 +207,8 @@ fn build(crew: &mut [Member], joints: Vec<Joint>, nodes: &[Arc<Node>]) -> Result
         ends[joint.to.0].insert(joint.to.1, receiver);
         hubs.push(Hub { state, from: joint.from.0, to: joint.to.0 });
     }
-    for ((member, ends), node) in crew.iter_mut().zip(ends).zip(nodes) {
-        let bound = member.seat.bind(member.name.clone(), member.device.clone(), node.clone(), ends);
-        bound.map_err(|error| error.at(operator(&member.name)))?;
+    for (member, ends) in crew.iter_mut().zip(ends) {
+        member.seat.bind(ends).map_err(|error| error.at(operator(&member.name)))?;
     }
     Ok(hubs)
 }

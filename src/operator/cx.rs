@@ -75,10 +75,11 @@ impl Cx {
     /// False if it may never run again. For operators that override [`run`](super::Operator::run).
     ///
     /// # Cancel safety
-    /// Nothing is taken from a port before it resolves; dropping it changes nothing.
+    /// Nothing is taken from a port before it resolves; dropping it changes nothing. While it waits, and only then, the
+    /// operator counts as one that waits for others: a flow of which all do is at its end.
     pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
-        let ran_on = poll_fn(|task| self.poll_ready(ports, task));
-        ran_on.await
+        let asking = Asking(self);
+        poll_fn(|task| asking.0.poll_ready(ports, task)).await
     }
 
     fn poll_ready<P: Ports>(&mut self, ports: &mut P, task: &mut Context<'_>) -> Poll<bool> {
@@ -122,6 +123,17 @@ impl Cx {
         }
         self.stream = None;
         self.finished = false;
+    }
+}
+
+/// A wait for the next run. Given up in the middle, it is no wait any more: the operator goes on with something else.
+struct Asking<'a>(&'a mut Cx);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if self.0.node.is_parked() {
+            self.0.node.unpark();
+        }
     }
 }
 

@@ -70,6 +70,13 @@ impl Node {
         }
     }
 
+    /// It waits no longer, whoever says so.
+    pub(crate) fn unpark(&self) {
+        if self.parking.wake(&self.rest.tokens) {
+            self.rest.flow.wake();
+        }
+    }
+
     pub(crate) fn is_parked(&self) -> bool {
         self.parking.is_parked()
     }
@@ -93,7 +100,7 @@ impl Node {
     /// The operator has ended: its token goes for good.
     pub(crate) fn end(&self) {
         // Aborted while it was parked, it held none.
-        self.parking.wake(&self.rest.tokens);
+        self.unpark();
         if !self.ended.swap(true, Ordering::AcqRel) && self.rest.tokens.give_back() {
             self.rest.flow.wake();
         }
@@ -127,7 +134,7 @@ impl Wake for Node {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.parking.wake(&self.rest.tokens);
+        self.unpark();
         if let Some(task) = self.task.get() {
             task.wake_by_ref();
         }

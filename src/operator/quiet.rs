@@ -81,20 +81,23 @@ impl Parking {
     }
 
     /// Somebody wakes the operator. The token is there before the state says so: the operator may run, and park again,
-    /// as soon as it does.
-    pub(crate) fn wake(&self, tokens: &Tokens) {
+    /// as soon as it does. True if the last token was given back: a waker that holds none itself may come so late that
+    /// whoever was quicker has run and given back its own.
+    #[must_use]
+    pub(crate) fn wake(&self, tokens: &Tokens) -> bool {
         let mut state = self.0.load(Ordering::SeqCst);
+        let mut last = false;
         loop {
             if state == PARKED {
                 tokens.take();
             }
             // Also from `WOKEN`: what this wake wants to show is then seen by the next `begin`.
             match self.0.compare_exchange(state, WOKEN, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return,
+                Ok(_) => return last,
                 Err(now) => {
                     if state == PARKED {
-                        // Whoever changed it took one as well. That one is kept, so this is not the last.
-                        tokens.give_back();
+                        // Whoever changed it took one as well.
+                        last |= tokens.give_back();
                     }
                     state = now;
                 }

@@ -29,8 +29,10 @@ pub(crate) struct Tally {
 /// One operator, its ports while it runs, and its surroundings.
 #[async_trait]
 pub(crate) trait Seat: Send {
-    /// Gives it its ends and its node.
-    fn bind(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, ends: Ends) -> Result<()>;
+    /// Gives it its surroundings. From here on it can be stopped.
+    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>);
+    /// Gives it its ends.
+    fn bind(&mut self, ends: Ends) -> Result<()>;
     async fn start(&mut self) -> Result<()>;
     /// All runs; its ports are closed at the end.
     async fn run(&mut self) -> Result<()>;
@@ -77,10 +79,13 @@ fn unbound() -> Error {
 
 #[async_trait]
 impl<O: Operator> Seat for Place<O> {
-    fn bind(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, mut ends: Ends) -> Result<()> {
-        self.ports = Some(O::Ports::bind(&mut Binder { ends: &mut ends })?);
+    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>) {
         self.cx = Some(Cx::new(name, device, node));
         self.tally = Tally::default();
+    }
+
+    fn bind(&mut self, mut ends: Ends) -> Result<()> {
+        self.ports = Some(O::Ports::bind(&mut Binder { ends: &mut ends })?);
         Ok(())
     }
 

@@ -1,0 +1,290 @@
+//! Scenarios S and M12: streams, the order that tracking keeps, and the race checker that proves it.
+//!
+//! The three examples of MindSpore's page on streams, in its order: one that is wrong there, one whose event is the wrong
+//! one, and one that needed a mechanism of its own.
+
+mod common;
+
+use common::*;
+use wakeline::{
+    device::{Emulated, Faults},
+    prelude::*,
+};
+
+/// Rows and columns of the matrix.
+const N: usize = 20;
+
+fn matrix() -> Vec<u32> {
+    (0..(N * N) as u32).map(|n| n % 7).collect()
+}
+
+/// The sum of the elements of the matrix's square.
+fn sum_of_square() -> u32 {
+    let a = matrix();
+    let cells = (0..N * N).map(|at| (0..N).map(|k| a[at / N * N + k] * a[k * N + at % N]).sum::<u32>());
+    cells.sum()
+}
+
+/// Everything that a test of the examples needs: two streams, A on the device, room for B and C.
+struct Stage {
+    main: Stream,
+    side: Stream,
+    a: Buffer<u32>,
+    b: Buffer<u32>,
+    c: Buffer<u32>,
+}
+
+impl Stage {
+    async fn new(device: &Device) -> Self {
+        let main = Stream::named(device, "main").unwrap();
+        let side = Stream::named(device, "side").unwrap();
+        let a = Buffer::from_slice(&main, &matrix()).unwrap();
+        let (b, mut c) = (Buffer::new(device, N * N).unwrap(), Buffer::new(device, 1).unwrap());
+        side.fill(&mut c, 0).unwrap();
+        // Known to be done: nothing of this is what the test is about.
+        main.completed().await.unwrap();
+        side.completed().await.unwrap();
+        Self { main, side, a, b, c }
+    }
+}
+
+/// What the race checker says: both sides, by kernel and stream, and what is missing.
+fn assert_race(error: &Error, second: (&str, &str), first: (&str, &str)) {
+    assert_eq!(error.kind(), ErrorKind::Race, "{error}");
+    let told = error.to_string();
+    let at = |(what, stream): (&str, &str)| {
+        let side = format!("{what} on stream `{stream}`");
+        told.find(&side).unwrap_or_else(|| panic!("no word of {side} in: {told}"))
+    };
+    assert!(at(second) < at(first), "the second comes first: {told}");
+    let missing = format!("missing is a wait of `{}` for `{}`", second.1, first.1);
+    assert!(told.contains(&missing), "{missing} in: {told}");
+}
+
+// B = matmul(A, A); on another stream, without a wait: C = sum(B).
+on_both!(s7_use_on_another_stream_without_a_wait, async |device: Device| {
+    let mut stage = Stage::new(&device).await;
+    let held = hold(&stage.main);
+    square::launch(&stage.main, &stage.a, &mut stage.b, N as u32).unwrap();
+    sum::launch(&stage.side, &stage.b, &mut stage.c).unwrap();
+    // The side stream had all the time to be early.
+    drop(held);
+    assert_eq!(stage.c.to_vec(&stage.side).await.unwrap(), [sum_of_square()]);
+});
+
+on_both!(m12_the_checker_finds_the_use_without_a_wait, async |device: Device| {
+    let mut stage = Stage::new(&device).await;
+    device.switch_tracking_off();
+    square::launch(&stage.main, &stage.a, &mut stage.b, N as u32).unwrap();
+    let error = sum::launch(&stage.side, &stage.b, &mut stage.c).unwrap_err();
+    assert_race(&error, ("kernel `sum`", "side"), ("kernel `square`", "main"));
+    // Before it happened: C is as it was, and the device goes on.
+    assert_eq!(stage.c.to_vec(&stage.side).await.unwrap(), [0]);
+    assert!(device.lost().is_none());
+    // With the wait that it said was missing there is no race.
+    stage.side.wait_for(&stage.main).unwrap();
+    sum::launch(&stage.side, &stage.b, &mut stage.c).unwrap();
+    assert_eq!(stage.c.to_vec(&stage.side).await.unwrap(), [sum_of_square()]);
+});
+
+// ... C = sum(B) on the side; then the main stream waits for the event of B, where that of C is meant: D = C + 1.
+on_both!(s7_a_wait_for_the_wrong_event, async |device: Device| {
+    let mut stage = Stage::new(&device).await;
+    let mut d = Buffer::new(&device, 1).unwrap();
+    square::launch(&stage.main, &stage.a, &mut stage.b, N as u32).unwrap();
+    let held = hold(&stage.side);
+    sum::launch(&stage.side, &stage.b, &mut stage.c).unwrap();
+    add_one::launch(&stage.main, &stage.c, &mut d).unwrap();
+    drop(held);
+    assert_eq!(d.to_vec(&stage.main).await.unwrap(), [sum_of_square() + 1]);
+});
+
+on_both!(m12_the_checker_finds_the_wrong_event, async |device: Device| {
+    let mut stage = Stage::new(&device).await;
+    let mut d = Buffer::from_slice(&stage.main, &[77_u32]).unwrap();
+    device.switch_tracking_off();
+    square::launch(&stage.main, &stage.a, &mut stage.b, N as u32).unwrap();
+    stage.side.wait_for(&stage.main).unwrap();
+    sum::launch(&stage.side, &stage.b, &mut stage.c).unwrap();
+    // `ev1.wait()`: for what is on this stream itself.
+    stage.main.wait_for(&stage.main).unwrap();
+    let error = add_one::launch(&stage.main, &stage.c, &mut d).unwrap_err();
+    assert_race(&error, ("kernel `add_one`", "main"), ("kernel `sum`", "side"));
+    assert_eq!(d.to_vec(&stage.main).await.unwrap(), [77]);
+    // `ev2.wait()`.
+    stage.main.wait_for(&stage.side).unwrap();
+    add_one::launch(&stage.main, &stage.c, &mut d).unwrap();
+    assert_eq!(d.to_vec(&stage.main).await.unwrap(), [sum_of_square() + 1]);
+});
+
+// Memory is freed on one stream while another, which is slow, still reads it; a third party asks for as much.
+on_both!(s7_memory_is_freed_while_another_stream_reads_it, async |device: Device| {
+    const LEN: usize = 4096;
+    let main = Stream::named(&device, "main").unwrap();
+    let side = Stream::named(&device, "side").unwrap();
+    let input = Buffer::from_slice(&main, &[1_u32; LEN]).unwrap();
+    let mess_input = Buffer::from_slice(&main, &[1000_u32; LEN]).unwrap();
+    let mut add_s0 = Buffer::<u32>::new(&device, LEN).unwrap();
+    let mut add_s1 = Buffer::<u32>::new(&device, LEN).unwrap();
+    add_one::launch(&main, &input, &mut add_s0).unwrap();
+    // In place of the convolution that takes so long.
+    let held = hold(&side);
+    add_one::launch(&side, &add_s0, &mut add_s1).unwrap();
+    let before = device.memory_in_use();
+    drop(add_s0);
+    assert_eq!(device.memory_in_use(), before, "the side stream still reads it");
+    // The main stream makes a mess of as much memory, and is done with it before the side stream has begun.
+    let mut mess_output = Buffer::<u32>::new(&device, LEN).unwrap();
+    add_one::launch(&main, &mess_input, &mut mess_output).unwrap();
+    main.completed().await.unwrap();
+    drop(held);
+    let mut add_1_s0 = Buffer::<u32>::new(&device, LEN).unwrap();
+    add_one::launch(&main, &add_s1, &mut add_1_s0).unwrap();
+    assert_eq!(add_1_s0.to_vec(&main).await.unwrap(), [4; LEN]);
+    assert_eq!(mess_output.to_vec(&main).await.unwrap(), [1001; LEN]);
+    drop((input, mess_input, mess_output, add_s1, add_1_s0));
+    freed(&device).await;
+});
+
+/// The same where there is no other memory left: it is not handed out again while it is read, and it is afterwards.
+#[tokio::test]
+async fn s7_memory_that_is_read_is_not_handed_out_again() {
+    let device = emulated_with(Emulated::new().memory(2048).workers(2));
+    let (main, side) = (Stream::named(&device, "main").unwrap(), Stream::named(&device, "side").unwrap());
+    let first = Buffer::from_slice(&main, &[1_u32; 256]).unwrap();
+    let mut second = Buffer::<u32>::new(&device, 256).unwrap();
+    let held = hold(&side);
+    add_one::launch(&side, &first, &mut second).unwrap();
+    drop(first);
+    let error = Buffer::<u32>::new(&device, 256).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+    drop(held);
+    assert_eq!(within(second.to_vec(&side)).await.unwrap(), [2; 256]);
+    Buffer::<u32>::new(&device, 256).expect("it is free now");
+}
+
+// Two streams read; a write on a third waits for both of them, not for the later one only.
+on_both!(s7_a_write_waits_for_all_readers, async |device: Device| {
+    for last in [0, 1] {
+        let streams = ["one", "two", "three"].map(|name| Stream::named(&device, name).unwrap());
+        let mut data = Buffer::from_slice(&streams[2], &[1_u32; 64]).unwrap();
+        // One hold at a time: a GPU's driver may have one thread for all host functions.
+        let held = hold(&streams[last]);
+        let mut copies = [0, 1].map(|_| Buffer::<u32>::new(&device, 64).unwrap());
+        add_one::launch(&streams[0], &data, &mut copies[0]).unwrap();
+        add_one::launch(&streams[1], &data, &mut copies[1]).unwrap();
+        streams[2].fill(&mut data, 9).unwrap();
+        let [one, two] = &copies;
+        let (early, late) = if last == 0 { (two, one) } else { (one, two) };
+        // One reader is done before the other has begun.
+        assert_eq!(early.to_vec(&streams[1 - last]).await.unwrap(), [2; 64]);
+        assert!(!streams[2].ticket().has_passed(), "the write waits for the other reader as well");
+        drop(held);
+        assert_eq!(late.to_vec(&streams[last]).await.unwrap(), [2; 64]);
+        assert_eq!(data.to_vec(&streams[2]).await.unwrap(), [9; 64]);
+    }
+});
+
+on_both!(m12_the_checker_finds_each_of_two_readers, async |device: Device| {
+    let streams = ["one", "two", "three"].map(|name| Stream::named(&device, name).unwrap());
+    let mut data = Buffer::from_slice(&streams[2], &[1_u32; 64]).unwrap();
+    let mut copies = [0, 1].map(|_| Buffer::<u32>::new(&device, 64).unwrap());
+    streams[2].completed().await.unwrap();
+    device.switch_tracking_off();
+    add_one::launch(&streams[0], &data, &mut copies[0]).unwrap();
+    add_one::launch(&streams[1], &data, &mut copies[1]).unwrap();
+    streams[2].wait_for(&streams[0]).unwrap();
+    let error = increment::launch(&streams[2], &mut data).unwrap_err();
+    assert_race(&error, ("kernel `increment`", "three"), ("kernel `add_one`", "two"));
+    streams[2].wait_for(&streams[1]).unwrap();
+    increment::launch(&streams[2], &mut data).unwrap();
+    assert_eq!(data.to_vec(&streams[2]).await.unwrap(), [2; 64]);
+});
+
+// In a flow: the checker's word arrives as the flow's error, with the operator's name.
+on_both!(m12_a_race_in_a_flow_names_the_operator, async |device: Device| {
+    let produce = || Produce::new((0..8).map(|n| vec![n; 64]));
+    for tracked in [true, false] {
+        // A device of its own each time: tracking stays off once it is.
+        let device = if device.is_cuda() { common::cuda().unwrap() } else { common::emulated() };
+        if !tracked {
+            device.switch_tracking_off();
+        }
+        let seen = shared();
+        let mut flow = Flow::new("m12");
+        let produce = flow.add("produce", produce());
+        let add = flow.add("add", Increment).on(&device);
+        let again = flow.add("again", Increment).on(&device);
+        let consume = flow.add("consume", Collect(seen.clone()));
+        flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(256));
+        flow.connect(add.output, again.input);
+        flow.connect(again.output, consume.input);
+        match flow.run().await {
+            Ok(_) => {
+                assert!(tracked, "nothing orders the operators, and nobody said so");
+                assert_eq!(*lock(&seen), (0..8).map(|n| vec![n + 2; 64]).collect::<Vec<_>>());
+            }
+            Err(error) => {
+                assert!(!tracked, "{error}");
+                assert!(error.is_race(), "{error}");
+                let told = error.to_string();
+                assert!(told.starts_with("operator `"), "{told}");
+                assert!(told.contains("nothing orders them: missing is a wait of"), "{told}");
+            }
+        }
+    }
+});
+
+/// A stream without a device, a device without a driver: errors that say so.
+#[tokio::test]
+async fn s6_no_cuda_device() {
+    let error = Device::cuda(99).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
+    assert_eq!("cuda:99".parse::<Device>().unwrap_err().kind(), ErrorKind::NoDevice);
+    if Device::cuda_count() == 0 {
+        let error = Device::cuda(0).unwrap_err();
+        assert!(error.is_no_device(), "{error}");
+        assert!(!error.to_string().contains('\n'), "one line: {error}");
+        if std::env::var_os("WAKELINE_DEVICE").is_none() {
+            assert!(Device::first().unwrap().is_emulated());
+        }
+    }
+    let error = Stream::new(&Device::host()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+}
+
+/// An operator that asks for a stream where there is none.
+#[tokio::test]
+async fn s6_an_operator_on_the_host_has_no_stream() {
+    let mut flow = Flow::new("s6");
+    let produce = flow.add("produce", Produce::new([vec![1_u32]]));
+    let add = flow.add("add", Increment);
+    let consume = flow.add("consume", Collect(shared()));
+    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(4));
+    flow.connect(add.output, consume.input);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+    assert!(error.to_string().starts_with("operator `add`: "), "{error}");
+    assert!(error.to_string().contains(".on(&device)"), "and what to do about it: {error}");
+}
+
+/// Two devices of one make in one flow.
+#[tokio::test]
+async fn s6_two_emulated_devices_in_one_flow() {
+    let (one, two) = (emulated(), emulated_with(Emulated::new().workers(1).faults(Faults::new())));
+    let seen = shared();
+    let mut flow = Flow::new("two");
+    let produce = flow.add("produce", Produce::new((0..50).map(|n| vec![n; 32])));
+    let add = flow.add("add", Increment).on(&one);
+    let again = flow.add("again", Increment).on(&two);
+    let back = flow.add("back", Increment).on(&one);
+    let consume = flow.add("consume", Collect(seen.clone()));
+    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(128));
+    flow.connect(add.output, again.input);
+    flow.connect(again.output, back.input);
+    flow.connect(back.output, consume.input);
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), (0..50).map(|n| vec![n + 3; 32]).collect::<Vec<_>>());
+    freed(&one).await;
+    freed(&two).await;
+}
