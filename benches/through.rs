@@ -166,7 +166,7 @@ mod bench {
         context.bind_to_thread().expect("current");
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
-        for (chunk, envelopes) in [(MIB, 8), (4 * MIB, 4), (16 * MIB, 4)] {
+        for (chunk, envelopes) in [(MIB, 16), (4 * MIB, 8), (16 * MIB, 4)] {
             let pairs = Pairs::new(chunk, envelopes);
             let (bare, ours) = alternate(
                 ROUNDS,

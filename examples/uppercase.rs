@@ -33,8 +33,8 @@ struct Args {
     #[arg(long, default_value = "4MiB", value_parser = bytes)]
     chunk: usize,
     /// Envelopes on each side of each hub.
-    #[arg(long, default_value_t = 3)]
-    envelopes: usize,
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    envelopes: u16,
 }
 
 fn bytes(text: &str) -> Result<usize, String> {
@@ -197,7 +197,7 @@ async fn shout(args: &Args) -> Result<String> {
     let read = flow.add("read", ReadChunks(input));
     let upper = flow.add("upper", Upper).on(&device);
     let write = flow.add("write", WriteChunks { file: target.file().map_err(at_output)?, progress: progress.clone() });
-    let hub = Hub::bounded(1).envelopes(args.envelopes);
+    let hub = Hub::bounded(1).envelopes(usize::from(args.envelopes));
     flow.connect_with(read.chunks, upper.chunks, hub.envelope_bytes(args.chunk));
     flow.connect_with(upper.shouted, write.chunks, hub);
     let report = flow.run().await;

@@ -14,7 +14,7 @@
 //! | [`flow`] | build, check, run: [`Flow`], [`Running`], [`Report`] |
 //! | [`operator`] | [`Operator`], its [`Ports`](operator::Ports), [`Input`], [`Output`], [`Cx`] |
 //! | `condition` | when may an operator run |
-//! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](hub::Message): queues, envelopes, copies |
+//! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
 //! | [`memory`] | [`Buffer`], and who uses it when |
 //! | [`stream`] | [`Stream`], [`Ticket`](stream::Ticket), [`Completed`](stream::Completed) |
@@ -28,7 +28,7 @@
 //! - The emulated device is a device: what runs there runs on a GPU, and a race is found without one.
 //! - `unsafe` is in [`device`] and [`memory`], and where a kernel's author vouches for its device code.
 
-#![deny(unsafe_code)]
+#![deny(missing_docs, unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // What the macros generate names the crate from outside.
@@ -78,3 +78,8 @@ pub mod __private {
     };
     pub use inventory;
 }
+
+// The README's program is one of the documentation's tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,6 +1,6 @@
 //! The primitives that the protocols are written with.
 //!
-//! `stream/completion.rs`, `hub/queue.rs` and `flow/quiet.rs` use nothing else of the crate. The model checks in
+//! `stream/completion.rs`, `hub/queue.rs` and `operator/quiet.rs` use nothing else of the crate. The model checks in
 //! `tests/loom_*.rs` include those files as they stand, beside a module of this name with loom's primitives in it.
 
 pub(crate) use std::sync::{

@@ -242,7 +242,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Device memory, aligned to 256 bytes, usable at once on any stream. `bytes` is not zero. May block shortly.
     fn alloc(&self, bytes: u64) -> Result<Address>;
 
-    /// Gives memory back.
+    /// Gives memory back. Never waits for the device.
     ///
     /// # Safety
     /// It came from [`alloc`](Self::alloc) here, and nothing enqueued may still touch it.
@@ -251,7 +251,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Page-locked host memory, initialised, aligned to 64 bytes at least. `bytes` is not zero. May block.
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>>;
 
-    /// Gives host memory back.
+    /// Gives host memory back. Never waits for the device.
     ///
     /// # Safety
     /// It came from [`alloc_host`](Self::alloc_host) here with this many bytes, and nothing enqueued may still touch it.

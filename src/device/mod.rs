@@ -120,14 +120,14 @@ impl Device {
     pub fn cuda(n: usize) -> Result<Self> {
         #[cfg(feature = "cuda")]
         {
-            static OPENED: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
+            // For as long as the process lives: closing a device would have to wait for its work.
+            static OPENED: Mutex<Vec<(usize, Device)>> = Mutex::new(Vec::new());
             let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(device) = opened.iter().find(|(at, _)| *at == n).and_then(|(_, device)| device.upgrade()) {
-                return Ok(Self(device));
+            if let Some((_, device)) = opened.iter().find(|(at, _)| *at == n) {
+                return Ok(device.clone());
             }
             let device = Self::open(cuda::open(n)?, Kind::Cuda);
-            opened.retain(|(at, _)| *at != n);
-            opened.push((n, Arc::downgrade(&device.0)));
+            opened.push((n, device.clone()));
             Ok(device)
         }
         #[cfg(not(feature = "cuda"))]

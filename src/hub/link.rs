@@ -22,7 +22,7 @@ use super::{
     queue::{Answer, Queue},
 };
 use crate::{
-    device::Device,
+    device::{Device, human},
     error::{Error, ErrorKind, Result},
     memory::transfer,
     stream::Stream,
@@ -85,7 +85,8 @@ pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<(Sender<M>, Receiver<M>
         let made = Pool::new(name, plan.envelopes, bytes, at, &plan.near);
         made.map(Some).map_err(|error| {
             let place = if at.is_host() { "the host" } else { at.name() };
-            error.at(format!("hub `{name}` needs {} envelopes of {bytes} bytes on {place}", plan.envelopes))
+            let size = human::bytes(bytes as u64);
+            error.at(format!("hub `{name}` needs {} envelopes of {size} on {place}", plan.envelopes))
         })
     };
     let blanks = pool(plan.writer_bytes, &plan.writer)?;

@@ -1,6 +1,6 @@
 //! Typed kernels: declared once, with two bodies, and launched with checked arguments.
 //!
-//! [`#[kernel]`](crate::kernel) on a Rust function gives a launch whose arguments are checked when it is compiled. On a
+//! [`#[kernel]`](macro@crate::kernel) on a Rust function gives a launch whose arguments are checked when it is compiled. On a
 //! GPU the launch runs the CUDA C++ function of the same name, on the emulated device the Rust function. A prototype
 //! generated from the Rust signature is compiled before the CUDA source, so a body that disagrees is a compile error at
 //! the author's line.

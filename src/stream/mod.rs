@@ -78,7 +78,9 @@ pub(crate) struct Inner {
     order: Mutex<Order>,
     /// The highest ticket handed out, for a look without the lock.
     issued: AtomicU64,
-    completion: Completion,
+    /// Shared with callbacks: those run on the driver's thread, where no stream may be destroyed, so they must not be
+    /// the last to hold one.
+    completion: Arc<Completion>,
     /// Carries the host functions that signal: on the stream itself they would hold it up.
     side: OnceLock<RawStream>,
     /// On the watch's list.
@@ -148,7 +150,7 @@ impl Stream {
                 upstream: Devices::new(),
             }),
             issued: AtomicU64::new(0),
-            completion: Completion::new(),
+            completion: Arc::new(Completion::new()),
             side: OnceLock::new(),
             watched: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
@@ -380,16 +382,8 @@ impl Stream {
             }
         };
         backend.stream_wait(side, mark.event.raw())?;
-        // Weak: a callback that never comes keeps nothing alive, one that comes after the stream has gone does nothing.
-        let (stream, number) = (Arc::downgrade(&self.0), mark.ticket);
-        backend.host_function(
-            side,
-            Box::new(move || {
-                if let Some(stream) = stream.upgrade() {
-                    stream.completion.signal(number);
-                }
-            }),
-        )
+        let (completion, number) = (self.0.completion.clone(), mark.ticket);
+        backend.host_function(side, Box::new(move || completion.signal(number)))
     }
 }
 

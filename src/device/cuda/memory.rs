@@ -1,4 +1,4 @@
-//! Device memory: a stream-ordered pool of wakeline's own on the device, and page-locked host memory.
+//! Device memory: a stream-ordered pool of wakeline's own on the device.
 //!
 //! All allocations and frees are enqueued into one private stream, which carries nothing else. Nothing there ever
 //! waits for work of the device, so an allocation can be waited for in place: it is a matter of microseconds, and
@@ -12,16 +12,12 @@
 //! Memory of a pool can be reached by its own device alone until other devices are let in; that is what
 //! [`Memory::let_in`] is for.
 
-use std::{
-    ffi::{c_uint, c_void},
-    mem,
-    ptr::{self, NonNull},
-};
+use std::{ffi::c_uint, mem, ptr};
 
 use cudarc::driver::sys::{
-    self, CUdevice, CUdevice_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
-    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st, CUmemPoolProps,
-    CUstream_flags, CUstream_st,
+    CUdevice, CUdevice_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationType,
+    CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st, CUmemPoolProps, CUstream_flags,
+    CUstream_st,
 };
 
 use super::{
@@ -218,32 +214,6 @@ impl Memory {
 
 fn location(device: CUdevice) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
-}
-
-/// Page-locked host memory, usable with every device of the process, zeroed.
-pub(super) fn alloc_host(cx: &Context, bytes: usize) -> Result<NonNull<u8>> {
-    let driver = cx.enter()?;
-    let mut memory: *mut c_void = ptr::null_mut();
-    // SAFETY: `memory` outlives the call, which writes one pointer.
-    let code = unsafe { (driver.mem_host_alloc)(&mut memory, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
-    if code == Code::OUT_OF_MEMORY {
-        let text = format!("asked for {bytes} bytes of page-locked host memory, and the host does not give them");
-        return Err(Error::new(ErrorKind::OutOfMemory, text).at(cx.name.clone()));
-    }
-    cx.check(code, "cuMemHostAlloc")?;
-    let memory = NonNull::new(memory.cast::<u8>())
-        .ok_or_else(|| Error::new(ErrorKind::Driver, "cuMemHostAlloc gave no memory").at(cx.name.clone()))?;
-    // SAFETY: `bytes` bytes that were allocated just now and that nobody else knows.
-    unsafe { memory.write_bytes(0, bytes) };
-    Ok(memory)
-}
-
-/// # Safety
-/// As [`Backend::free_host`](crate::device::backend::Backend::free_host).
-pub(super) unsafe fn free_host(cx: &Context, memory: NonNull<u8>) -> Result<()> {
-    let driver = cx.enter()?;
-    // SAFETY: it came from `cuMemHostAlloc`, and by contract nothing that is enqueued touches it any more.
-    cx.check(unsafe { (driver.mem_free_host)(memory.as_ptr().cast()) }, "cuMemFreeHost")
 }
 
 // Sizes are 64 bits at the seam and `usize` in the driver, and keys of host functions travel as pointers.

@@ -8,7 +8,8 @@
 //! |---|---|
 //! | `driver.rs` | the driver's functions, looked up once, with answers as numbers |
 //! | `context.rs` | a device's context; what answers mean; what becomes of a device after a fault |
-//! | `memory.rs` | the pool on the device; page-locked host memory |
+//! | `memory.rs` | the pool on the device |
+//! | `pinned.rs` | page-locked host memory |
 //! | `peers.rs` | copies between devices |
 //! | `nvrtc.rs` | the compiler, looked for when a kernel needs it |
 //! | `image.rs` | a kernel's code, compiled once a process |
@@ -27,6 +28,7 @@ mod kernel;
 mod memory;
 mod nvrtc;
 mod peers;
+mod pinned;
 #[cfg(test)]
 mod tests;
 
@@ -41,7 +43,7 @@ use std::{
 
 use cudarc::driver::sys::{CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags};
 
-use self::{context::Context, driver::Code, driver::Driver, kernel::Kernels, memory::Memory};
+use self::{context::Context, driver::Code, driver::Driver, kernel::Kernels, memory::Memory, pinned::Pinned};
 use super::backend::{
     Address, Backend, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream, StreamSpec,
 };
@@ -85,6 +87,7 @@ pub(crate) struct CudaBackend {
     /// The least and the greatest urgency that a stream can have, as numbers: 0 and -5.
     priorities: (c_int, c_int),
     memory: Memory,
+    pinned: Pinned,
     kernels: Kernels,
 }
 
@@ -124,7 +127,14 @@ impl CudaBackend {
         // From here on nothing fails: whoever has arrived leaves in `drop`.
         peers::arrived(&cx);
         let arch = u32::try_from(major * 10 + minor).unwrap_or(0);
-        Ok(Self { cx, description, priorities: (least, greatest), memory, kernels: Kernels::new(arch) })
+        Ok(Self {
+            cx,
+            description,
+            priorities: (least, greatest),
+            memory,
+            pinned: Pinned::default(),
+            kernels: Kernels::new(arch),
+        })
     }
 }
 
@@ -164,12 +174,13 @@ impl Backend for CudaBackend {
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
-        memory::alloc_host(&self.cx, bytes)
+        self.pinned.alloc(&self.cx, bytes)
     }
 
-    unsafe fn free_host(&self, memory: NonNull<u8>, _bytes: usize) -> Result<()> {
+    unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()> {
         // SAFETY: the same contract.
-        unsafe { memory::free_host(&self.cx, memory) }
+        unsafe { self.pinned.free(memory, bytes) };
+        self.cx.enter().map(drop)
     }
 
     fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
@@ -350,6 +361,7 @@ impl Drop for CudaBackend {
         match settled {
             Ok(driver) => {
                 self.kernels.close(driver);
+                self.pinned.close(driver);
                 self.memory.close(driver);
             }
             Err(error) => {
