@@ -28,7 +28,8 @@
 //! - The emulated device is a device: what runs there runs on a GPU, and a race is found without one.
 //! - `unsafe` is in [`device`] and [`memory`], and where a kernel's author vouches for its device code.
 
-#![deny(missing_docs, unsafe_code)]
+#![deny(missing_docs)]
+#![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // What the macros generate names the crate from outside.
