@@ -5,6 +5,8 @@
 //! async channels of device-resident [`Envelope`]s, which are copied to where the next reader is, ahead of time. Nobody
 //! writes a wait, a synchronise, an event or a copy to get the order right, and nobody can get it wrong in safe code.
 //!
+//! Begin with [`Flow`] and [`Operator`]; the folder `examples` has whole programs.
+//!
 //! # The map
 //!
 //! A layer uses those below it, never one above.

@@ -112,7 +112,7 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
 ///     }
 /// }
 ///
-/// saxpy::launch(cx.stream(), 2.0, &x, &mut y)?;     // enqueued, not awaited
+/// saxpy::launch(cx.stream()?, 2.0, &x, &mut y)?;     // enqueued, not awaited
 /// ```
 ///
 /// ```cpp
