@@ -77,8 +77,11 @@ pub(crate) trait HubState: Send + Sync {
     fn reader_lacks(&self) -> Option<String>;
 }
 
+/// The two ends of a hub, and what a flow sees of it.
+pub(crate) type Ends<M> = (Sender<M>, Receiver<M>, Arc<dyn HubState>);
+
 /// Makes a hub: allocates its envelopes and its copy stream.
-pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<(Sender<M>, Receiver<M>, Arc<dyn HubState>)> {
+pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
     let name = &plan.name;
     let pool = |bytes: Option<usize>, at: &Device| -> Result<Option<Arc<Pool>>> {
         let Some(bytes) = bytes else { return Ok(None) };

@@ -131,7 +131,8 @@ impl Shared {
         let mut list = lock(&self.list);
         list.streams.append(&mut kept);
         list.sweeps.append(&mut sweeps);
-        list.beating = !(list.streams.is_empty() && list.sweeps.is_empty()) && !list.closed;
+        let idle = list.streams.is_empty() && list.sweeps.is_empty();
+        list.beating = !idle && !list.closed;
         list.beating
     }
 }

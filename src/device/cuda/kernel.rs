@@ -28,7 +28,7 @@ use super::{
     image,
 };
 use crate::{
-    device::backend::{Arg, KernelDef, Launch},
+    device::backend::{Arg, KernelDef, Launch, Source},
     error::{Error, ErrorKind, Result},
 };
 
@@ -197,7 +197,9 @@ impl Loaded {
             // SAFETY: a function of a loaded module.
             cx.check(unsafe { load(function) }, "cuFuncLoad")?;
         }
-        let sizes = driver.func_get_param_info.and_then(|info| {
+        // Code that was compiled here was compiled behind its prototype; what was made beforehand has none.
+        let made_before = !matches!(def.source, Source::Cuda(_));
+        let sizes = driver.func_get_param_info.filter(|_| made_before).and_then(|info| {
             let mut sizes = Sizes::new();
             loop {
                 let (mut offset, mut size) = (0_usize, 0_usize);

@@ -216,8 +216,7 @@ impl Backend for Device {
 
     unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()> {
         self.alive()?;
-        check_launch(launch.grid, launch.block, launch.args)
-            .map_err(|error| self.here(error.at(format!("kernel `{}`", launch.kernel.name))))?;
+        check_launch(launch).map_err(|error| self.here(error.at(format!("kernel `{}`", launch.kernel.name))))?;
         let planned = self.plan.kernel(launch.kernel.name);
         self.enqueue(stream, Work::Kernel { kernel: launch.kernel, args: launch.args.into(), planned })
     }

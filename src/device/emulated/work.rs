@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::memory::{Reach, reach};
 use crate::{
     device::{
-        backend::{Address, Arg, BodyArg, HostFunction, KernelDef, Pattern, Place},
+        backend::{Address, Arg, BodyArg, HostFunction, KernelDef, Launch, Pattern, Place},
         human,
     },
     error::{Error, ErrorKind, Result},
@@ -177,7 +177,15 @@ fn alignment(len: u64, bytes: u64) -> usize {
 }
 
 /// What a launch asks for that no device can do.
-pub(super) fn check_launch(grid: [u32; 3], block: [u32; 3], args: &[Arg]) -> Result<()> {
+pub(super) fn check_launch(launch: &Launch<'_>) -> Result<()> {
+    /// What a block can have on the largest GPUs, 227 KiB (CUDA C++ Programming Guide, technical specifications,
+    /// compute capability 9.0).
+    const MOST_SHARED: u32 = 227 << 10;
+    let Launch { grid, block, shared_bytes, args, .. } = *launch;
+    if shared_bytes > MOST_SHARED {
+        let message = format!("{shared_bytes} bytes of shared memory a block: at most {MOST_SHARED}");
+        return Err(Error::new(ErrorKind::Driver, message));
+    }
     let threads = block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n));
     if grid.contains(&0) || !threads.is_some_and(|n| (1..=1024).contains(&n)) {
         return Err(Error::new(ErrorKind::Driver, format!("invalid launch: grid {grid:?}, block {block:?}")));
