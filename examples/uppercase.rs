@@ -155,7 +155,10 @@ impl Target {
             Ok(found) if !found.is_file() => Ok(Self::Direct(File::create(path)?)),
             _ => {
                 let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-                tempfile::Builder::new().prefix(".uppercase-").tempfile_in(folder).map(Self::Staged)
+                folder.metadata()?;
+                let staged = tempfile::Builder::new().prefix(".uppercase-").tempfile_in(folder);
+                // Without the name of the staging file, which says nothing to anybody.
+                staged.map(Self::Staged).map_err(|error| error.kind().into())
             }
         }
     }
