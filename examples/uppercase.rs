@@ -45,14 +45,6 @@ fn bytes(text: &str) -> Result<usize, String> {
     }
 }
 
-fn envelopes(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("nothing could pass without an envelope".into()),
-        Ok(count) => Ok(count),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 /// One declaration, two bodies: uppercase.cu for a GPU, this function for the emulated device.
 #[kernel(unsafe(cuda = "uppercase.cu"))]
 fn uppercase(text: &mut [u8]) {
