@@ -5,6 +5,8 @@
 //! async channels of device-resident [`Envelope`]s, which are copied to where the next reader is, ahead of time. Nobody
 //! writes a wait, a synchronise, an event or a copy to get the order right, and nobody can get it wrong in safe code.
 //!
+//! Begin with [`Flow`] and [`Operator`]; the folder `examples` has whole programs.
+//!
 //! # The map
 //!
 //! A layer uses those below it, never one above.
@@ -28,7 +30,8 @@
 //! - The emulated device is a device: what runs there runs on a GPU, and a race is found without one.
 //! - `unsafe` is in [`device`] and [`memory`], and where a kernel's author vouches for its device code.
 
-#![deny(missing_docs, unsafe_code)]
+#![deny(missing_docs)]
+#![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // What the macros generate names the crate from outside.

@@ -33,8 +33,8 @@ struct Operator {
 }
 
 impl Operator {
-    fn new() -> Self {
-        Self { parking: Parking::new(), input: AtomicUsize::new(0), polled: AtomicBool::new(true) }
+    fn new(number: usize) -> Self {
+        Self { parking: Parking::new(number), input: AtomicUsize::new(0), polled: AtomicBool::new(true) }
     }
 
     /// Somebody sends it a message, then wakes it: the token first, the task then.
@@ -68,14 +68,24 @@ impl Operator {
     }
 }
 
-/// One operator sends to another, which may at any moment be polled for a wake of long ago.
+/// One operator sends to another, which may at any moment be polled for a wake of long ago. In one group, and in two.
 #[test]
 fn rest_is_never_seen_while_a_message_is_under_way() {
-    model(|| {
-        let tokens = Arc::new(Tokens::new(2));
+    for distance in [1, 4] {
+        send_one(distance);
+    }
+}
+
+fn send_one(distance: usize) {
+    model(move || {
+        let tokens = Arc::new(Tokens::new(distance + 1));
+        // Those in between rest from the first.
+        for between in 1..distance {
+            Parking::new(between).end(&tokens);
+        }
         let rest = Arc::new(AtomicUsize::new(0));
         let messages = Arc::new(AtomicUsize::new(1));
-        let (a, b) = (Arc::new(Operator::new()), Arc::new(Operator::new()));
+        let (a, b) = (Arc::new(Operator::new(0)), Arc::new(Operator::new(distance)));
         // What `a` has to do: one message, after which it sends one to `b`.
         a.input.store(1, Ordering::SeqCst);
 
@@ -108,7 +118,8 @@ fn a_wake_from_outside_that_comes_too_late_hides_no_rest() {
     model(|| {
         let tokens = Arc::new(Tokens::new(2));
         let told = Arc::new(AtomicUsize::new(0));
-        let parking = Arc::new(Parking::new());
+        let parking = Arc::new(Parking::new(0));
+        let other = Parking::new(1);
         parking.begin(&tokens);
         assert!(!parking.park(&tokens), "the other operator holds a token");
 
@@ -120,16 +131,16 @@ fn a_wake_from_outside_that_comes_too_late_hides_no_rest() {
                 }
             })
         };
-        let give_back = || {
-            if tokens.give_back() {
+        let end = |parking: &Parking| {
+            if parking.end(&tokens) {
                 told.fetch_add(1, Ordering::SeqCst);
             }
         };
         // The other wakes it, it runs and ends, and then the other ends.
         assert!(!parking.wake(&tokens));
         assert!(!parking.wake(&tokens));
-        give_back();
-        give_back();
+        end(&parking);
+        end(&other);
         outside.join().unwrap();
         assert!(tokens.none());
         assert!(told.load(Ordering::SeqCst) >= 1, "nobody was told of the rest");

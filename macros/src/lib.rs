@@ -8,7 +8,8 @@
 //! What is generated uses absolute paths and hygienic names, so that nothing a user imports or calls an argument can
 //! get in its way.
 
-#![deny(missing_docs, unsafe_code)]
+#![deny(missing_docs)]
+#![deny(unsafe_code)]
 
 mod errors;
 mod kernel;
@@ -111,7 +112,7 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
 ///     }
 /// }
 ///
-/// saxpy::launch(cx.stream(), 2.0, &x, &mut y)?;     // enqueued, not awaited
+/// saxpy::launch(cx.stream()?, 2.0, &x, &mut y)?;     // enqueued, not awaited
 /// ```
 ///
 /// ```cpp

@@ -134,7 +134,7 @@ async fn attended_to_the_end(device: &Device, work: impl Future<Output = Result<
 async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>) -> Finished {
     let clock = TickClock::start();
     let rest = Arc::new(Rest { tokens: Tokens::new(crew.len()), flow: AtomicWaker::new() });
-    let nodes: Vec<_> = crew.iter().map(|_| Node::new(&rest)).collect();
+    let nodes: Vec<_> = (0..crew.len()).map(|operator| Node::new(operator, &rest)).collect();
     let names: Vec<_> = crew.iter().map(|member| member.name.clone()).collect();
     let mut sources = vec![true; crew.len()];
     joints.iter().for_each(|joint| sources[joint.to.0] = false);

@@ -40,12 +40,12 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(rest: &Arc<Rest>) -> Arc<Self> {
+    pub(crate) fn new(operator: usize, rest: &Arc<Rest>) -> Arc<Self> {
         Arc::new(Self {
             task: OnceLock::new(),
             changed: AtomicBool::new(false),
             other: AtomicWaker::new(),
-            parking: Parking::new(),
+            parking: Parking::new(operator),
             rest: rest.clone(),
             finish: AtomicBool::new(false),
             abort: AtomicBool::new(false),
@@ -55,7 +55,7 @@ impl Node {
 
     /// For work beside a flow's runs: no other operator's rest depends on it.
     pub(crate) fn alone() -> Arc<Self> {
-        Self::new(&Arc::new(Rest { tokens: Tokens::new(1), flow: AtomicWaker::new() }))
+        Self::new(0, &Arc::new(Rest { tokens: Tokens::new(1), flow: AtomicWaker::new() }))
     }
 
     /// Before the ports are asked.
@@ -99,9 +99,7 @@ impl Node {
 
     /// The operator has ended: its token goes for good.
     pub(crate) fn end(&self) {
-        // Aborted while it was parked, it held none.
-        self.unpark();
-        if !self.ended.swap(true, Ordering::AcqRel) && self.rest.tokens.give_back() {
+        if !self.ended.swap(true, Ordering::AcqRel) && self.parking.end(&self.rest.tokens) {
             self.rest.flow.wake();
         }
     }

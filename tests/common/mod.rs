@@ -36,7 +36,15 @@ pub(crate) fn cuda() -> Option<Device> {
     match Device::cuda(0) {
         Ok(device) => {
             hear_errors();
-            Some(device.race_checked())
+            let device = device.race_checked();
+            // A driver that loads code, or page-locks memory, may wait for all that the device has to do, and these
+            // tests hold the device up.
+            for kernel in wakeline::kernel::Kernel::all() {
+                kernel.load_blocking(&device).expect("the tests' kernels compile");
+            }
+            let spares: Vec<_> = (0..8).map(|_| Buffer::<u32>::pinned(&device, 64)).collect();
+            drop(spares);
+            Some(device)
         }
         Err(error) if std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1") => {
             panic!("REQUIRE_CUDA=1 and no GPU: {error}")
