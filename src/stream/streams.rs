@@ -65,7 +65,8 @@ impl Streams {
         let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
         let unfinished: Vec<String> = live
             .iter()
-            .filter(|stream| stream.ticket().number() > stream.0.completion.passed())
+            // Under its lock: a piece of work that fails at once may be known before it has its ticket.
+            .filter(|stream| lock(&stream.0.order).issued > stream.0.completion.passed())
             .map(|stream| format!("`{}`", stream.name()))
             .collect();
         let whose = match unfinished.len() {

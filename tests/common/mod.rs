@@ -27,6 +27,7 @@ pub(crate) fn emulated() -> Device {
 
 /// An emulated device of another kind, race-checked.
 pub(crate) fn emulated_with(config: Emulated) -> Device {
+    hear_errors();
     Device::emulated(config).race_checked()
 }
 
@@ -34,6 +35,7 @@ pub(crate) fn emulated_with(config: Emulated) -> Device {
 pub(crate) fn cuda() -> Option<Device> {
     match Device::cuda(0) {
         Ok(device) => {
+            hear_errors();
             let device = device.race_checked();
             // A driver that loads code, or page-locks memory, may wait for all that the device has to do, and these
             // tests hold the device up.
@@ -100,9 +102,10 @@ pub(crate) async fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Resolves when wakeline has given all of the device's memory back.
+/// Resolves when wakeline has given all of the device's memory back, none of it too early.
 pub(crate) async fn freed(device: &Device) {
     until("all memory of the device is given back", || device.memory_in_use() == 0).await;
+    assert_eq!(freed_too_early(), [""; 0]);
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -212,6 +215,53 @@ pub(crate) fn hold(stream: &Stream) -> Hold {
     let (go, held) = mpsc::channel::<()>();
     stream.host_function(move || _ = held.recv()).expect("a stream that works");
     Hold { _go: go }
+}
+
+/// Hears what wakeline logs as an error: memory that could not be given back, since something may still use it, is found
+/// by the race checker and has nobody else to tell.
+struct Errors;
+
+static ERRORS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// From now on, in the whole process.
+pub(crate) fn hear_errors() {
+    // The second test of a process finds the first one's.
+    let _ = tracing::subscriber::set_global_default(Errors);
+}
+
+/// Memory that was given back too early, if there was any.
+pub(crate) fn freed_too_early() -> Vec<String> {
+    lock(&ERRORS).iter().filter(|told| told.contains("could not be given back")).cloned().collect()
+}
+
+impl tracing::Subscriber for Errors {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::ERROR
+    }
+
+    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0.push_str(&format!("{field}: {value:?}; "));
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        lock(&ERRORS).push(text.0);
+    }
+
+    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+
+    fn enter(&self, _span: &tracing::span::Id) {}
+
+    fn exit(&self, _span: &tracing::span::Id) {}
 }
 
 /// Counts messages: how many live, and how many lived at once.

@@ -1,0 +1,254 @@
+//! The main job as a user runs it: the example's executable, its output, its exit code, its one line.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use tempfile::TempDir;
+
+/// The example beside this test: where cargo puts it, or where it was copied to together with this executable.
+fn executable() -> PathBuf {
+    let me = std::env::current_exe().expect("a path of its own");
+    let here = me.parent().expect("a folder");
+    let name = format!("uppercase{}", std::env::consts::EXE_SUFFIX);
+    let places = [here.join("example-uppercase"), here.with_file_name("examples").join(name)];
+    let found = places.iter().find(|place| place.is_file());
+    found.unwrap_or_else(|| panic!("no example at {places:?}: `cargo build --examples` first")).clone()
+}
+
+/// A GPU where one is demanded, and the emulated device always.
+fn devices() -> Vec<&'static str> {
+    match std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1") {
+        true => vec!["emulated", "cuda:0"],
+        false => vec!["emulated"],
+    }
+}
+
+fn command(executable: &Path) -> Command {
+    let mut command = Command::new(executable);
+    command.env("WAKELINE_RACE_CHECK", "1").env_remove("WAKELINE_DEVICE").env_remove("RUST_LOG");
+    command
+}
+
+fn run(input: &Path, output: &Path, options: &[&str]) -> Output {
+    command(&executable()).arg(input).arg(output).args(options).output().expect("it starts")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("messages are text")
+}
+
+/// `LC_ALL=C tr a-z A-Z`
+fn tr(data: &[u8]) -> Vec<u8> {
+    data.iter().map(|byte| if byte.is_ascii_lowercase() { byte - 32 } else { *byte }).collect()
+}
+
+/// What lies in a folder.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Capitalises `data` and compares, byte for byte.
+fn check(what: &str, data: &[u8], options: &[&str]) {
+    for device in devices() {
+        let folder = TempDir::new().unwrap();
+        let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+        fs::write(&input, data).unwrap();
+        let ran = run(&input, &output, &[options, &["--device", device]].concat());
+        assert!(ran.status.success(), "{what} on {device}: {}", text(&ran.stderr));
+        assert_eq!(text(&ran.stderr), "", "{what}: no progress bar where nobody looks");
+        let told = text(&ran.stdout);
+        assert_eq!(told.lines().count(), 1, "{what}: {told}");
+        assert!(told.starts_with(&format!("{} bytes in ", data.len())), "{what}: {told}");
+        assert!(told.contains(&format!("on {}", device.split(':').next().unwrap())), "{what}: {told}");
+        // Not `assert_eq!`: nobody wants to read megabytes.
+        assert!(fs::read(&output).unwrap() == tr(data), "{what} on {device}: other bytes");
+        assert!(fs::read(&input).unwrap() == data, "{what}: the input is as it was");
+        assert_eq!(names(folder.path()), ["in", "out"], "{what}: nothing else is left");
+    }
+}
+
+/// The same bytes for the same number, all values among them.
+fn noise(bytes: usize) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let next = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 24) as u8
+    });
+    next.take(bytes).collect()
+}
+
+#[test]
+fn an_empty_file() {
+    check("empty", b"", &[]);
+}
+
+#[test]
+fn small_texts() {
+    check("no final newline", b"one\ntwo\nthree", &[]);
+    check("crlf", b"one\r\ntwo\r\n\r\nthree\r\n", &["--chunk", "7"]);
+    check("utf-8", "gr\u{fc}\u{df}e, \u{3b1}\u{3b2}\u{3b3}, \u{1f980} na\u{ef}ve\n".as_bytes(), &["--chunk", "3"]);
+    check("one byte at a time", b"abcdefghijklmnopqrstuvwxyz{`", &["--chunk", "1", "--envelopes", "1"]);
+    check("exactly two chunks", &[b'q'; 32], &["--chunk", "16"]);
+}
+
+#[test]
+fn a_line_longer_than_a_chunk() {
+    let mut data = b"short\n".to_vec();
+    data.extend(std::iter::repeat_n(*b"long ", 10_000).flatten());
+    data.extend(b"\nshort\n");
+    check("long line", &data, &["--chunk", "1KiB"]);
+}
+
+#[test]
+fn binary_bytes() {
+    let all: Vec<u8> = (0..=255).cycle().take(5000).collect();
+    check("all bytes", &all, &["--chunk", "999"]);
+}
+
+#[test]
+fn larger_than_its_chunks_by_far() {
+    let data = noise((5 << 20) + 12_345);
+    check("five MiB", &data, &["--chunk", "64KiB"]);
+    check("five MiB, one envelope", &data, &["--chunk", "256KiB", "--envelopes", "1"]);
+}
+
+/// Larger than the device: 64 MiB.
+#[test]
+fn larger_than_the_device() {
+    let folder = TempDir::new().unwrap();
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    let data = noise(1 << 20).repeat(80);
+    fs::write(&input, &data).unwrap();
+    let ran = run(&input, &output, &["--device", "emulated"]);
+    assert!(ran.status.success(), "{}", text(&ran.stderr));
+    assert!(fs::read(&output).unwrap() == tr(&data), "other bytes");
+    let told = text(&ran.stdout);
+    assert!(told.trim_end().ends_with(&format!("peak device memory {} bytes", 3 * (4 << 20))), "{told}");
+}
+
+#[test]
+fn the_output_is_replaced_once_it_is_complete() {
+    let folder = TempDir::new().unwrap();
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    fs::write(&input, "new").unwrap();
+    fs::write(&output, "what was there before").unwrap();
+    let ran = run(&input, &output, &["--device", "emulated"]);
+    assert!(ran.status.success(), "{}", text(&ran.stderr));
+    assert_eq!(fs::read(&output).unwrap(), b"NEW");
+    assert_eq!(names(folder.path()), ["in", "out"]);
+}
+
+#[test]
+fn a_device_file_is_written_as_it_is() {
+    let folder = TempDir::new().unwrap();
+    let input = folder.path().join("in");
+    fs::write(&input, "text").unwrap();
+    let ran = run(&input, Path::new("/dev/null"), &["--device", "emulated"]);
+    assert!(ran.status.success(), "{}", text(&ran.stderr));
+    let ran = run(&input, Path::new("/dev/stdout"), &["--device", "emulated"]);
+    assert!(text(&ran.stdout).starts_with("TEXT"), "{}", text(&ran.stdout));
+}
+
+/// What every failure has in common: exit code 1, one line that says what it is about, nothing left behind.
+fn assert_fails(ran: &Output, says: &[&str], folder: &Path, left: &[&str]) {
+    let told = text(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(1), "{told}");
+    assert_eq!(told.lines().count(), 1, "one line: {told}");
+    assert!(told.ends_with('\n') && told.starts_with("uppercase: "), "{told}");
+    for says in says {
+        assert!(told.contains(says), "no word of {says}: {told}");
+    }
+    assert_eq!(text(&ran.stdout), "");
+    assert_eq!(names(folder), left, "nothing is left behind");
+}
+
+/// A folder with an input and an output of before, which no failure may touch.
+fn before() -> (TempDir, PathBuf, PathBuf) {
+    let folder = TempDir::new().unwrap();
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    fs::write(&input, noise(300_000)).unwrap();
+    fs::write(&output, "of before").unwrap();
+    (folder, input, output)
+}
+
+#[test]
+fn a_missing_input() {
+    let (folder, _, output) = before();
+    let ran = run(&folder.path().join("none"), &output, &["--device", "emulated"]);
+    assert_fails(&ran, &["none", "No such file"], folder.path(), &["in", "out"]);
+    assert_eq!(fs::read(&output).unwrap(), b"of before");
+}
+
+#[test]
+fn an_input_that_is_a_folder() {
+    let (folder, _, output) = before();
+    let ran = run(folder.path(), &output, &["--device", "emulated"]);
+    assert_fails(&ran, &["directory"], folder.path(), &["in", "out"]);
+}
+
+#[test]
+fn an_unwritable_output() {
+    let (folder, input, _) = before();
+    let ran = run(&input, &folder.path().join("none/out"), &["--device", "emulated"]);
+    assert_fails(&ran, &["none/out", "No such file"], folder.path(), &["in", "out"]);
+    let ran = run(&input, folder.path(), &["--device", "emulated"]);
+    assert_fails(&ran, &["directory"], folder.path(), &["in", "out"]);
+}
+
+#[test]
+fn a_full_disk() {
+    let (folder, input, output) = before();
+    let ran = run(&input, Path::new("/dev/full"), &["--device", "emulated", "--chunk", "64KiB"]);
+    assert_fails(&ran, &["No space left"], folder.path(), &["in", "out"]);
+
+    // A disk that is full in the middle: no file may be larger than 64 KiB (128 blocks of 512 bytes).
+    let mut shell = command(Path::new("/bin/sh"));
+    shell.args(["-c", r#"trap "" XFSZ; ulimit -f 128; exec "$@""#, "sh"]).arg(executable());
+    let ran = shell.arg(&input).arg(&output).args(["--device", "emulated", "--chunk", "16KiB"]).output().unwrap();
+    assert_fails(&ran, &["operator `write`", "File too large"], folder.path(), &["in", "out"]);
+    assert_eq!(fs::read(&output).unwrap(), b"of before", "no partial output under the final name");
+}
+
+#[test]
+fn a_chunk_larger_than_the_device() {
+    let (folder, input, output) = before();
+    let ran = run(&input, &output, &["--device", "emulated", "--chunk", "65MiB", "--envelopes", "1"]);
+    assert_fails(&ran, &["out of memory", "emulated", "68157440"], folder.path(), &["in", "out"]);
+    assert_eq!(fs::read(&output).unwrap(), b"of before");
+    // One fits, three do not.
+    let ran = run(&input, &output, &["--device", "emulated", "--chunk", "30MiB"]);
+    assert_fails(&ran, &["out of memory", "3 envelopes"], folder.path(), &["in", "out"]);
+}
+
+#[test]
+fn a_device_that_is_not_there() {
+    let (folder, input, output) = before();
+    for device in ["cuda:99", "cuda:-1", "gpu", ""] {
+        let ran = run(&input, &output, &["--device", device]);
+        assert_fails(&ran, &["no such device"], folder.path(), &["in", "out"]);
+    }
+    let ran = command(&executable()).arg(&input).arg(&output).env("WAKELINE_DEVICE", "cuda:99").output().unwrap();
+    assert_fails(&ran, &["no such device", "WAKELINE_DEVICE=cuda:99"], folder.path(), &["in", "out"]);
+    assert_eq!(fs::read(&output).unwrap(), b"of before");
+}
+
+/// Not a failure of the job but of the command line: the tool that reads it says so, with its own exit code.
+#[test]
+fn a_command_line_that_makes_no_sense() {
+    let (folder, input, output) = before();
+    for options in [["--chunk", "0"], ["--chunk", "many"], ["--envelopes", "0"], ["--envelopes", "few"]] {
+        let ran = run(&input, &output, &options);
+        assert_eq!(ran.status.code(), Some(2), "{options:?}");
+        assert!(text(&ran.stderr).contains(options[0]), "{}", text(&ran.stderr));
+    }
+    assert_eq!(names(folder.path()), ["in", "out"]);
+    assert_eq!(fs::read(&output).unwrap(), b"of before");
+}
