@@ -266,6 +266,7 @@ on_both!(h15_passed_on_envelopes_go_home_after_their_last_reader, async |device:
             async move {
                 let mut first = ports.output.blank().await?;
                 first.set_len(1)?;
+                cx.stream()?.fill(&mut first, 0)?;
                 increment::launch(cx.stream()?, &mut first)?;
                 ports.output.send(first).await?;
                 has_taken.await.unwrap();
