@@ -229,6 +229,46 @@ async fn l2_the_first_failure_wins() {
     assert_eq!(noted(&pages, "stop"), ["a stop", "b stop"]);
 }
 
+/// Who has nothing to do with a failure, and would never end, is cancelled by it.
+#[tokio::test]
+async fn l2_the_others_are_cancelled() {
+    struct Waits(Arc<AtomicBool>);
+
+    impl Operator for Waits {
+        type Ports = ();
+
+        async fn compute(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
+            std::future::pending().await
+        }
+
+        async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
+            self.0.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    struct Fails(Arc<AtomicUsize>);
+
+    impl Operator for Fails {
+        type Ports = ();
+
+        async fn compute(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
+            until("the others run", || self.0.load(Ordering::Relaxed) > 10).await;
+            Err(Error::other(Cause(Phase::Compute)))
+        }
+    }
+
+    let (census, waited) = (Census::default(), Arc::new(AtomicBool::new(false)));
+    let (mut flow, stopped, seen) = endless_flow(&census);
+    let _ = flow.add("waits", Waits(waited.clone()));
+    let _ = flow.add("fails", Fails(seen));
+    let error = within(flow.run()).await.unwrap_err();
+    assert!(error.to_string().starts_with("operator `fails`: "), "{error}");
+    assert!(error.downcast_ref::<Cause>().is_some());
+    assert_eq!((census.live(), stopped.load(Ordering::Relaxed)), (0, 1));
+    assert!(waited.load(Ordering::Relaxed), "all stops have run");
+}
+
 /// An operator that is on a device and fails there when it has `after` runs behind it.
 struct FailsAfter {
     after: u32,
