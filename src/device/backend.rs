@@ -314,6 +314,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// A panic in it ends there and is logged.
     fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()>;
 
+    /// True if the race checker stands before it.
+    fn is_checked(&self) -> bool {
+        false
+    }
+
     /// The host touches memory of [`alloc_host`](Self::alloc_host) itself, now. Only the race checker listens.
     fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
         let _ = (memory, bytes, write);

@@ -171,7 +171,7 @@ impl Device {
     /// ```
     #[must_use]
     pub fn race_checked(self) -> Self {
-        if self.0.kind == Kind::Host {
+        if self.0.kind == Kind::Host || self.0.backend.is_checked() {
             return self;
         }
         Self::open(check::checked(self.0.backend.clone()), self.0.kind)
@@ -242,8 +242,12 @@ impl Device {
     }
 
     /// A test hook: buffers no longer order the streams that use them, so that the race checker has something to find.
+    ///
+    /// # Panics
+    /// Without the race checker, which then is all that keeps safe code from racing.
     #[doc(hidden)]
     pub fn switch_tracking_off(&self) {
+        assert!(self.0.backend.is_checked(), "only the race checker may take the tracking's place");
         self.0.tracked.store(false, Ordering::Relaxed);
     }
 

@@ -9,6 +9,8 @@
 //!         └─────────────────┴──────────────────┴──> stop, one by one ──> that error
 //! ```
 //!
+//! Before the `stop`s of a flow that went well, all that was enqueued is waited for: its last work may have failed too.
+//!
 //! Rest: no operator runs and none was woken (see [`quiet`](crate::operator::quiet)). Empty queues mean that the flow is
 //! done, as a cycle is when it has gone quiet; anything else is a stall, an error that says who waits for what.
 
@@ -35,7 +37,7 @@ use crate::{
     operator::{
         node::{Node, Rest},
         quiet::Tokens,
-        seat::{Ends, Seat},
+        seat::{Ends, Seat, caught},
     },
     stream::Streams,
 };
@@ -178,6 +180,11 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
         }
     };
 
+    let mut crew = crew;
+    if failure.is_none() {
+        failure = done(&mut crew, &hubs, &control).await.err();
+    }
+
     let mut report = Report { setup, ..Report::default() };
     let mut seats = Vec::with_capacity(crew.len());
     for Member { name, device, mut seat } in crew {
@@ -222,6 +229,19 @@ fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Vec<Hub>> {
         member.seat.bind(ends).map_err(|error| error.at(operator(&member.name)))?;
     }
     Ok(hubs)
+}
+
+/// Resolves when all that the flow has enqueued is done: what nobody waited for may still have failed.
+async fn done(crew: &mut [Member], hubs: &[Hub], control: &Control) -> Result<()> {
+    for member in crew {
+        if let Some(last) = member.seat.last() {
+            until_abort(control, last.completed()).await.map_err(|error| error.at(operator(&member.name)))?;
+        }
+    }
+    for last in hubs.iter().filter_map(|hub| hub.state.last_copy()) {
+        until_abort(control, last.completed()).await?;
+    }
+    Ok(())
 }
 
 /// The GPUs that operators are on.
@@ -289,9 +309,14 @@ impl Keeper<'_> {
             let (tell, node) = (tell.clone(), node.clone());
             let task_name = member.name.clone();
             spawn(&task_name, async move {
-                let outcome = attended(&node, &member.device, member.seat.run()).await;
+                // Also what is dropped at an abort may panic; whatever happens, this task says that it has ended.
+                let running = caught(attended(&node, &member.device, member.seat.run())).await;
                 // What an abort left open. Its token goes after its ports have closed: their closing may wake others.
-                member.seat.close();
+                let closing = caught(async {
+                    member.seat.close();
+                    Ok(())
+                });
+                let outcome = running.and(closing.await);
                 node.end();
                 let _ = tell.send(Ended { index, member, outcome });
             });
@@ -313,6 +338,12 @@ impl Keeper<'_> {
                         }
                     }
                     back[ended.index] = Some(ended.member);
+                }
+                Next::Gone => {
+                    failure.get_or_insert_with(|| {
+                        Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")
+                    });
+                    break;
                 }
                 Next::Stop => {
                     stopping = true;
@@ -338,8 +369,10 @@ impl Keeper<'_> {
     ) -> Poll<Next> {
         self.control.keeper.register(task.waker());
         self.rest.flow.register(task.waker());
-        if let Poll::Ready(Some(ended)) = ended.poll_recv(task) {
-            return Poll::Ready(Next::Ended(ended));
+        match ended.poll_recv(task) {
+            Poll::Ready(Some(ended)) => return Poll::Ready(Next::Ended(Box::new(ended))),
+            Poll::Ready(None) => return Poll::Ready(Next::Gone),
+            Poll::Pending => {}
         }
         if failed {
             return Poll::Pending;
@@ -377,7 +410,9 @@ impl Keeper<'_> {
 }
 
 enum Next {
-    Ended(Ended),
+    Ended(Box<Ended>),
+    /// The runtime has dropped the operators' tasks.
+    Gone,
     Stop,
     Fail(Error),
     Done,

@@ -6,7 +6,7 @@ use super::{Message, pool::Pool};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    memory::{Buffer, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Plain, View, ViewMut},
+    memory::{Buffer, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Plain, Sealed, View, ViewMut},
 };
 
 /// Memory for elements of one type, at one place: a device or the host. The first [`len`](Self::len) elements are its
@@ -14,6 +14,9 @@ use crate::{
 ///
 /// It belongs to the hub that allocated it. Dropping it sends it home, where it is used again as soon as what is still
 /// in flight on it is ordered before; passing it on ([`Output::send`](crate::Output::send)) lends it further.
+///
+/// An operator that gives one away to a task or thread of its own should await its return within `compute`: a flow does
+/// not know of it, and takes an envelope that is out while nothing else moves for one that never comes home.
 ///
 /// Kernels take it as a slice argument. The host reads and writes it through `.await`, if it lies on the host.
 pub struct Envelope<T: Plain> {
@@ -76,6 +79,7 @@ impl Drop for RawEnvelope {
 
 impl<T: Plain> Envelope<T> {
     pub(crate) fn of_raw(raw: RawEnvelope) -> Self {
+        const { assert!(size_of::<T>() > 0, "elements of no size need no envelope") };
         Self { raw, of: PhantomData }
     }
 
@@ -173,7 +177,8 @@ impl<T: Plain> Envelope<T> {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if it lies on a device, or while a write is in flight.
     pub fn as_slice(&self) -> Result<&[T]> {
-        Ok(&bytemuck::cast_slice(self.raw.memory().host_slice()?)[..self.len()])
+        let valid = self.len() * size_of::<T>();
+        Ok(bytemuck::cast_slice(&self.raw.memory().host_slice()?[..valid]))
     }
 
     /// The valid part to write to, without waiting. On the host.
@@ -216,6 +221,8 @@ impl<T: Plain> Message for Envelope<T> {
         self.raw.bytes
     }
 }
+
+impl<T: Plain> Sealed<T> for Envelope<T> {}
 
 impl<T: Plain> DeviceSlice<T> for Envelope<T> {
     fn view(&self) -> View<'_> {

@@ -25,7 +25,7 @@ use crate::{
     device::{Device, human},
     error::{Error, ErrorKind, Result},
     memory::transfer,
-    stream::Stream,
+    stream::{Stream, Ticket},
 };
 
 /// Envelopes that have been replaced and go home once no lock is held.
@@ -71,6 +71,8 @@ pub(crate) trait HubState: Send + Sync {
     fn queued(&self) -> usize;
     /// Messages that the reader left when it ended.
     fn untaken(&self) -> usize;
+    /// The last copy that was enqueued.
+    fn last_copy(&self) -> Option<Ticket>;
     /// What the writer waits for, if it cannot send.
     fn writer_lacks(&self) -> Option<String>;
     /// What the reader waits for, if it cannot take.
@@ -92,8 +94,13 @@ pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
             error.at(format!("hub `{name}` needs {} envelopes of {size} on {place}", plan.envelopes))
         })
     };
-    let blanks = pool(plan.writer_bytes, &plan.writer)?;
-    let arrivals = pool(plan.reader_bytes, &plan.reader)?;
+    // A device's first: it has less, and says so sooner.
+    let (blanks, arrivals) = if plan.writer.is_host() {
+        let arrivals = pool(plan.reader_bytes, &plan.reader)?;
+        (pool(plan.writer_bytes, &plan.writer)?, arrivals)
+    } else {
+        (pool(plan.writer_bytes, &plan.writer)?, pool(plan.reader_bytes, &plan.reader)?)
+    };
     let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
     let copies = match &arrivals {
         Some(_) => Some(Stream::named(copier, format!("copies of {name}"))?),
@@ -223,13 +230,21 @@ impl<M: Message> Sender<M> {
         }
         match link.queue.poll_room(waker) {
             Answer::Yes => self.poll_blank(waker),
-            other => other,
+            other => self.unless_failed(other),
         }
     }
 
     /// Room in the queue?
     pub(crate) fn poll_queue(&self, waker: &Waker) -> Answer {
-        if self.0.failed.get().is_some() { Answer::Yes } else { self.0.queue.poll_room(waker) }
+        if self.0.failed.get().is_some() {
+            return Answer::Yes;
+        }
+        self.unless_failed(self.0.queue.poll_room(waker))
+    }
+
+    /// It may have failed before the waker was kept: then nobody wakes it.
+    fn unless_failed(&self, answer: Answer) -> Answer {
+        if answer == Answer::Wait && self.0.failed.get().is_some() { Answer::Yes } else { answer }
     }
 
     /// A blank envelope, where the hub has such?
@@ -244,7 +259,7 @@ impl<M: Message> Sender<M> {
             return Answer::Never;
         }
         // Asked again: one may have come home before the waker was kept.
-        if blanks.has_one() { Answer::Yes } else { Answer::Wait }
+        if blanks.has_one() { Answer::Yes } else { self.unless_failed(Answer::Wait) }
     }
 
     /// A blank envelope, if there is one; an error if the hub has none at all.
@@ -356,6 +371,10 @@ impl<M: Message> HubState for Link<M> {
 
     fn untaken(&self) -> usize {
         self.untaken.load(Ordering::Relaxed)
+    }
+
+    fn last_copy(&self) -> Option<Ticket> {
+        self.copies.as_ref().map(Stream::ticket)
     }
 
     fn writer_lacks(&self) -> Option<String> {

@@ -163,7 +163,7 @@ impl<T: Plain> fmt::Debug for Buffer<T> {
     message = "`{Self}` does not hold elements of `{T}` that a kernel or a copy could read",
     label = "expected a `Buffer<{T}>` or an `Envelope<{T}>`"
 )]
-pub trait DeviceSlice<T: Plain> {
+pub trait DeviceSlice<T: Plain>: Sealed<T> {
     #[doc(hidden)]
     fn view(&self) -> View<'_>;
 }
@@ -179,6 +179,15 @@ pub trait DeviceSliceMut<T: Plain>: DeviceSlice<T> {
     #[doc(hidden)]
     fn view_mut(&mut self) -> ViewMut<'_>;
 }
+
+// What keeps `DeviceSlice` to the types of this crate: a view of other elements would have the wrong length.
+mod sealed {
+    #[allow(unreachable_pub, reason = "public in a private module: that is what seals it")]
+    pub trait Sealed<T> {}
+}
+pub(crate) use sealed::Sealed;
+
+impl<T: Plain> Sealed<T> for Buffer<T> {}
 
 /// Borrowed elements: made and used within one enqueue.
 #[doc(hidden)]

@@ -88,6 +88,9 @@ impl<'a> Call<'a> {
             }
             .map_err(|error| error.at(place()))?;
         }
+        // Compiled, if it has to be, before the stream is locked: others ask it how far it is.
+        let backend = self.stream.device().backend();
+        self.stream.streams().heed(backend.load(self.def)).map_err(|error| error.at(place()))?;
         let launch = Launch { kernel: self.def, grid, block, shared_bytes: self.shape.shared_bytes, args: &args };
         let enqueued = self.stream.enqueue(|backend, raw| {
             // SAFETY: by this function's contract the arguments are the declaration's. Each slice lies in memory of

@@ -26,6 +26,7 @@ use std::{
 
 pub use access::HostAccess;
 use access::Uses;
+pub(crate) use buffer::Sealed;
 pub use buffer::{Buffer, DeviceSlice, DeviceSliceMut, View, ViewMut};
 use reclaim::{Parked, Reclaim};
 
@@ -86,7 +87,7 @@ impl Memory {
         device.check()?;
         let reclaim = Reclaim::of(device);
         // What is parked and already done counts as free.
-        reclaim.sweep();
+        reclaim.sweep_now();
         let backend = device.backend();
         let made = if host {
             backend.alloc_host(bytes).map(Home::Host)
@@ -264,6 +265,12 @@ impl Device {
     /// Bytes of device memory in use by wakeline now.
     pub fn memory_in_use(&self) -> u64 {
         Reclaim::of(self).in_use()
+    }
+
+    /// Bytes, of the device and of the host, that were left to the device when it was lost: what it may still touch is
+    /// not used again.
+    pub fn memory_leaked(&self) -> u64 {
+        Reclaim::of(self).leaked()
     }
 
     /// The most bytes of device memory that were in use by wakeline at once.

@@ -75,6 +75,10 @@ impl Reclaim {
         self.in_use.load(Ordering::Relaxed)
     }
 
+    pub(super) fn leaked(&self) -> u64 {
+        self.leaked.load(Ordering::Relaxed)
+    }
+
     pub(super) fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
@@ -86,13 +90,18 @@ impl Reclaim {
         }
         // Whoever waits on a ticket needs it marked; a mark made here covers all until now, never less.
         memory.open.iter().for_each(|ticket| drop(ticket.commit()));
-        let first = memory.open.first().map(|ticket| ticket.stream().streams().clone());
         self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
-        if !self.sweeping.swap(true, Ordering::AcqRel)
-            && let Some(streams) = first
-        {
+        self.keep_sweeping();
+    }
+
+    /// Sees to it that the watch sweeps while anything is parked.
+    fn keep_sweeping(self: &Arc<Self>) {
+        if self.sweeping.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(device) = self.device.upgrade() {
             let reclaim = self.clone();
-            streams.watch().sweep(Box::new(move || reclaim.beat()));
+            Streams::of(&device).watch().sweep(Box::new(move || reclaim.beat()));
         }
     }
 
@@ -111,8 +120,16 @@ impl Reclaim {
         self.parked.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Frees what is parked and done.
-    pub(super) fn sweep(&self) {
+    /// Frees what is parked and done, before an allocation.
+    pub(super) fn sweep_now(self: &Arc<Self>) {
+        self.sweep();
+        // While this had the list in its hands, the watch may have found it empty and gone.
+        if !self.is_empty() {
+            self.keep_sweeping();
+        }
+    }
+
+    fn sweep(&self) {
         let all = std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner));
         let mut kept = Vec::new();
         for mut memory in all {

@@ -12,16 +12,23 @@ use crate::{
     condition::Readiness,
     device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
-    stream::Stream,
+    stream::{Stream, Ticket},
 };
+
+/// As many runs as tokio lets a task have operations at a stretch.
+const LONGEST_STREAK: u32 = 128;
 
 /// An operator's surroundings: its name, its device and stream, and the wait for its next run.
 pub struct Cx {
     name: Arc<str>,
     device: Device,
     stream: Option<Stream>,
+    /// What its stream had to do last, once it has given it back.
+    pub(crate) last: Option<Ticket>,
     node: Arc<Node>,
     finished: bool,
+    /// Runs since it last let others have a turn.
+    streak: u32,
     pub(crate) runs: u64,
     /// In ticks.
     pub(crate) busy: u64,
@@ -31,7 +38,7 @@ pub struct Cx {
 
 impl Cx {
     pub(crate) fn new(name: Arc<str>, device: Device, node: Arc<Node>) -> Self {
-        Self { name, device, stream: None, node, finished: false, runs: 0, busy: 0, begun: None }
+        Self { name, device, stream: None, last: None, node, finished: false, streak: 0, runs: 0, busy: 0, begun: None }
     }
 
     /// The operator's name in the flow.
@@ -93,7 +100,14 @@ impl Cx {
         if self.finished || self.node.is_finishing() {
             return Poll::Ready(false);
         }
-        // An operator that is always ready yields to others now and then.
+        // An operator that is always ready lets others have a turn now and then, also where tokio's budget is off.
+        self.streak += 1;
+        if self.streak == LONGEST_STREAK {
+            self.streak = 0;
+            self.begun = None;
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let budget = ready!(tokio::task::coop::poll_proceed(task));
         self.node.begin();
         match ports.poll_ready(task) {
@@ -121,7 +135,7 @@ impl Cx {
             self.runs += 1;
             self.busy += Ticks::now().since(begun);
         }
-        self.stream = None;
+        self.last = self.stream.take().map(|stream| stream.ticket()).or(self.last.take());
         self.finished = false;
     }
 }

@@ -11,6 +11,7 @@ use super::{Binder, Cx, Operator, Plan, PortDecl, Ports, Traffic, node::Node};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
+    stream::Ticket,
 };
 
 /// The ends of an operator's hubs, by port.
@@ -39,6 +40,8 @@ pub(crate) trait Seat: Send {
     async fn stop(&mut self) -> Result<()>;
     /// Closes what an abort left open.
     fn close(&mut self);
+    /// The last work that its stream was given.
+    fn last(&mut self) -> Option<Ticket>;
     fn tally(&self) -> Tally;
 }
 
@@ -62,7 +65,7 @@ pub(crate) fn seat<O: Operator>(
 }
 
 /// A panic becomes an error, with what it said.
-async fn caught(future: impl Future<Output = Result<()>>) -> Result<()> {
+pub(crate) async fn caught(future: impl Future<Output = Result<()>>) -> Result<()> {
     AssertUnwindSafe(future).catch_unwind().await.unwrap_or_else(|panic| {
         let said = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
             (Some(said), _) => said,
@@ -130,6 +133,10 @@ impl<O: Operator> Seat for Place<O> {
             self.tally.runs = cx.runs;
             self.tally.busy = cx.busy;
         }
+    }
+
+    fn last(&mut self) -> Option<Ticket> {
+        self.cx.as_mut().and_then(|cx| cx.last.take())
     }
 
     fn tally(&self) -> Tally {

@@ -237,7 +237,15 @@ impl Stream {
     /// Work enqueued from now on comes after `ticket`. Says nothing to the device where that is implied already.
     pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
         let (inner, other) = (&*self.0, &*ticket.stream.0);
-        if inner.id == other.id || ticket.number == 0 || other.completion.passed() >= ticket.number {
+        if inner.id == other.id || ticket.number == 0 {
+            return Ok(());
+        }
+        if ticket.has_passed() {
+            // Nothing to wait for. But what that work came after, on another device, this stream now comes after too.
+            if inner.device != other.device || other.crossed.load(Ordering::Acquire) {
+                let upstream = lock(&other.order).upstream.clone();
+                self.come_after(&mut lock(&inner.order), &upstream, &other.device);
+            }
             return Ok(());
         }
         if reached(&lock(&inner.order).clock, other.id) >= ticket.number {
@@ -262,13 +270,17 @@ impl Stream {
             reach(&mut order.clock, *stream, *number);
         }
         reach(&mut order.clock, other.id, mark.ticket);
-        for device in mark.upstream.iter().chain([&other.device]) {
-            if *device != inner.device && !order.upstream.contains(device) {
+        self.come_after(&mut order, &mark.upstream, &other.device);
+        Ok(())
+    }
+
+    fn come_after(&self, order: &mut Order, upstream: &Devices, of: &Device) {
+        for device in upstream.iter().chain([of]) {
+            if *device != self.0.device && !order.upstream.contains(device) {
                 order.upstream.push(device.clone());
-                inner.crossed.store(true, Ordering::Release);
+                self.0.crossed.store(true, Ordering::Release);
             }
         }
-        Ok(())
     }
 
     /// The first event at or after a ticket, recorded now if there is none: then it may come late, never early.

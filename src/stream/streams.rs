@@ -81,6 +81,9 @@ impl Streams {
         if device.set_lost(told) {
             tracing::error!(%device, unfinished = unfinished.join(", "), "device lost");
         }
+        drop(live);
+        // Read again: one that was made meanwhile may have waiters already.
+        let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
         live.iter().for_each(|stream| stream.0.completion.fail());
         match device.check() {
             Err(error) => error,

@@ -115,8 +115,10 @@ impl Shared {
         let streams: Vec<Stream> = streams.iter().filter_map(Weak::upgrade).map(Stream).collect();
         let mut kept = Vec::new();
         for stream in streams {
-            // An error has told everybody already.
-            let _ = stream.look();
+            if stream.look().is_err() {
+                // Everybody has been told, but for whoever came in between.
+                stream.0.completion.fail();
+            }
             if !stream.0.completion.has_waiters() {
                 stream.0.watched.store(false, Ordering::Release);
                 // A waiter registers first and asks for the watch then: one that found `watched` still set is seen here.

@@ -15,7 +15,7 @@
 //! that it uses, so memory that is freed too early is the wrong memory, but never memory of somebody else's.
 
 use std::{
-    alloc::{Layout, alloc, dealloc, handle_alloc_error},
+    alloc::{Layout, alloc, dealloc},
     collections::BTreeMap,
     ptr::NonNull,
     sync::{
@@ -25,6 +25,7 @@ use std::{
 };
 
 use super::lock;
+use crate::device::human;
 use crate::{
     device::backend::{Address, MemoryInfo},
     error::{Error, ErrorKind, Result},
@@ -62,13 +63,15 @@ unsafe impl Send for HostBlock {}
 unsafe impl Sync for HostBlock {}
 
 impl HostBlock {
-    fn new(layout: Layout) -> Self {
+    fn new(layout: Layout) -> Result<Self> {
         assert!(layout.size() > 0);
         // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(|| {
+            Error::new(ErrorKind::OutOfMemory, format!("the host has no {} left", human::bytes(layout.size() as u64)))
+        })?;
         // SAFETY: just allocated with this size, and nobody else knows it yet.
         unsafe { start.write_bytes(FRESH, layout.size()) };
-        Self { start, layout }
+        Ok(Self { start, layout })
     }
 }
 
@@ -156,7 +159,7 @@ impl Memory {
         let layout = size.and_then(|size| Layout::from_size_align(size, ALIGN as usize).ok());
         let layout = layout.ok_or_else(|| Error::new(ErrorKind::Driver, format!("cannot allocate {bytes} bytes")))?;
         let base = NEXT.fetch_add(bytes.next_multiple_of(ALIGN) + GAP, Ordering::Relaxed);
-        let block = Arc::new(Block { base, bytes, host: HostBlock::new(layout) });
+        let block = Arc::new(Block { base, bytes, host: HostBlock::new(layout)? });
         ledger.in_use += bytes;
         ledger.blocks.insert(base, bytes);
         SPACE.write().unwrap_or_else(PoisonError::into_inner).insert(base, block);
@@ -177,7 +180,7 @@ impl Memory {
     pub(super) fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
         let layout = Layout::from_size_align(bytes, 64).ok().filter(|layout| layout.size() > 0);
         let layout = layout.ok_or_else(|| Error::new(ErrorKind::Driver, format!("cannot allocate {bytes} bytes")))?;
-        let block = HostBlock::new(layout);
+        let block = HostBlock::new(layout)?;
         let start = block.start;
         lock(&self.ledger).host.insert(start.as_ptr().addr(), block);
         Ok(start)

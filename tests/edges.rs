@@ -1,0 +1,130 @@
+//! What a flow must withstand beside the scenarios: found by review, each once a defect.
+
+mod common;
+
+use common::*;
+use wakeline::{
+    device::{Emulated, Faults, Simulation},
+    prelude::*,
+};
+
+/// The last operator only enqueues, and nobody waits for its work: it may still have failed.
+#[tokio::test]
+async fn a_fault_in_the_last_work_of_a_flow_is_its_error() {
+    let device = emulated_with(Emulated::new().faults(Faults::new().trap_kernel("increment", 3)));
+    let mut flow = Flow::new("unheard");
+    let produce = flow.add("produce", Produce::new((0..3).map(|n| vec![n])));
+    let last = flow.add(
+        "last",
+        task(|ports: &mut SinkPorts<Envelope<u32>>, cx: &mut Cx| {
+            Box::pin(async move {
+                while cx.ready(ports).await {
+                    increment::launch(cx.stream()?, &mut ports.input.take()?)?;
+                }
+                Ok(())
+            })
+        }),
+    );
+    let last = last.on(&device);
+    flow.connect_with(produce.output, last.input, Hub::default().envelope_bytes(4));
+    let error = within(flow.run()).await.unwrap_err();
+    assert!(error.is_device_lost() && error.to_string().contains("`last`"), "{error}");
+}
+
+struct PanicsInDrop;
+
+impl Drop for PanicsInDrop {
+    fn drop(&mut self) {
+        panic!("in a drop");
+    }
+}
+
+/// What an aborted operator drops may panic: the flow ends all the same.
+#[tokio::test]
+async fn a_panic_in_what_an_abort_drops_hangs_nobody() {
+    let mut flow = Flow::new("dropped");
+    flow.add(
+        "sleeper",
+        task(|_: &mut (), _| {
+            Box::pin(async {
+                let _local = PanicsInDrop;
+                std::future::pending().await
+            })
+        }),
+    );
+    flow.add("fails", task(|_: &mut (), _| Box::pin(async { Err("no more".into()) })));
+    let error = within(flow.run()).await.unwrap_err();
+    assert!(error.to_string().contains("operator `fails`: no more"), "{error}");
+}
+
+/// Elements that do not divide an envelope's size.
+#[tokio::test]
+async fn an_envelope_need_not_be_full_to_the_last_byte() {
+    let seen = shared();
+    let mut flow = Flow::new("slop");
+    let produce = flow.add("produce", Produce::new([vec![[1_u8, 2, 3], [4, 5, 6]]]));
+    let consume = flow.add("consume", Collect(seen.clone()));
+    flow.connect_with(produce.output, consume.input, Hub::default().envelope_bytes(10));
+    flow.run().await.unwrap();
+    assert_eq!(*lock(&seen), [[[1, 2, 3], [4, 5, 6]]]);
+}
+
+#[tokio::test]
+async fn more_than_the_host_has_is_an_error() {
+    let error = Buffer::<u8>::pinned(&emulated(), 1 << 50).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
+}
+
+/// Switching the race checker on twice is switching it on.
+#[tokio::test]
+async fn a_device_is_checked_once() {
+    let device = emulated().race_checked().race_checked();
+    let stream = Stream::new(&device).unwrap();
+    let buffer = Buffer::from_slice(&stream, &[1_u32, 2, 3]).unwrap();
+    assert_eq!(within(buffer.to_vec(&stream)).await.unwrap(), [1, 2, 3]);
+}
+
+/// An operator without ports or end lets others have a turn, under simulation too.
+#[tokio::test(start_paused = true)]
+async fn an_operator_that_is_always_ready_can_be_stopped_under_simulation() {
+    let simulation = Simulation::new(1);
+    let outcome = simulation.run(async {
+        let mut flow = Flow::new("busy");
+        flow.add("busy", Busy);
+        let running = flow.spawn()?;
+        running.stop();
+        running.await
+    });
+    assert!(outcome.await.unwrap().operator("busy").unwrap().runs < 100_000);
+}
+
+struct Busy;
+
+impl Operator for Busy {
+    type Ports = ();
+
+    async fn compute(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A stream that only ever came after another stream's finished work still came after the device behind that.
+#[tokio::test]
+async fn a_lost_devices_work_is_not_called_done_two_streams_on() {
+    let first = emulated_with(Emulated::new().faults(Faults::new().trap_kernel("increment", 1)));
+    let second = emulated();
+    let (on_first, x, y) = (
+        Stream::named(&first, "f").unwrap(),
+        Stream::named(&second, "x").unwrap(),
+        Stream::named(&second, "y").unwrap(),
+    );
+    let mut there = Buffer::from_slice(&on_first, &[1_u32; 16]).unwrap();
+    let mut here = Buffer::<u32>::new(&second, 16).unwrap();
+    increment::launch(&on_first, &mut there).unwrap();
+    // Where the fault is heard of at once, nothing is handed out at all.
+    if x.copy(&there, &mut here).is_err() {
+        return;
+    }
+    assert!(within(x.completed()).await.unwrap_err().is_device_lost());
+    assert!(within(here.to_vec(&y)).await.unwrap_err().is_device_lost(), "garbage");
+}
