@@ -153,10 +153,21 @@ impl Target {
     fn create(path: &Path) -> io::Result<Self> {
         match path.metadata() {
             Ok(found) if !found.is_file() => Ok(Self::Direct(File::create(path)?)),
-            _ => {
+            found => {
+                if found.is_ok() {
+                    // It will be replaced: only if it could have been written to.
+                    File::options().write(true).open(path)?;
+                }
                 let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
                 folder.metadata()?;
-                let staged = tempfile::Builder::new().prefix(".uppercase-").tempfile_in(folder);
+                let mut staged = tempfile::Builder::new();
+                staged.prefix(".uppercase-");
+                #[cfg(unix)]
+                staged.permissions(std::os::unix::fs::PermissionsExt::from_mode(match &found {
+                    Ok(found) => std::os::unix::fs::PermissionsExt::mode(&found.permissions()),
+                    Err(_) => 0o666,
+                }));
+                let staged = staged.tempfile_in(folder);
                 // Without the name of the staging file, which says nothing to anybody.
                 staged.map(Self::Staged).map_err(|error| error.kind().into())
             }
@@ -190,7 +201,9 @@ async fn shout(args: &Args) -> Result<String> {
         return Err(Error::from("is a directory, not a file").at(named(&args.input)));
     }
     let at_output = |error: io::Error| Error::from(error).at(named(&args.output));
-    let target = Target::create(&args.output).map_err(at_output)?;
+    // A link stays one: what it leads to is replaced.
+    let output = args.output.canonicalize().unwrap_or_else(|_| args.output.clone());
+    let target = Target::create(&output).map_err(at_output)?;
 
     let style = "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}";
     let progress = ProgressBar::new(size.len()).with_style(ProgressStyle::with_template(style).map_err(Error::other)?);
@@ -207,7 +220,7 @@ async fn shout(args: &Args) -> Result<String> {
     progress.finish_and_clear();
     let report = report?;
     drop(flow);
-    target.complete(&args.output).map_err(at_output)?;
+    target.complete(&output).map_err(at_output)?;
 
     let seconds = began.elapsed().as_secs_f64();
     let bytes = report.operator("write").map_or(0, |write| write.bytes_in);
