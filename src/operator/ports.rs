@@ -161,6 +161,9 @@ impl<M: Message> Input<M> {
 impl<M: Message> Output<M> {
     /// Sends a message, waiting for room if there is none. The first of a run finds room: the port's condition said so.
     ///
+    /// A wait for room in the middle of a run counts as work under way: a flow whose operators all wait so is not told
+    /// to be stalled. Send no more in a run than its conditions promise, or give the hub room for it.
+    ///
     /// The order of device work travels with it: whoever uses an envelope next comes after all that was enqueued on it.
     ///
     /// # Errors
@@ -224,7 +227,8 @@ impl<M: Message> Output<M> {
 
 impl<T: Plain> Output<Envelope<T>> {
     /// A blank envelope of the hub's, to fill and to send. It is there: the port's condition said so before the
-    /// operator ran; a second one in the same run is waited for.
+    /// operator ran; a second one in the same run is waited for, and as with [`send`](Self::send) that wait counts as work
+    /// under way.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if nobody said how large the hub's envelopes are, [`Closed`](ErrorKind::Closed) if
