@@ -32,9 +32,10 @@ impl std::fmt::Debug for Function {
     }
 }
 
-fn fresh() -> u64 {
+/// A number, and as many behind it, that no other test has.
+fn fresh(size: u64) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 61);
-    NEXT.fetch_add(4096, Ordering::Relaxed)
+    NEXT.fetch_add(size.next_multiple_of(4096) + 4096, Ordering::Relaxed)
 }
 
 impl Paper {
@@ -56,20 +57,20 @@ impl Backend for Paper {
     fn memory(&self) -> Result<MemoryInfo> {
         Ok(MemoryInfo { free: 0, total: 0 })
     }
-    fn alloc(&self, _: u64) -> Result<Address> {
-        Ok(Address(fresh()))
+    fn alloc(&self, bytes: u64) -> Result<Address> {
+        Ok(Address(fresh(bytes)))
     }
     unsafe fn free(&self, _: Address) -> Result<()> {
         self.taken()
     }
-    fn alloc_host(&self, _: usize) -> Result<NonNull<u8>> {
-        Ok(NonNull::new(std::ptr::without_provenance_mut(fresh() as usize)).unwrap())
+    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
+        Ok(NonNull::new(std::ptr::without_provenance_mut(fresh(bytes as u64) as usize)).unwrap())
     }
     unsafe fn free_host(&self, _: NonNull<u8>, _: usize) -> Result<()> {
         self.taken()
     }
     fn stream_create(&self, _: &StreamSpec) -> Result<RawStream> {
-        Ok(RawStream(fresh()))
+        Ok(RawStream(fresh(1)))
     }
     fn stream_destroy(&self, _: RawStream) {}
     fn stream_query(&self, _: RawStream) -> Result<bool> {
@@ -79,7 +80,7 @@ impl Backend for Paper {
         Ok(())
     }
     fn event_create(&self, _: bool) -> Result<RawEvent> {
-        Ok(RawEvent(fresh()))
+        Ok(RawEvent(fresh(1)))
     }
     fn event_destroy(&self, _: RawEvent) {}
     fn event_record(&self, _: RawEvent, _: RawStream) -> Result<()> {
