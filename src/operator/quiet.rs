@@ -33,7 +33,7 @@ const GROUP: usize = 4;
 /// never too small, and zero means that there is no token at all.
 #[derive(Debug)]
 pub(crate) struct Tokens {
-    groups: AtomicUsize,
+    groups: Alone,
     of_group: Box<[Alone]>,
 }
 
@@ -47,7 +47,7 @@ impl Tokens {
     pub(crate) fn new(count: usize) -> Self {
         let groups = count.div_ceil(GROUP);
         let of_group = (0..groups).map(|group| Alone(AtomicUsize::new((count - group * GROUP).min(GROUP))));
-        Self { groups: AtomicUsize::new(groups), of_group: of_group.collect() }
+        Self { groups: Alone(AtomicUsize::new(groups)), of_group: of_group.collect() }
     }
 
     fn take(&self, operator: usize) {
@@ -55,14 +55,14 @@ impl Tokens {
         let mut tokens = group.load(Ordering::SeqCst);
         loop {
             if tokens == 0 {
-                self.groups.fetch_add(1, Ordering::SeqCst);
+                self.groups.0.fetch_add(1, Ordering::SeqCst);
             }
             match group.compare_exchange(tokens, tokens + 1, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return,
                 Err(now) => {
                     if tokens == 0 {
                         // Somebody else gave it its first, and counted it.
-                        self.groups.fetch_sub(1, Ordering::SeqCst);
+                        self.groups.0.fetch_sub(1, Ordering::SeqCst);
                     }
                     tokens = now;
                 }
@@ -73,11 +73,11 @@ impl Tokens {
     /// True if that was the last.
     fn give_back(&self, operator: usize) -> bool {
         self.of_group[operator / GROUP].0.fetch_sub(1, Ordering::SeqCst) == 1
-            && self.groups.fetch_sub(1, Ordering::SeqCst) == 1
+            && self.groups.0.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
     pub(crate) fn none(&self) -> bool {
-        self.groups.load(Ordering::SeqCst) == 0
+        self.groups.0.load(Ordering::SeqCst) == 0
     }
 }
 
