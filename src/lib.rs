@@ -63,7 +63,7 @@ pub use wakeline_macros::{Message, Ports, kernel};
 pub mod prelude {
     pub use crate::{
         Buffer, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Message, Operator, Output, Report,
-        Result, Stream, operator::Ports,
+        Result, Stream, device::Emulated, operator::Ports,
     };
     pub use wakeline_macros::{Ports, kernel};
 }

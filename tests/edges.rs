@@ -128,3 +128,80 @@ async fn a_lost_devices_work_is_not_called_done_two_streams_on() {
     assert!(within(x.completed()).await.unwrap_err().is_device_lost());
     assert!(within(here.to_vec(&y)).await.unwrap_err().is_device_lost(), "garbage");
 }
+
+#[derive(Message)]
+struct Pair {
+    #[envelope]
+    both: Vec<Envelope<u32>>,
+}
+
+/// A message with several envelopes: each is brought to where the reader is.
+#[tokio::test]
+async fn envelopes_in_a_vector_are_moved() {
+    let device = emulated();
+    let seen = shared();
+    let sum = seen.clone();
+    let mut flow = Flow::new("pairs");
+    let produce = flow.add(
+        "produce",
+        task(|ports: &mut SourcePorts<Pair>, _| {
+            Box::pin(async move {
+                let of = |data: &[u32]| -> Result<Envelope<u32>> {
+                    let mut buffer = Buffer::pinned(&Device::host(), data.len())?;
+                    buffer.as_mut_slice()?.copy_from_slice(data);
+                    Ok(buffer.into())
+                };
+                ports.output.send(Pair { both: vec![of(&[1, 2])?, of(&[3])?] }).await
+            })
+        }),
+    );
+    let add = flow.add(
+        "add",
+        task(|ports: &mut MapPorts<Pair, Pair>, cx: &mut Cx| {
+            Box::pin(async move {
+                while cx.ready(ports).await {
+                    let mut pair = ports.input.take()?;
+                    for envelope in &mut pair.both {
+                        increment::launch(cx.stream()?, envelope)?;
+                    }
+                    ports.output.send(pair).await?;
+                }
+                Ok(())
+            })
+        }),
+    );
+    let add = add.on(&device);
+    let consume = flow.add(
+        "consume",
+        sink(move |pair: Pair| {
+            let sum = sum.clone();
+            async move {
+                for envelope in &pair.both {
+                    let data = envelope.read().await?;
+                    lock(&sum).extend_from_slice(data);
+                }
+                Ok(())
+            }
+        }),
+    );
+    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(8));
+    flow.connect(add.output, consume.input);
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [2, 3, 4]);
+}
+
+#[tokio::test]
+async fn sizes_that_make_no_sense_are_reported_before_running() {
+    let mut flow = Flow::new("sizes");
+    let small = flow.add("small", Produce::new([vec![1_u32]]));
+    let all = flow.add("all", Collect(shared::<Vec<u32>>()));
+    flow.connect_with(small.output, all.input, Hub::default().envelope_bytes(3));
+    let plain = flow.add("plain", source(|| std::future::ready(Ok(Some(1_u32)))));
+    let sink = flow.add("sink", sink(async |_: u32| Ok(())));
+    flow.connect_with(plain.output, sink.input, Hub::default().envelope_bytes(64));
+    let told = flow.run().await.unwrap_err().to_string();
+    assert!(
+        told.contains("2 problems") && told.contains("hold no element of 4") && told.contains("carry none"),
+        "{told}"
+    );
+}

@@ -99,6 +99,11 @@ fn marked(fields: &Fields, errors: &mut Errors) -> Vec<(Member, Type)> {
         if seen {
             let member = field.ident.clone().map_or_else(|| Member::Unnamed(Index::from(at)), Member::Named);
             marked.push((member, field.ty.clone()));
+        } else {
+            let ty = &field.ty;
+            if mentions(quote!(#ty), &[Ident::new("Envelope", Span::call_site())]) {
+                errors.at(ty, "this field holds envelopes, which no hub would find or move: mark it `#[envelope]`");
+            }
         }
     }
     marked

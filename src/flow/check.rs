@@ -86,6 +86,12 @@ fn hubs(flow: &Flow, problems: &mut Vec<String>) -> Vec<LinkPlan> {
         let envelopes = sized("number of envelopes", hub.envelopes, hub::DEFAULT_ENVELOPES);
         if let Some(bytes) = hub.envelope_bytes {
             sized("envelopes' size", Some(bytes), 1);
+            let PortDecl { carries_envelopes, element_bytes, .. } = *decl(flow, connection.from);
+            if !carries_envelopes {
+                problems.push(format!("hub `{name}`: it is given a size of envelopes, and its messages carry none"));
+            } else if (1..element_bytes).contains(&bytes) {
+                problems.push(format!("hub `{name}`: its envelopes' {bytes} bytes hold no element of {element_bytes}"));
+            }
         }
         if !writer.copies_with(&reader) {
             problems.push(format!(

@@ -81,8 +81,8 @@ impl Hub {
 
 /// What travels between operators.
 ///
-/// Implemented for numbers, strings, byte strings, vectors, boxes, options, tuples and arrays of host data, and for
-/// [`Envelope`]. Derive it for your own types; mark fields that hold envelopes, so that the hub finds and moves them:
+/// Implemented for numbers, strings, byte strings and [`Envelope`], and for vectors, boxes, options, tuples and arrays of
+/// messages. [`Host`] makes one of anything else that lies on the host. Derive it for your own types; mark fields that hold envelopes, so that the hub finds and moves them:
 ///
 /// ```
 /// use wakeline::{Envelope, Message};
@@ -102,6 +102,10 @@ impl Hub {
 pub trait Message: Send + 'static {
     /// Whether there is anything for a hub to move.
     const CARRIES_ENVELOPES: bool = false;
+
+    /// Bytes of one element of its envelopes.
+    #[doc(hidden)]
+    const ELEMENT_BYTES: usize = 1;
 
     /// Shows every envelope in it.
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
@@ -166,9 +170,17 @@ impl Message for bytes::Bytes {
     }
 }
 
-impl<T: Send + 'static> Message for Vec<T> {
+impl<M: Message> Message for Vec<M> {
+    const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+        if M::CARRIES_ENVELOPES {
+            self.iter_mut().for_each(|message| message.envelopes(visit));
+        }
+    }
+
     fn size_in_bytes(&self) -> usize {
-        size_of_val(&**self)
+        if M::CARRIES_ENVELOPES { self.iter().map(M::size_in_bytes).sum() } else { size_of_val(&**self) }
     }
 }
 
@@ -178,7 +190,19 @@ impl<T: Send + Sync + ?Sized + 'static> Message for std::sync::Arc<T> {
     }
 }
 
-impl<T: Send + 'static, const N: usize> Message for [T; N] {}
+impl<M: Message, const N: usize> Message for [M; N] {
+    const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+        if M::CARRIES_ENVELOPES {
+            self.iter_mut().for_each(|message| message.envelopes(visit));
+        }
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        if M::CARRIES_ENVELOPES { self.iter().map(M::size_in_bytes).sum() } else { size_of_val(self) }
+    }
+}
 
 impl<M: Message> Message for Box<M> {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;

@@ -148,7 +148,13 @@ impl Shape {
         let threads = self.threads.unwrap_or([256, 1, 1]);
         let per_block = threads.iter().map(|n| u64::from(*n)).product::<u64>();
         if per_block == 0 || self.blocks.is_some_and(|blocks| blocks.contains(&0)) {
-            return Err(Error::new(ErrorKind::Usage, format!("{self:?}: every dimension is at least 1")));
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "blocks {:?} of threads {threads:?}: every dimension is at least 1",
+                    self.blocks.unwrap_or([1; 3])
+                ),
+            ));
         }
         match self.blocks {
             Some(blocks) => Ok(Some((blocks, threads))),

@@ -199,7 +199,11 @@ impl Memory {
             Home::Host(pointer) => Ok(pointer),
             Home::Device(_) => Err(Error::new(
                 ErrorKind::Usage,
-                format!("the host cannot look into memory of {}: copy it to the host first", self.device),
+                format!(
+                    "the host cannot look into memory of {}: send the envelope to an operator on the host, or copy to \
+                     `Buffer::pinned` with `Stream::copy`",
+                    self.device
+                ),
             )),
         }
     }

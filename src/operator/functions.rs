@@ -1,4 +1,20 @@
 //! Operators from plain functions, for small things.
+//!
+//! A function that keeps something from one message to the next changes it before its async block, since that may
+//! outlive the call:
+//!
+//! ```
+//! # use wakeline::operator::sink;
+//! let mut total = 0;
+//! let sum = sink(move |n: u32| {
+//!     total += n;
+//!     let now = total;
+//!     async move {
+//!         println!("{now}");
+//!         Ok(())
+//!     }
+//! });
+//! ```
 
 use std::fmt;
 

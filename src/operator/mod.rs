@@ -26,6 +26,11 @@ pub use ports::{Input, InputHandle, Output, OutputHandle, Ports};
 
 /// One step of a flow: takes messages, enqueues work on its device, sends messages.
 ///
+/// # Errors of your own
+/// `?` turns an [`std::io::Error`] or a boxed error into an [`Error`](crate::Error) by itself; for another type write
+/// `.map_err(Error::other)?`, or once `impl From<MyError> for wakeline::Error`. Whoever runs the flow gets it back with
+/// [`downcast_ref`](crate::Error::downcast_ref).
+///
 /// Write the methods as `async fn`. [`compute`](Self::compute) is called when all conditions of the ports are ready. It
 /// does not wait for the device: it enqueues and sends, and the order travels along.
 ///

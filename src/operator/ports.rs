@@ -314,6 +314,7 @@ pub(crate) struct PortDecl {
     pub(crate) output: bool,
     pub(crate) hub: Hub,
     pub(crate) carries_envelopes: bool,
+    pub(crate) element_bytes: usize,
 }
 
 /// Gathers an operator's ports when it is added.
@@ -446,7 +447,7 @@ impl<M: Message> Port for Input<M> {
     type Handle = InputHandle<M>;
 
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> InputHandle<M> {
-        InputHandle { id: plan.add(name, false, options, M::CARRIES_ENVELOPES), of: PhantomData }
+        InputHandle { id: plan.add::<M>(name, false, options), of: PhantomData }
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self> {
@@ -471,7 +472,7 @@ impl<M: Message> Port for Output<M> {
     type Handle = OutputHandle<M>;
 
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> OutputHandle<M> {
-        OutputHandle { id: plan.add(name, true, options, M::CARRIES_ENVELOPES), of: PhantomData }
+        OutputHandle { id: plan.add::<M>(name, true, options), of: PhantomData }
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self> {
@@ -496,8 +497,14 @@ impl<M: Message> Port for Output<M> {
 }
 
 impl Plan {
-    fn add(&mut self, name: &'static str, output: bool, options: PortOptions, carries_envelopes: bool) -> PortId {
-        self.ports.push(PortDecl { name, output, hub: options.0, carries_envelopes });
+    fn add<M: Message>(&mut self, name: &'static str, output: bool, options: PortOptions) -> PortId {
+        self.ports.push(PortDecl {
+            name,
+            output,
+            hub: options.0,
+            carries_envelopes: M::CARRIES_ENVELOPES,
+            element_bytes: M::ELEMENT_BYTES,
+        });
         PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1 }
     }
 }
