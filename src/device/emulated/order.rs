@@ -132,3 +132,16 @@ fn what_races_has_several() {
     });
     assert!(several.count() > 25);
 }
+
+/// Programs in which the default stream waits for an event that has passed: that orders it with all blocking streams
+/// all the same. On threads, where things pass while others are enqueued.
+#[test]
+fn a_wait_that_is_over_orders_the_default_stream() {
+    for number in [117, 138] {
+        let first = simulated(number, 0, true);
+        for _ in 0..40 {
+            let threads = [(); 2].map(|()| checked(open(Emulated::new().workers(2))));
+            assert_eq!(program(number, &threads), first, "program {number}");
+        }
+    }
+}

@@ -245,11 +245,13 @@ impl<W> Machine<W> {
         self.mine(device, stream)?;
         let event = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
         self.alive(event.device)?;
-        let Some((point, _)) = event.mark else { return Ok(()) };
-        if self.is_passed(point) {
+        let open = event.mark.map(|(point, _)| point).filter(|point| !self.is_passed(*point));
+        // A wait is an action of the legacy default stream like any other, also where it is over already: it waits for all
+        // blocking streams, and they for it (CUDA C++ Programming Guide, legacy default stream).
+        if open.is_none() && self.devices.get(&device).is_none_or(|device| device.legacy != stream) {
             return Ok(());
         }
-        self.push(device, stream, SmallVec::from_buf([point]), What::Wait).map(drop)
+        self.push(device, stream, open.into_iter().collect(), What::Wait).map(drop)
     }
 
     fn push(
