@@ -108,7 +108,7 @@ impl Node {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Polls a future of the operator's, with the node's waker. `None` once it is aborted.
+    /// Polls a future of the operator's, with the node's waker. Once it is aborted, an error in its place.
     pub(crate) fn poll<T>(
         &self,
         waker: &Waker,

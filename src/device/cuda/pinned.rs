@@ -3,7 +3,7 @@
 //! `cuMemFreeHost` waits for everything that the device has to do (measured on an H200: while a host function held up one
 //! stream, it did not return), and a drop must not wait. So freed blocks become spares, and only an allocation, which
 //! may block, gives spares back to the driver: when it finds none that fits and there are too many, or when memory runs
-//! out. Page-locking is slow (some 0.3 ms a MiB), so a flow that runs again is also quicker for it.
+//! out. A flow that runs again also finds its envelopes page-locked already.
 
 use std::{
     ffi::c_void,

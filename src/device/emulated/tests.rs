@@ -58,12 +58,12 @@ fn launch(device: &Arc<dyn Backend>, on: RawStream, kernel: &'static KernelDef, 
     unsafe { device.launch(on, &Launch { kernel, grid: [1; 3], block: [1; 3], shared_bytes: 0, args }) }
 }
 
-fn fill(device: &Arc<dyn Backend>, on: RawStream, to: Address, byte: u8, bytes: u64) {
+pub(super) fn fill(device: &Arc<dyn Backend>, on: RawStream, to: Address, byte: u8, bytes: u64) {
     // SAFETY: every test frees after the stream has passed it.
     unsafe { device.fill(on, to, Pattern { width: 1, bits: byte.into() }, bytes) }.unwrap();
 }
 
-fn read(device: &Arc<dyn Backend>, on: RawStream, from: Address, bytes: usize) -> Vec<u8> {
+pub(super) fn read(device: &Arc<dyn Backend>, on: RawStream, from: Address, bytes: usize) -> Vec<u8> {
     let mut out = vec![0; bytes];
     // SAFETY: `out` outlives the wait below.
     unsafe { device.copy(on, Place::Host(out.as_mut_ptr()), Place::Device(from), bytes as u64) }.unwrap();

@@ -14,26 +14,16 @@ use tokio::{
 
 use super::*;
 use crate::device::{
-    backend::{Address, Pattern, Place, RawStream, StreamSpec},
+    backend::{Place, RawStream, StreamSpec},
     check::checked,
-    emulated::Faults,
+    emulated::{
+        Faults,
+        tests::{fill, read},
+    },
 };
 
 fn stream(device: &Arc<dyn Backend>, name: &str) -> RawStream {
     device.stream_create(&StreamSpec { name: name.into(), priority: 0, non_blocking: true }).unwrap()
-}
-
-fn fill(device: &Arc<dyn Backend>, on: RawStream, to: Address, byte: u8, bytes: u64) {
-    // SAFETY: every test frees at its end, if at all.
-    unsafe { device.fill(on, to, Pattern { width: 1, bits: byte.into() }, bytes) }.unwrap();
-}
-
-fn read(device: &Arc<dyn Backend>, on: RawStream, from: Address, bytes: usize) -> Vec<u8> {
-    let mut out = vec![0; bytes];
-    // SAFETY: `out` outlives the wait below.
-    unsafe { device.copy(on, Place::Host(out.as_mut_ptr()), Place::Device(from), bytes as u64) }.unwrap();
-    device.stream_synchronize(on).unwrap();
-    out
 }
 
 /// A host function as a future.
