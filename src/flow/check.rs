@@ -122,6 +122,7 @@ fn hubs(flow: &Flow, problems: &mut Vec<String>) -> Vec<LinkPlan> {
             writer,
             reader,
             near,
+            mode: flow.mode,
         }
     });
     plans.collect()

@@ -34,6 +34,7 @@ use crate::{
         InputHandle, Operator, OutputHandle, PortDecl, PortId, Ports,
         seat::{self, Seat},
     },
+    stream::CompletionMode,
     sync::lock,
 };
 
@@ -60,6 +61,7 @@ pub struct Flow {
     id: u64,
     entries: Vec<Entry>,
     connections: Vec<Connection>,
+    mode: CompletionMode,
 }
 
 /// An operator of a flow.
@@ -134,12 +136,18 @@ impl Flow {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             entries: Vec::new(),
             connections: Vec::new(),
+            mode: CompletionMode::default(),
         }
     }
 
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// How the streams of its operators and hubs learn that their work is done. An operator may set another for its own.
+    pub fn completion_mode(&mut self, mode: CompletionMode) {
+        self.mode = mode;
     }
 
     /// Adds an operator under a name of its own, and returns its ports' handles.
@@ -211,7 +219,7 @@ impl Flow {
                 drive::Joint { plan, make: connection.make, from: port(connection.from), to: port(connection.to) }
             })
             .collect();
-        Ok(drive::launch(self.name.clone(), crew, hubs))
+        Ok(drive::launch(self.name.clone(), crew, hubs, self.mode))
     }
 }
 

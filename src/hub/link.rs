@@ -25,7 +25,7 @@ use crate::{
     device::{Device, human},
     error::{Error, ErrorKind, Result},
     memory::transfer,
-    stream::{Stream, Ticket},
+    stream::{CompletionMode, Stream, Ticket},
 };
 
 /// Envelopes that have been replaced and go home once no lock is held.
@@ -45,6 +45,8 @@ pub(crate) struct LinkPlan {
     pub(crate) reader: Device,
     /// Host memory is page-locked for this device.
     pub(crate) near: Device,
+    /// Of the copies' stream.
+    pub(crate) mode: CompletionMode,
 }
 
 /// A hub at work.
@@ -103,7 +105,11 @@ pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
     };
     let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
     let copies = match &arrivals {
-        Some(_) => Some(Stream::named(copier, format!("copies of {name}"))?),
+        Some(_) => {
+            let stream = Stream::named(copier, format!("copies of {name}"))?;
+            stream.set_completion_mode(plan.mode);
+            Some(stream)
+        }
         None => None,
     };
     let link = Arc::new(Link {

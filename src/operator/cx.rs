@@ -12,7 +12,7 @@ use crate::{
     condition::Readiness,
     device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
-    stream::{Stream, Ticket},
+    stream::{CompletionMode, Stream, Ticket},
 };
 
 /// As many runs as tokio lets a task have operations at a stretch.
@@ -22,6 +22,7 @@ const LONGEST_STREAK: u32 = 128;
 pub struct Cx {
     name: Arc<str>,
     device: Device,
+    mode: CompletionMode,
     stream: Option<Stream>,
     /// What its stream had to do last, once it has given it back.
     pub(crate) last: Option<Ticket>,
@@ -37,8 +38,20 @@ pub struct Cx {
 }
 
 impl Cx {
-    pub(crate) fn new(name: Arc<str>, device: Device, node: Arc<Node>) -> Self {
-        Self { name, device, stream: None, last: None, node, finished: false, streak: 0, runs: 0, busy: 0, begun: None }
+    pub(crate) fn new(name: Arc<str>, device: Device, node: Arc<Node>, mode: CompletionMode) -> Self {
+        Self {
+            name,
+            device,
+            mode,
+            stream: None,
+            last: None,
+            node,
+            finished: false,
+            streak: 0,
+            runs: 0,
+            busy: 0,
+            begun: None,
+        }
     }
 
     /// The operator's name in the flow.
@@ -68,7 +81,11 @@ impl Cx {
                     ),
                 ));
             }
-            None => Stream::named(&self.device, &*self.name)?,
+            None => {
+                let stream = Stream::named(&self.device, &*self.name)?;
+                stream.set_completion_mode(self.mode);
+                stream
+            }
         };
         Ok(self.stream.insert(stream))
     }

@@ -11,7 +11,7 @@ use super::{Binder, Cx, Operator, Plan, PortDecl, Ports, Traffic, node::Node};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    stream::Ticket,
+    stream::{CompletionMode, Ticket},
 };
 
 /// The ends of an operator's hubs, by port.
@@ -31,7 +31,7 @@ pub(crate) struct Tally {
 #[async_trait]
 pub(crate) trait Seat: Send {
     /// Gives it its surroundings. From here on it can be stopped.
-    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>);
+    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, mode: CompletionMode);
     /// Gives it its ends.
     fn bind(&mut self, ends: Ends) -> Result<()>;
     async fn start(&mut self) -> Result<()>;
@@ -82,8 +82,8 @@ fn unbound() -> Error {
 
 #[async_trait]
 impl<O: Operator> Seat for Place<O> {
-    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>) {
-        self.cx = Some(Cx::new(name, device, node));
+    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, mode: CompletionMode) {
+        self.cx = Some(Cx::new(name, device, node, mode));
         self.tally = Tally::default();
     }
 

@@ -18,6 +18,7 @@
 mod completed;
 pub(crate) mod completion;
 mod event;
+mod mode;
 mod streams;
 mod timer;
 
@@ -37,6 +38,8 @@ use smallvec::SmallVec;
 pub use completed::Completed;
 use completion::Completion;
 use event::{Event, EventPool};
+use mode::AtomicMode;
+pub use mode::CompletionMode;
 pub(crate) use streams::Streams;
 pub use timer::Timer;
 
@@ -87,6 +90,7 @@ pub(crate) struct Inner {
     watched: AtomicBool,
     /// Has waited for another device.
     crossed: AtomicBool,
+    mode: AtomicMode,
 }
 
 /// What changes with each enqueue.
@@ -154,6 +158,7 @@ impl Stream {
             side: OnceLock::new(),
             watched: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
+            mode: AtomicMode::new(CompletionMode::default()),
         }));
         stream.0.streams.enter(&stream);
         Ok(stream)
@@ -167,6 +172,16 @@ impl Stream {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// How it learns that its work is done.
+    pub fn completion_mode(&self) -> CompletionMode {
+        self.0.mode.get()
+    }
+
+    /// Changes how it learns that its work is done, for waits that begin from now on.
+    pub fn set_completion_mode(&self, mode: CompletionMode) {
+        self.0.mode.set(mode);
     }
 
     /// Resolves when all that was enqueued until now is done.
