@@ -72,6 +72,8 @@ impl Drop for RawEnvelope {
         let Some(memory) = self.memory.take() else { return };
         // A hub that is gone has no use for it: the memory is freed once nothing uses it.
         if let Some(home) = self.home.upgrade() {
+            // Marked by whoever used it, for whoever is given it next; what is wrong with the device, that one learns.
+            let _ = memory.commit();
             home.put(memory);
         }
     }

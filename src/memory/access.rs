@@ -39,6 +39,16 @@ impl Uses {
         self.write = Some(ticket);
     }
 
+    /// Marks all of them now, for whoever comes after them on another stream.
+    pub(super) fn commit(&mut self) -> Result<()> {
+        self.write.iter_mut().chain(&mut self.reads).try_for_each(Ticket::commit)
+    }
+
+    /// Shows each that a write must come after.
+    pub(super) fn each(&self, show: impl FnMut(&Ticket) -> Result<()>) -> Result<()> {
+        self.write.iter().chain(&self.reads).try_for_each(show)
+    }
+
     /// All that a write must come after.
     pub(super) fn all(&self) -> SmallVec<[Ticket; 3]> {
         self.write.iter().chain(&self.reads).cloned().collect()

@@ -150,8 +150,10 @@ impl Memory {
     /// Makes `stream` wait for what a read must come after.
     pub(crate) fn before_read(&self, stream: &Stream) -> Result<()> {
         self.on_known_device(stream)?;
-        let Some(write) = self.uses().write.clone() else { return Ok(()) };
-        if self.device.tracked() { stream.wait(&write) } else { Ok(()) }
+        if !self.device.tracked() {
+            return Ok(());
+        }
+        self.uses().write.as_ref().map_or(Ok(()), |write| stream.wait(write))
     }
 
     /// Makes `stream` wait for what a write must come after.
@@ -160,8 +162,7 @@ impl Memory {
         if !self.device.tracked() {
             return Ok(());
         }
-        let open = self.uses().all();
-        open.iter().try_for_each(|ticket| stream.wait(ticket))
+        self.uses().each(|ticket| stream.wait(ticket))
     }
 
     fn on_known_device(&self, stream: &Stream) -> Result<()> {
@@ -182,10 +183,9 @@ impl Memory {
         self.uses().written_by(ticket);
     }
 
-    /// Marks the last write now, for whoever reads it elsewhere.
+    /// Marks its uses now, for whoever comes after them elsewhere.
     pub(crate) fn commit(&self) -> Result<()> {
-        let write = self.uses().write.clone();
-        write.map_or(Ok(()), |ticket| ticket.commit())
+        self.uses().commit()
     }
 
     /// What the host must wait for before it reads (`write`: or writes).
@@ -233,7 +233,7 @@ impl Memory {
         uses.forget_settled();
         let open = if write { uses.all() } else { uses.write.iter().cloned().collect() };
         drop(uses);
-        for ticket in open {
+        for mut ticket in open {
             if ticket.look()? {
                 ticket.sound()?;
             } else {

@@ -84,12 +84,12 @@ impl Reclaim {
     }
 
     /// Frees it now, or when its tickets have passed.
-    pub(super) fn take(self: &Arc<Self>, memory: Parked) {
+    pub(super) fn take(self: &Arc<Self>, mut memory: Parked) {
         if memory.open.is_empty() {
             return self.free(memory);
         }
         // Whoever waits on a ticket needs it marked; a mark made here covers all until now, never less.
-        memory.open.iter().for_each(|ticket| drop(ticket.commit()));
+        memory.open.iter_mut().for_each(|ticket| drop(ticket.commit()));
         self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
         self.keep_sweeping();
     }
@@ -101,7 +101,7 @@ impl Reclaim {
         }
         if let Some(device) = self.device.upgrade() {
             let reclaim = self.clone();
-            Streams::of(&device).watch().sweep(Box::new(move || reclaim.beat()));
+            Streams::of(&device).lookout().sweep(Box::new(move || reclaim.beat()));
         }
     }
 

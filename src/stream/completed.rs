@@ -1,8 +1,9 @@
 //! [`Completed`]: the future of a ticket.
 //!
-//! It puts the protocol ([`completion`](super::completion)) and the device together: it registers first, then looks
-//! (work that is done needs no source), then arms one. After a wake it looks again before it says that all is well, so
-//! that a signal which came too early, or a device that faulted meanwhile, is never reported as success.
+//! It puts the protocol ([`completion`](super::completion)) and the device together: it registers first, then, if it is
+//! its stream's front, asks the device (work that is done needs no source), then makes an [effort](super::effort) to
+//! learn of the end. It says that all is well only after the device has said so: a signal that came too early, or a device
+//! that faulted meanwhile, is never reported as success.
 
 use std::{
     fmt,
@@ -13,11 +14,15 @@ use std::{
 use super::{
     Ticket,
     completion::{Place, Progress},
-    watch::Watch,
+    effort::Effort,
+    lookout::Lookout,
 };
 use crate::error::Result;
 
 /// Resolves when the work up to a ticket is done, or with the error that ended the device.
+///
+/// Of several that wait on one stream, the one with the earliest ticket looks for all; keep none of them unpolled while
+/// others wait, or the others learn of their end up to 50 ms late.
 ///
 /// # Cancel safety
 /// Dropping it takes its waker out and does nothing else: it does not block, and the work goes on.
@@ -25,11 +30,12 @@ use crate::error::Result;
 pub struct Completed {
     ticket: Ticket,
     place: Place,
+    effort: Effort,
 }
 
 impl Completed {
     pub(super) fn new(ticket: Ticket) -> Self {
-        Self { ticket, place: Place::default() }
+        Self { ticket, place: Place::default(), effort: Effort::default() }
     }
 
     /// The ticket it waits for.
@@ -43,32 +49,29 @@ impl Future for Completed {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
-        let (stream, number) = (&this.ticket.stream, this.ticket.number);
-        let completion = &stream.0.completion;
-        let mut looked = false;
+        let number = this.ticket.number();
         loop {
-            match completion.poll(&mut this.place, number, cx.waker()) {
-                Progress::Passed => return Poll::Ready(stream.sound()),
+            let stream = this.ticket.stream();
+            match stream.0.completion.poll(&mut this.place, number, cx.waker()) {
+                Progress::Passed => {
+                    this.effort.end();
+                    return Poll::Ready(stream.sound());
+                }
                 Progress::Failed => {
+                    this.effort.end();
                     // The device stores its error before it fails the waiters.
-                    return Poll::Ready(stream.0.device.check());
+                    return Poll::Ready(stream.device().check());
                 }
-                Progress::Look => {
-                    stream.look()?;
-                    if completion.passed() < number {
-                        completion.deny();
+                Progress::Wait { front } => {
+                    // Marked at once: an event cannot be recorded later without waiting for more.
+                    this.ticket.commit()?;
+                    let stream = this.ticket.stream();
+                    Lookout::watch(stream);
+                    match this.ticket.marked() {
+                        Some(mark) if front && !this.effort.make(stream, mark, cx.waker())? => return Poll::Pending,
+                        Some(_) if !front => return Poll::Pending,
+                        _ => {}
                     }
-                    looked = true;
-                }
-                Progress::Wait if !looked => {
-                    looked = true;
-                    stream.mark(number)?;
-                    stream.look()?;
-                }
-                Progress::Wait => {
-                    Watch::add(stream);
-                    stream.arm(number)?;
-                    return Poll::Pending;
                 }
             }
         }
@@ -77,7 +80,7 @@ impl Future for Completed {
 
 impl Drop for Completed {
     fn drop(&mut self) {
-        self.ticket.stream.0.completion.leave(&mut self.place);
+        self.ticket.stream().0.completion.leave(&mut self.place);
     }
 }
 

@@ -1,26 +1,30 @@
-//! The protocol of completion: who waits for which ticket, and who is told.
+//! The protocol of completion: who waits for which ticket, who looks, and who is told.
 //!
-//! A stream counts its work in tickets: 1, 2, 3, ... A waiter waits until the stream has passed its ticket. This file
-//! knows no device, so that a model checker can try every interleaving of it on a CPU
-//! (`tests/loom_completion.rs` includes it as it stands).
+//! A stream counts its work in tickets: 1, 2, 3, ... A waiter waits until the stream has passed its ticket. Work on a
+//! stream is done in order, so of all who wait only the one with the lowest ticket, the **front**, sees to it that
+//! somebody looks; the others learn of their turn from it. This file knows no device, so that a model checker can try
+//! every interleaving of it on a CPU (`tests/loom_completion.rs` includes it as it stands).
 //!
 //! Three things are told to it, from any thread:
 //!
 //! ```text
-//!   signal(n)    a rumour: somebody (a host callback, an alarm) says that n may have passed. Wakes all up to n; the
-//!                first of them looks at the device and, if it is true, says so with `advance`.
-//!   advance(n)   the truth: the device said that n has passed. Resolves all up to n.
+//!   wake(n)      a rumour: somebody (a host callback, an alarm) says that n may have passed. Wakes all up to n, who
+//!                then look at the device themselves.
+//!   advance(n)   the truth: the device said that n has passed. Resolves all up to n and wakes the next front.
 //!   fail()       the device is lost. Resolves everybody.
 //!
-//!   a waiter:  poll -> Wait -> look, arm -> ... wake -> poll -> Look -> look -> poll -> Passed | Failed
+//!   a waiter:   poll -> Wait, not front ────────────────────── woken ──> poll -> ...
+//!               poll -> Wait, front -> look at the device -> a source -> woken ──> poll -> ... -> Passed | Failed
 //! ```
 //!
-//! Promises: a waiter that got `Wait` is woken by the first `signal`, `advance` or `fail` after that which concerns it
-//! (none is lost), a waiter that is dropped is forgotten, a rumour that was false only costs a look, and one that comes
-//! twice or never does no harm: what never comes is caught by the watch, which looks on a timer.
+//! Promises: a waiter that got `Wait` is woken by the first `wake`, `advance` or `fail` after that which concerns it; as
+//! long as anybody waits, a front was told that it is one, or is being woken to be told; a waiter that is dropped is
+//! forgotten, and if it was the front the next one is woken. A rumour that is false costs a look, and one that comes
+//! twice or never does no harm: what never comes is caught by the lookout, which looks on a timer.
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use slab::Slab;
+use smallvec::SmallVec;
 use std::task::Waker;
 
 /// What a waiter does next.
@@ -30,10 +34,12 @@ pub(crate) enum Progress {
     Passed,
     /// The device is lost.
     Failed,
-    /// A rumour covers the ticket: ask the device, `advance` if it is true, `deny` if not, and poll again.
-    Look,
-    /// The waker is kept: see to it that a source is under way (`arm`), then wait.
-    Wait,
+    /// The waker is kept. The front looks at the device: if the ticket has passed it says so with `advance` and polls
+    /// again, if not it sees to it that a source is under way.
+    Wait {
+        /// Nobody waits for less.
+        front: bool,
+    },
 }
 
 /// The completions of one stream.
@@ -48,9 +54,7 @@ pub(crate) struct Completion {
 #[derive(Debug)]
 struct State {
     waiters: Slab<Waiter>,
-    /// The highest ticket that a rumour spoke of.
-    rumour: u64,
-    /// Tickets for which a source is under way.
+    /// Tickets for which a callback is under way.
     armed: Vec<u64>,
 }
 
@@ -65,12 +69,15 @@ struct Waiter {
 #[derive(Debug, Default)]
 pub(crate) struct Place(Option<usize>);
 
+/// Woken once no lock is held.
+type Woken = SmallVec<[Waker; 4]>;
+
 impl Completion {
     pub(crate) fn new() -> Self {
         Self {
             passed: AtomicU64::new(0),
             failed: AtomicBool::new(false),
-            state: Mutex::new(State { waiters: Slab::new(), rumour: 0, armed: Vec::new() }),
+            state: Mutex::new(State { waiters: Slab::new(), armed: Vec::new() }),
         }
     }
 
@@ -97,7 +104,8 @@ impl Completion {
         let mut state = lock(&self.state);
         // Asked again under the lock: `advance` and `fail` store first and lock then, so either this sees what they
         // stored, or they see the waiter.
-        if self.passed() >= ticket {
+        let passed = self.passed();
+        if passed >= ticket {
             Self::remove(&mut state, place);
             return Progress::Passed;
         }
@@ -115,13 +123,10 @@ impl Completion {
             }
             None => place.0 = Some(state.waiters.insert(Waiter { ticket, waker: Some(waker.clone()) })),
         }
-        if state.rumour >= ticket {
-            return Progress::Look;
-        }
-        Progress::Wait
+        Progress::Wait { front: state.front(passed).is_none_or(|front| front >= ticket) }
     }
 
-    /// Notes that a source is under way which will signal `ticket`. False if one was already: then do not start one.
+    /// Notes that a callback is under way which will say `ticket`. False if one was already: then do not start one.
     pub(crate) fn arm(&self, ticket: u64) -> bool {
         let mut state = lock(&self.state);
         let new = !state.armed.contains(&ticket);
@@ -131,66 +136,80 @@ impl Completion {
         new
     }
 
-    /// The source for `ticket` could not be started.
+    /// The callback for `ticket` could not be started.
     pub(crate) fn disarm(&self, ticket: u64) {
         lock(&self.state).armed.retain(|armed| *armed != ticket);
     }
 
     /// A waiter gives up its place.
     pub(crate) fn leave(&self, place: &mut Place) {
-        if place.0.is_some() {
-            Self::remove(&mut lock(&self.state), place);
+        if place.0.is_none() {
+            return;
         }
+        let mut state = lock(&self.state);
+        let left = Self::remove(&mut state, place);
+        let passed = self.passed();
+        let woken = match left {
+            // It was the front, and what it looked for has not come.
+            Some(ticket) if ticket > passed => state.wake_front_from(ticket, passed),
+            _ => None,
+        };
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
     }
 
-    fn remove(state: &mut State, place: &mut Place) {
-        if let Some(key) = place.0.take() {
-            state.waiters.try_remove(key);
-        }
+    fn remove(state: &mut State, place: &mut Place) -> Option<u64> {
+        place.0.take().and_then(|key| state.waiters.try_remove(key)).map(|waiter| waiter.ticket)
     }
 
     /// A rumour: `ticket` may have passed.
-    pub(crate) fn signal(&self, ticket: u64) {
+    pub(crate) fn wake(&self, ticket: u64) {
         let mut state = lock(&self.state);
         state.armed.retain(|armed| *armed != ticket);
-        if ticket <= self.passed() {
-            return;
-        }
-        state.rumour = state.rumour.max(ticket);
-        let woken = Self::take(&mut state, ticket);
+        let woken = state.take(ticket);
         drop(state);
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// The rumour was false: the device has not passed more than `passed()`.
-    pub(crate) fn deny(&self) {
-        let mut state = lock(&self.state);
-        state.rumour = state.rumour.min(self.passed());
-    }
-
-    /// The truth: all tickets up to `ticket` have passed.
-    pub(crate) fn advance(&self, ticket: u64) {
+    /// The truth: all tickets up to `ticket` have passed. False if that was known.
+    pub(crate) fn advance(&self, ticket: u64) -> bool {
         if self.passed.fetch_max(ticket, Ordering::AcqRel) >= ticket {
-            return;
+            return false;
         }
         let mut state = lock(&self.state);
-        let woken = Self::take(&mut state, ticket);
+        let mut woken = state.take(ticket);
+        woken.extend(state.wake_front_from(0, ticket));
         drop(state);
         woken.into_iter().for_each(Waker::wake);
+        true
     }
 
     /// The device is lost.
     pub(crate) fn fail(&self) {
         self.failed.store(true, Ordering::Release);
         let mut state = lock(&self.state);
-        let woken = Self::take(&mut state, u64::MAX);
+        let woken = state.take(u64::MAX);
         drop(state);
         woken.into_iter().for_each(Waker::wake);
     }
+}
+
+impl State {
+    /// The lowest ticket that is waited for and has not passed.
+    fn front(&self, passed: u64) -> Option<u64> {
+        self.waiters.iter().map(|(_, waiter)| waiter.ticket).filter(|ticket| *ticket > passed).min()
+    }
+
+    /// The front's waker, if the front is at or above `ticket`.
+    fn wake_front_from(&mut self, ticket: u64, passed: u64) -> Option<Waker> {
+        let open = self.waiters.iter_mut().map(|(_, waiter)| waiter).filter(|waiter| waiter.ticket > passed);
+        let front = open.min_by_key(|waiter| waiter.ticket)?;
+        if front.ticket >= ticket { front.waker.take() } else { None }
+    }
 
     /// The wakers of all up to `ticket`; they keep their places until they poll or leave.
-    fn take(state: &mut State, ticket: u64) -> Vec<Waker> {
-        let concerned = state.waiters.iter_mut().filter(|(_, waiter)| waiter.ticket <= ticket);
+    fn take(&mut self, ticket: u64) -> Woken {
+        let concerned = self.waiters.iter_mut().filter(|(_, waiter)| waiter.ticket <= ticket);
         concerned.filter_map(|(_, waiter)| waiter.waker.take()).collect()
     }
 }

@@ -15,32 +15,38 @@
 //! bounds: forgetting costs a wait, never a race. A wait merges the snapshot that was taken with the mark, never the
 //! other stream's present clock.
 
+mod clock;
 mod completed;
 pub(crate) mod completion;
-mod event;
+mod effort;
+mod forecast;
+mod lookout;
+mod mark;
 mod mode;
 mod streams;
+mod ticket;
 mod timer;
-
-mod watch;
 
 use std::{
     collections::VecDeque,
     fmt,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use smallvec::SmallVec;
 
+use clock::Clock;
 pub use completed::Completed;
 use completion::Completion;
-use event::{Event, EventPool};
+use forecast::Forecast;
+use mark::{Mark, Spares};
 use mode::AtomicMode;
 pub use mode::CompletionMode;
 pub(crate) use streams::Streams;
+pub use ticket::Ticket;
 pub use timer::Timer;
 
 use crate::{
@@ -51,9 +57,6 @@ use crate::{
     error::{Error, ErrorKind, Result},
     sync::lock,
 };
-
-/// Up to which ticket of which stream (by its number) one is ordered.
-type Clock = SmallVec<[(u64, u64); 4]>;
 
 /// A queue of work on one device. A cheap handle: clones are the same stream.
 ///
@@ -86,7 +89,9 @@ pub(crate) struct Inner {
     completion: Arc<Completion>,
     /// Carries the host functions that signal: on the stream itself they would hold it up.
     side: OnceLock<RawStream>,
-    /// On the watch's list.
+    /// How long its work takes.
+    forecast: Mutex<Forecast>,
+    /// On the lookout's list.
     watched: AtomicBool,
     /// Has waited for another device.
     crossed: AtomicBool,
@@ -98,28 +103,15 @@ struct Order {
     issued: u64,
     clock: Clock,
     /// Oldest first; those that have passed go.
-    marks: VecDeque<Mark>,
+    marks: VecDeque<Arc<Mark>>,
+    /// How many marks there ever were.
+    marked: u64,
+    spares: Spares,
     /// Other devices whose work this stream has come after, directly or not.
     upstream: Devices,
 }
 
 type Devices = SmallVec<[Device; 1]>;
-
-/// An event behind a ticket.
-#[derive(Clone)]
-struct Mark {
-    ticket: u64,
-    event: Arc<Event>,
-    clock: Clock,
-    upstream: Devices,
-}
-
-/// A point in a stream's work.
-#[derive(Clone)]
-pub struct Ticket {
-    stream: Stream,
-    number: u64,
-}
 
 impl Stream {
     /// A new stream on `device`, with the default priority.
@@ -149,13 +141,16 @@ impl Stream {
             name,
             order: Mutex::new(Order {
                 issued: 0,
-                clock: Clock::new(),
+                clock: Clock::default(),
                 marks: VecDeque::new(),
+                marked: 0,
+                spares: Spares::default(),
                 upstream: Devices::new(),
             }),
             issued: AtomicU64::new(0),
             completion: Arc::new(Completion::new()),
             side: OnceLock::new(),
+            forecast: Mutex::default(),
             watched: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
             mode: AtomicMode::new(CompletionMode::default()),
@@ -197,7 +192,7 @@ impl Stream {
     pub fn synchronize_blocking(&self) -> Result<()> {
         let ticket = self.ticket();
         self.0.streams.heed(self.0.device.backend().stream_synchronize(self.0.raw))?;
-        self.0.completion.advance(ticket.number);
+        self.0.completion.advance(ticket.number());
         self.sound()
     }
 
@@ -224,7 +219,7 @@ impl Stream {
 
     /// The ticket of the latest work.
     pub fn ticket(&self) -> Ticket {
-        Ticket { stream: self.clone(), number: self.0.issued.load(Ordering::Acquire) }
+        Ticket::new(self.clone(), self.0.issued.load(Ordering::Acquire))
     }
 
     pub(crate) fn streams(&self) -> &Arc<Streams> {
@@ -247,13 +242,13 @@ impl Stream {
         }
         order.issued += 1;
         inner.issued.store(order.issued, Ordering::Release);
-        Ok(Ticket { stream: self.clone(), number: order.issued })
+        Ok(Ticket::new(self.clone(), order.issued))
     }
 
     /// Work enqueued from now on comes after `ticket`. Says nothing to the device where that is implied already.
     pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
-        let (inner, other) = (&*self.0, &*ticket.stream.0);
-        if inner.id == other.id || ticket.number == 0 {
+        let (inner, other) = (&*self.0, &*ticket.stream().0);
+        if inner.id == other.id || ticket.number() == 0 {
             return Ok(());
         }
         if ticket.has_passed() {
@@ -264,7 +259,8 @@ impl Stream {
             }
             return Ok(());
         }
-        if reached(&lock(&inner.order).clock, other.id) >= ticket.number {
+        let mut order = lock(&inner.order);
+        if order.clock.reached(other.id) >= ticket.number() {
             return Ok(());
         }
         if !inner.device.copies_with(&other.device) {
@@ -273,19 +269,25 @@ impl Stream {
                 format!("{} cannot wait for {}: they are devices of different makes", inner.device, other.device),
             ));
         }
-        // One lock after the other, never both: the mark's event is kept alive by its `Arc`.
-        let mark = ticket.stream.mark(ticket.number)?;
-        let mut order = lock(&inner.order);
+        let late;
+        let mark = match ticket.marked() {
+            Some(mark) => mark,
+            None => {
+                // One lock after the other, never both.
+                drop(order);
+                late = ticket.stream().mark(ticket.number())?;
+                order = lock(&inner.order);
+                &late
+            }
+        };
         inner.device.check()?;
-        let done = inner.device.backend().stream_wait(inner.raw, mark.event.raw());
+        let done = inner.device.backend().stream_wait(inner.raw, mark.event);
         if let Err(error) = done {
             drop(order);
             return inner.streams.heed(Err(error));
         }
-        for (stream, number) in &mark.clock {
-            reach(&mut order.clock, *stream, *number);
-        }
-        reach(&mut order.clock, other.id, mark.ticket);
+        order.clock.merge(&mark.clock);
+        order.clock.reach(other.id, mark.ticket);
         self.come_after(&mut order, &mark.upstream, &other.device);
         Ok(())
     }
@@ -299,8 +301,8 @@ impl Stream {
         }
     }
 
-    /// The first event at or after a ticket, recorded now if there is none: then it may come late, never early.
-    fn mark(&self, number: u64) -> Result<Mark> {
+    /// The first mark at or after a ticket, made now if there is none: then it may come late, never early.
+    fn mark(&self, number: u64) -> Result<Arc<Mark>> {
         let inner = &*self.0;
         let mut order = lock(&inner.order);
         let at = order.marks.partition_point(|mark| mark.ticket < number);
@@ -308,64 +310,59 @@ impl Stream {
             return Ok(mark.clone());
         }
         inner.device.check()?;
-        let recorded = self.forget_passed(&mut order).and_then(|()| {
-            let event = EventPool::take(&inner.streams)?;
-            inner.device.backend().event_record(event.raw(), inner.raw)?;
-            Ok(event)
-        });
-        let event = match recorded {
-            Ok(event) => Arc::new(event),
+        let made = self.forget_passed(&mut order).and_then(|()| order.new_mark(inner));
+        match made {
+            Ok(mark) => Ok(mark),
             Err(error) => {
                 drop(order);
-                return inner.streams.heed(Err(error));
+                inner.streams.heed(Err(error))
             }
-        };
-        let mark = Mark { ticket: order.issued, event, clock: order.clock.clone(), upstream: order.upstream.clone() };
-        order.marks.push_back(mark.clone());
-        Ok(mark)
+        }
     }
 
-    /// Where nobody looks, marks pile up: every so often one in the middle is asked, and if it is done all before it
-    /// go. Their work is done too, so this is also what keeps clocks short.
+    /// What has passed is used again. Where nobody looks, marks pile up: every so often one in the middle is asked.
     fn forget_passed(&self, order: &mut Order) -> Result<()> {
         const MANY: usize = 32;
+        let passed = self.0.completion.passed();
+        order.forget(passed);
         if order.marks.len() < MANY || !order.marks.len().is_multiple_of(MANY / 2) {
             return Ok(());
         }
-        let middle = order.marks.len() / 2;
-        if self.0.device.backend().event_query(order.marks[middle].event.raw())? {
-            let passed = order.marks[middle].ticket;
-            order.marks.drain(..=middle);
+        let middle = &order.marks[order.marks.len() / 2];
+        if self.0.device.backend().event_query(middle.event)? {
+            let passed = middle.ticket;
+            order.forget(passed);
             self.0.completion.advance(passed);
         }
         Ok(())
     }
 
+    /// Asks the device whether a mark of this stream's has passed. An error means that the device is lost.
+    fn ask(&self, mark: &Mark) -> Result<bool> {
+        let inner = &*self.0;
+        if inner.completion.passed() >= mark.ticket {
+            return Ok(true);
+        }
+        inner.device.check()?;
+        let passed = inner.streams.heed(inner.device.backend().event_query(mark.event))?;
+        if passed {
+            inner.completion.advance(mark.ticket);
+        }
+        Ok(passed)
+    }
+
     /// Asks the device how far the stream is. An error means that the device is lost.
     fn look(&self) -> Result<()> {
-        let inner = &*self.0;
-        inner.device.check()?;
-        let mut order = lock(&inner.order);
-        let mut passed = 0;
-        let mut asked = Ok(());
-        while let Some(mark) = order.marks.front() {
-            match inner.device.backend().event_query(mark.event.raw()) {
-                Ok(true) => {
-                    passed = mark.ticket;
-                    order.marks.pop_front();
-                }
-                Ok(false) => break,
-                Err(error) => {
-                    asked = Err(error);
-                    break;
-                }
+        loop {
+            let passed = self.0.completion.passed();
+            let order = lock(&self.0.order);
+            let next = order.marks.iter().find(|mark| mark.ticket > passed).cloned();
+            drop(order);
+            match next {
+                Some(mark) if self.ask(&mark)? => {}
+                _ => return self.0.device.check(),
             }
         }
-        drop(order);
-        if passed > 0 {
-            inner.completion.advance(passed);
-        }
-        inner.streams.heed(asked)
     }
 
     /// Work that came after another device's is worth nothing if that device faulted: the wait for it then ended, but
@@ -382,104 +379,65 @@ impl Stream {
         Ok(())
     }
 
-    /// Sees to it that somebody signals when `number` has passed.
-    fn arm(&self, number: u64) -> Result<()> {
-        let mark = self.mark(number)?;
+    /// Has a callback say when the mark has passed: on a stream at this one's side, behind a wait for the mark.
+    fn call_back(&self, mark: &Mark) -> Result<()> {
         if !self.0.completion.arm(mark.ticket) {
             return Ok(());
         }
-        let armed = self.signal_after(&mark);
+        let armed = self.0.side().and_then(|side| {
+            let backend = self.0.device.backend();
+            backend.stream_wait(side, mark.event)?;
+            let (completion, number) = (self.0.completion.clone(), mark.ticket);
+            backend.host_function(side, Box::new(move || completion.wake(number)))
+        });
         if armed.is_err() {
             self.0.completion.disarm(mark.ticket);
         }
         self.0.streams.heed(armed)
     }
 
-    /// The callback: on a stream at this one's side, behind a wait for the mark.
-    fn signal_after(&self, mark: &Mark) -> Result<()> {
-        let backend = self.0.device.backend();
-        let side = match self.0.side.get() {
-            Some(side) => *side,
-            None => {
-                let spec = StreamSpec { name: format!("{}, signals", self.0.name), priority: 0, non_blocking: true };
-                let made = backend.stream_create(&spec)?;
-                if self.0.side.set(made).is_err() {
-                    backend.stream_destroy(made);
-                }
-                *self.0.side.get().unwrap_or(&made)
+    fn forecast(&self) -> MutexGuard<'_, Forecast> {
+        lock(&self.0.forecast)
+    }
+
+    /// It has waited for another device.
+    pub(crate) fn has_crossed(&self) -> bool {
+        self.0.crossed.load(Ordering::Acquire)
+    }
+}
+
+impl Inner {
+    fn side(&self) -> Result<RawStream> {
+        if let Some(side) = self.side.get() {
+            return Ok(*side);
+        }
+        let backend = self.device.backend();
+        let spec = StreamSpec { name: format!("{}, signals", self.name), priority: 0, non_blocking: true };
+        let made = backend.stream_create(&spec)?;
+        if self.side.set(made).is_err() {
+            backend.stream_destroy(made);
+        }
+        Ok(*self.side.get().unwrap_or(&made))
+    }
+}
+
+impl Order {
+    fn new_mark(&mut self, stream: &Inner) -> Result<Arc<Mark>> {
+        let mut mark = self.spares.take(&stream.streams)?;
+        stream.device.backend().event_record(mark.event, stream.raw)?;
+        self.marked += 1;
+        Mark::set(&mut mark, self.issued, self.marked, &self.clock, &self.upstream);
+        self.marks.push_back(mark.clone());
+        Ok(mark)
+    }
+
+    /// Marks up to this ticket are done.
+    fn forget(&mut self, passed: u64) {
+        while self.marks.front().is_some_and(|mark| mark.ticket <= passed) {
+            if let Some(mark) = self.marks.pop_front() {
+                self.spares.put(mark);
             }
-        };
-        backend.stream_wait(side, mark.event.raw())?;
-        let (completion, number) = (self.0.completion.clone(), mark.ticket);
-        backend.host_function(side, Box::new(move || completion.signal(number)))
-    }
-}
-
-fn reached(clock: &Clock, stream: u64) -> u64 {
-    clock.iter().find(|(of, _)| *of == stream).map_or(0, |(_, number)| *number)
-}
-
-fn reach(clock: &mut Clock, stream: u64, number: u64) {
-    /// A clock is a lower bound: the oldest entry of a long one is given up for a wait that may come once too often.
-    const LONGEST: usize = 32;
-    match clock.iter_mut().find(|(of, _)| *of == stream) {
-        Some((_, at)) => *at = (*at).max(number),
-        None => {
-            if clock.len() == LONGEST {
-                clock.remove(0);
-            }
-            clock.push((stream, number));
         }
-    }
-}
-
-impl Ticket {
-    /// The stream it is a ticket of.
-    pub fn stream(&self) -> &Stream {
-        &self.stream
-    }
-
-    /// Its number: 1 for the stream's first work, 0 for none.
-    pub fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// True once it is known that the work is done. It never asks the device: a `true` is certain, a `false` may lag.
-    pub fn has_passed(&self) -> bool {
-        self.stream.0.completion.passed() >= self.number
-    }
-
-    /// True once nothing more need be asked: it has passed, and no other device's fault can have spoilt it.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.has_passed() && !self.stream.0.crossed.load(Ordering::Acquire)
-    }
-
-    /// Resolves when the work is done.
-    pub fn completed(&self) -> Completed {
-        Completed::new(self.clone())
-    }
-
-    /// Marks this point now, so that whoever waits for it later waits for nothing more.
-    pub(crate) fn commit(&self) -> Result<()> {
-        if self.number == 0 || self.has_passed() {
-            return Ok(());
-        }
-        self.stream.mark(self.number).map(drop)
-    }
-
-    /// Asks the device, now, whether the work is done.
-    pub(crate) fn look(&self) -> Result<bool> {
-        if !self.has_passed() {
-            // A look needs a mark to ask about.
-            self.stream.mark(self.number)?;
-            self.stream.look()?;
-        }
-        Ok(self.has_passed())
-    }
-
-    /// An error if what was done here is worth nothing, since another device that it came after has faulted.
-    pub(crate) fn sound(&self) -> Result<()> {
-        self.stream.sound()
     }
 }
 
@@ -501,11 +459,5 @@ impl fmt::Debug for Stream {
             .field("issued", &self.0.issued.load(Ordering::Relaxed))
             .field("passed", &self.0.completion.passed())
             .finish()
-    }
-}
-
-impl fmt::Debug for Ticket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ticket({} of {:?})", self.number, self.stream.0.name)
     }
 }

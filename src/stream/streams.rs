@@ -1,11 +1,11 @@
-//! What all streams of one device share: the pool of events, the watch, and what happens at a fault.
+//! What all streams of one device share: the lookout, and what happens at a fault.
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, Weak, atomic::AtomicUsize},
 };
 
-use super::{Inner, Stream, event::EventPool, watch::Watch};
+use super::{Inner, Stream, lookout::Lookout};
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
@@ -17,8 +17,9 @@ pub(crate) struct Streams {
     device: WeakDevice,
     backend: Arc<dyn Backend>,
     live: Mutex<Vec<Weak<Inner>>>,
-    pub(super) events: EventPool,
-    pub(super) watch: Watch,
+    lookout: Lookout,
+    /// Tasks that ask for their work again and again.
+    pub(super) pollers: AtomicUsize,
 }
 
 impl Streams {
@@ -28,8 +29,8 @@ impl Streams {
                 device: device.downgrade(),
                 backend: device.backend().clone(),
                 live: Mutex::default(),
-                events: EventPool::default(),
-                watch: Watch::new(device),
+                lookout: Lookout::new(device),
+                pollers: AtomicUsize::new(0),
             })
         })
     }
@@ -38,8 +39,8 @@ impl Streams {
         &*self.backend
     }
 
-    pub(crate) fn watch(&self) -> &Watch {
-        &self.watch
+    pub(crate) fn lookout(&self) -> &Lookout {
+        &self.lookout
     }
 
     pub(super) fn enter(&self, stream: &Stream) {
@@ -89,12 +90,6 @@ impl Streams {
             Err(error) => error,
             Ok(()) => unreachable!("it was set above"),
         }
-    }
-}
-
-impl Drop for Streams {
-    fn drop(&mut self) {
-        self.events.clear(&*self.backend);
     }
 }
 

@@ -1,0 +1,286 @@
+//! The lookout of a device: one thread, while anybody waits there, that looks where waiting tasks do not.
+//!
+//! - **Alarms**: it wakes a task shortly before the end of its work is expected.
+//! - **Scans**: where many wait, it asks their events for them, one after the other, until each is done or overdue.
+//! - **The beat**: a callback may never come. A kernel that traps ends the device, and of all that was enqueued behind it
+//!   the driver runs nothing, not even the host functions (measured on an H200: half a second later neither had run, and
+//!   the fault showed only because somebody asked the event). So while anything waits, each of its streams is asked every
+//!   [`INTERVAL`]; a fault then resolves everybody, and whatever was lost on the way costs an interval, not for ever. The
+//!   same beat sweeps memory that was parked until its uses are over.
+//!
+//! It sleeps until the next alarm or beat unless it scans. Nothing waits: no thread. It ends at a beat that finds nothing
+//! to do and is made again when it is needed. Under a [`Simulation`](crate::device::Simulation) there is no thread at
+//! all: its loop keeps the beat, in virtual time, and there are no alarms and no scans.
+
+use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
+    fmt,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{Inner, Stream, completion::Completion, mark::Mark};
+use crate::{
+    device::{Device, emulated},
+    sync::lock,
+};
+
+/// How often a stream that somebody waits for is asked. A query costs 1.25 us on an H200; the driver itself takes some
+/// 590 ms to notice a trap.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Called at each beat until it returns false.
+type Sweep = Box<dyn FnMut() -> bool + Send>;
+
+/// See the [module](self).
+pub(crate) struct Lookout {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: String,
+    list: Mutex<List>,
+    /// There is something new in the list: for a thread that scans and would rather not lock it.
+    news: AtomicBool,
+    change: Condvar,
+}
+
+#[derive(Default)]
+struct List {
+    streams: Vec<Weak<Inner>>,
+    sweeps: Vec<Sweep>,
+    alarms: BinaryHeap<Reverse<Alarm>>,
+    scans: Vec<Scan>,
+    /// Somebody keeps the beat.
+    beating: bool,
+    /// Until when the thread sleeps; `None` while it is awake.
+    asleep: Option<Instant>,
+    closed: bool,
+}
+
+struct Alarm {
+    at: Instant,
+    whom: Arc<Completion>,
+    ticket: u64,
+}
+
+pub(super) struct Scan {
+    pub(super) stream: Stream,
+    pub(super) mark: Arc<Mark>,
+    /// When the wait began.
+    pub(super) began: Instant,
+    pub(super) until: Instant,
+    /// It was found not done, here.
+    pub(super) asked: bool,
+}
+
+impl Lookout {
+    pub(super) fn new(device: &Device) -> Self {
+        let shared = Shared {
+            name: format!("wakeline-lookout-{}", device.name()),
+            list: Mutex::default(),
+            news: AtomicBool::new(false),
+            change: Condvar::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// From now on, until nobody waits for it, the stream is asked at every beat. Called after the waiter has registered.
+    pub(super) fn watch(stream: &Stream) {
+        if stream.0.watched.load(Ordering::Acquire) || stream.0.watched.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let lookout = stream.0.streams.lookout();
+        let mut list = lock(&lookout.shared.list);
+        list.streams.push(Arc::downgrade(&stream.0));
+        lookout.begin(list);
+    }
+
+    /// From now on, until it returns false, `sweep` is called at every beat.
+    pub(crate) fn sweep(&self, sweep: Sweep) {
+        let mut list = lock(&self.shared.list);
+        list.sweeps.push(sweep);
+        self.begin(list);
+    }
+
+    /// Wakes who waits for `ticket`, at that time.
+    pub(super) fn alarm(&self, at: Instant, stream: &Stream, ticket: u64) {
+        let mut list = lock(&self.shared.list);
+        list.alarms.push(Reverse(Alarm { at, whom: stream.0.completion.clone(), ticket }));
+        self.shared.news.store(true, Ordering::Release);
+        let early = list.asleep.is_some_and(|until| at < until);
+        self.begin(list);
+        if early {
+            self.shared.change.notify_one();
+        }
+    }
+
+    /// Asks the mark until it is done; once it is overdue, it is left to a callback.
+    pub(super) fn scan(&self, scan: Scan) {
+        let mut list = lock(&self.shared.list);
+        list.scans.push(scan);
+        self.shared.news.store(true, Ordering::Release);
+        let asleep = list.asleep.take().is_some();
+        self.begin(list);
+        if asleep {
+            self.shared.change.notify_one();
+        }
+    }
+
+    fn begin(&self, mut list: MutexGuard<'_, List>) {
+        if list.beating {
+            return;
+        }
+        list.beating = true;
+        drop(list);
+        let shared = self.shared.clone();
+        if let Some(simulation) = emulated::simulation::current() {
+            simulation.on_idle_every(INTERVAL, Box::new(move || shared.beat(false)));
+            return;
+        }
+        let thread = std::thread::Builder::new().name(shared.name.clone()).spawn(move || shared.run());
+        if let Err(error) = thread {
+            lock(&self.shared.list).beating = false;
+            tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call");
+        }
+    }
+}
+
+impl Shared {
+    /// The thread.
+    fn run(&self) {
+        let mut scans: Vec<Scan> = Vec::new();
+        let mut beat = Instant::now() + INTERVAL;
+        let mut next = beat;
+        loop {
+            let now = Instant::now();
+            if now >= beat {
+                if !self.beat(!scans.is_empty()) {
+                    return;
+                }
+                beat = now + INTERVAL;
+            }
+            if !scans.is_empty() && now < next && !self.news.load(Ordering::Acquire) {
+                scans.retain_mut(Scan::goes_on);
+                continue;
+            }
+            let mut list = lock(&self.list);
+            if list.closed {
+                return;
+            }
+            self.news.store(false, Ordering::Release);
+            scans.append(&mut list.scans);
+            let mut due = Vec::new();
+            while list.alarms.peek().is_some_and(|Reverse(alarm)| alarm.at <= now) {
+                due.extend(list.alarms.pop());
+            }
+            next = list.alarms.peek().map_or(beat, |Reverse(alarm)| alarm.at.min(beat));
+            if due.is_empty() && scans.is_empty() {
+                list.asleep = Some(next);
+                let nap = next.saturating_duration_since(Instant::now());
+                let waited = self.change.wait_timeout(list, nap).unwrap_or_else(PoisonError::into_inner);
+                list = waited.0;
+                list.asleep = None;
+            }
+            drop(list);
+            due.into_iter().for_each(|Reverse(alarm)| alarm.whom.wake(alarm.ticket));
+        }
+    }
+
+    /// One beat. False if there is nothing left to watch: then the beat has ended.
+    fn beat(&self, scanning: bool) -> bool {
+        let (streams, mut sweeps) = {
+            let mut list = lock(&self.list);
+            (std::mem::take(&mut list.streams), std::mem::take(&mut list.sweeps))
+        };
+        let streams: Vec<Stream> = streams.iter().filter_map(Weak::upgrade).map(Stream).collect();
+        let mut kept = Vec::new();
+        for stream in streams {
+            if stream.look().is_err() {
+                // Everybody has been told, but for whoever came in between.
+                stream.0.completion.fail();
+            }
+            if !stream.0.completion.has_waiters() {
+                stream.0.watched.store(false, Ordering::Release);
+                // A waiter registers first and asks for the watch then: one that found `watched` still set is seen here.
+                if !stream.0.completion.has_waiters() {
+                    continue;
+                }
+                stream.0.watched.store(true, Ordering::Release);
+            }
+            kept.push(Arc::downgrade(&stream.0));
+        }
+        sweeps.retain_mut(|sweep| sweep());
+        let mut list = lock(&self.list);
+        list.streams.append(&mut kept);
+        list.sweeps.append(&mut sweeps);
+        let idle = !scanning
+            && list.streams.is_empty()
+            && list.sweeps.is_empty()
+            && list.alarms.is_empty()
+            && list.scans.is_empty();
+        list.beating = !idle && !list.closed;
+        list.beating
+    }
+}
+
+impl Scan {
+    fn goes_on(&mut self) -> bool {
+        let now = Instant::now();
+        match self.stream.ask(&self.mark) {
+            Ok(true) => {
+                self.stream.forecast().found(self.mark.number, self.began, now, self.asked);
+                false
+            }
+            // Everybody has been told.
+            Err(_) => false,
+            Ok(false) if !self.stream.0.completion.has_waiters() => false,
+            Ok(false) if now < self.until => {
+                self.asked = true;
+                true
+            }
+            Ok(false) => {
+                // What cannot be called back is left to the beat.
+                let _ = self.stream.call_back(&self.mark);
+                false
+            }
+        }
+    }
+}
+
+impl PartialEq for Alarm {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl Eq for Alarm {}
+
+impl PartialOrd for Alarm {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Alarm {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+impl Drop for Lookout {
+    fn drop(&mut self) {
+        lock(&self.shared.list).closed = true;
+        self.shared.change.notify_all();
+    }
+}
+
+impl fmt::Debug for Lookout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lookout").field("name", &self.shared.name).finish_non_exhaustive()
+    }
+}

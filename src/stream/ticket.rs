@@ -1,0 +1,82 @@
+//! [`Ticket`]: a point in a stream's work.
+
+use std::{fmt, sync::Arc};
+
+use super::{Completed, Stream, mark::Mark};
+use crate::error::Result;
+
+/// A point in a stream's work.
+#[derive(Clone)]
+pub struct Ticket {
+    stream: Stream,
+    number: u64,
+    /// Once somebody may wait for it: the first mark at or after it.
+    mark: Option<Arc<Mark>>,
+}
+
+impl Ticket {
+    pub(super) fn new(stream: Stream, number: u64) -> Self {
+        Self { stream, number, mark: None }
+    }
+
+    /// The stream it is a ticket of.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Its number: 1 for the stream's first work, 0 for none.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// True once it is known that the work is done. It never asks the device: a `true` is certain, a `false` may lag.
+    pub fn has_passed(&self) -> bool {
+        self.stream.0.completion.passed() >= self.number
+    }
+
+    /// Resolves when the work is done.
+    pub fn completed(&self) -> Completed {
+        Completed::new(self.clone())
+    }
+
+    /// True once nothing more need be asked: it has passed, and no other device's fault can have spoilt it.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.has_passed() && !self.stream.has_crossed()
+    }
+
+    /// Marks this point now, so that whoever waits for it later waits for nothing more, and without this stream's lock.
+    pub(crate) fn commit(&mut self) -> Result<()> {
+        if self.mark.is_none() && !self.has_passed() {
+            self.mark = Some(self.stream.mark(self.number)?);
+        }
+        Ok(())
+    }
+
+    /// Its mark, if it was committed.
+    pub(super) fn marked(&self) -> Option<&Arc<Mark>> {
+        self.mark.as_ref()
+    }
+
+    /// Asks the device, now, whether the work is done.
+    pub(crate) fn look(&mut self) -> Result<bool> {
+        if self.has_passed() {
+            return Ok(true);
+        }
+        self.commit()?;
+        match &self.mark {
+            Some(mark) => self.stream.ask(mark),
+            None => Ok(true),
+        }
+    }
+
+    /// An error if what was done here is worth nothing, since another device that it came after has faulted.
+    pub(crate) fn sound(&self) -> Result<()> {
+        self.stream.sound()
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ticket({} of {:?})", self.number, self.stream.name())
+    }
+}
