@@ -88,9 +88,7 @@ impl Effort {
         let burst = Duration::from_nanos(if alone { tune::get(tune::BURST) } else { 0 });
         loop {
             if stream.ask(mark)? {
-                let now = Instant::now();
-                let in_time = self.asked.is_some_and(|asked| now - asked < Duration::from_micros(30));
-                stream.forecast().found(mark.number, began, now, in_time);
+                stream.forecast().found(mark.number, began, self.asked, Instant::now());
                 return Ok(true);
             }
             let asked = Instant::now();
@@ -129,7 +127,7 @@ impl Effort {
         let expected = stream.forecast().expect(mark.number, began);
         let (until, sleep) = match expected {
             Some(expected) => {
-                let lead = lead + 2 * expected.spread;
+                let lead = lead + (2 * expected.spread).min(lead);
                 (expected.at.max(now) + lead, expected.at.checked_sub(lead).filter(|at| *at > now))
             }
             None => (now + LEAD, None),
@@ -141,7 +139,7 @@ impl Effort {
             self.state = State::Poll { until, _seat: seat };
             waker.wake_by_ref();
         } else {
-            let scan = Scan { stream: stream.clone(), mark: mark.clone(), began, until, asked: false };
+            let scan = Scan { stream: stream.clone(), mark: mark.clone(), began, until, asked: now };
             stream.streams().lookout().scan(scan);
             self.state = State::Scan;
         }

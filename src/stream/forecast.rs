@@ -4,8 +4,10 @@
 //! from when the stream could begin with it (the end of the one before, or the begin of the wait if that is later) to its
 //! end. A moving average and its mean deviation are kept; a prediction is as good as the deviation is small.
 //!
-//! An end that was noticed late (the first look found it done) tells only how long the work took at most. It pulls the
-//! average down, so that the next look comes earlier: an average that is too high would never be found out otherwise.
+//! An end is noticed some time after the last look that found the work not done. Where that is long, the work may have
+//! ended at any moment in between. If it took longer than expected, the sleeper was woken by a callback, which comes soon
+//! after: the whole time is believed. If it may have taken less, the average is pulled down, more each time, so that the
+//! next look comes earlier: an average that is too high would never be found out otherwise.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,10 @@ use std::time::{Duration, Instant};
 const WEIGHT: f64 = 0.25;
 /// Average deviation over average duration above which nothing can be foretold.
 const HOPELESS: f64 = 0.5;
+/// An end is noticed in time if it was looked for so short a time before, or for so small a part of what the work took.
+const IN_TIME: (f64, f64) = (30e-6, 0.02);
+/// What the average is pulled down by at first, in seconds.
+const PULL: f64 = 250e-6;
 
 /// What a stream's work took before.
 #[derive(Debug, Default)]
@@ -27,6 +33,8 @@ struct Known {
     /// Seconds from one mark to the next.
     mean: f64,
     deviation: f64,
+    /// How many ends in a row may have come earlier than they were noticed.
+    late: i32,
 }
 
 /// When an end is expected.
@@ -46,20 +54,30 @@ impl Forecast {
         Some(Expected { at, spread: Duration::from_secs_f64(known.deviation) })
     }
 
-    /// A waiter that had waited since `began` found the mark done, `in_time` if it had just before found it not done.
-    pub(super) fn found(&mut self, number: u64, began: Instant, now: Instant, in_time: bool) {
+    /// A waiter that had waited since `began`, and at `asked` had found the mark not done, has `now` found it done.
+    pub(super) fn found(&mut self, number: u64, began: Instant, asked: Option<Instant>, now: Instant) {
         let (start, marks) = self.start(number, began);
-        let took = now.saturating_duration_since(start).as_secs_f64() / marks;
-        self.known = Some(match self.known {
-            None if in_time => Known { mean: took, deviation: took / 4.0 },
-            None => Known { mean: took / 2.0, deviation: took / 8.0 },
-            Some(Known { mean, deviation }) if in_time => {
-                let off = took - mean;
-                Known { mean: mean + WEIGHT * off, deviation: deviation + WEIGHT * (off.abs() - deviation) }
-            }
-            Some(Known { mean, deviation }) => Known { mean: mean.min(took) * (1.0 - WEIGHT), deviation },
-        });
+        let seconds = |moment: Instant| moment.saturating_duration_since(start).as_secs_f64() / marks;
+        let (least, most) = (asked.map_or(0.0, seconds), seconds(now));
+        let in_time = asked.is_some() && most - least <= IN_TIME.0.max(IN_TIME.1 * most);
         self.last = in_time.then_some((now, number));
+        let Some(Known { mean, deviation, late }) = self.known else {
+            // The first may be a callback's: late, but not by much.
+            self.known = Some(Known { mean: most, deviation: most / 8.0, late: 0 });
+            return;
+        };
+        let learnt = |took: f64| {
+            let off = took - mean;
+            Known { mean: mean + WEIGHT * off, deviation: deviation + WEIGHT * (off.abs() - deviation), late: 0 }
+        };
+        self.known = Some(match () {
+            () if in_time || mean < least => learnt(most),
+            () => {
+                let most = mean.min(most);
+                let mean = (most - PULL * 2.0_f64.powi(late.min(8))).max(most / 2.0);
+                Known { mean, deviation, late: late + 1 }
+            }
+        });
     }
 
     /// When the stream could begin with what lies before this mark, and how many marks that is.
@@ -67,6 +85,99 @@ impl Forecast {
         match self.last {
             Some((end, last)) if end > began && last < number => (end, (number - last) as f64),
             _ => (began, 1.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MICRO: Duration = Duration::from_micros(1);
+
+    /// Work of these lengths, one after the other, each waited for from its begin: looked for from a while before its
+    /// expected end until a while after, woken `late` where that finds nothing. How many ends were seen as they came?
+    fn in_time(forecast: &mut Forecast, lengths: impl IntoIterator<Item = u32>) -> u32 {
+        let (lead, late) = (250 * MICRO, 400 * MICRO);
+        let mut now = Instant::now();
+        let mut count = 0;
+        for (number, length) in lengths.into_iter().enumerate() {
+            let (began, end) = (now, now + length * MICRO);
+            let number = number as u64 + 1;
+            let (from, until) = match forecast.expect(number, began) {
+                Some(Expected { at, spread }) => {
+                    let lead = lead + 2 * spread;
+                    (at.checked_sub(lead).map_or(began, |at| at.max(began)), at + lead)
+                }
+                None => (began, began + lead),
+            };
+            let (asked, found) = match () {
+                () if end <= from => (began, from + late),
+                () if end <= until => (end - MICRO, end),
+                () => (until, end + late),
+            };
+            forecast.found(number, began, Some(asked), found);
+            count += u32::from(found == end);
+            now = found;
+        }
+        count
+    }
+
+    #[test]
+    fn work_of_one_length_is_foretold_after_a_few() {
+        for length in [20, 200, 1000, 5000, 100_000] {
+            let count = in_time(&mut Forecast::default(), [length; 100]);
+            assert!(count >= 90, "{count} of 100 of {length} us");
+        }
+    }
+
+    #[test]
+    fn another_length_is_learnt() {
+        let mut forecast = Forecast::default();
+        in_time(&mut forecast, [5000; 50]);
+        assert!(in_time(&mut forecast, [300; 50]) >= 35);
+        assert!(in_time(&mut forecast, [20_000; 50]) >= 35);
+    }
+
+    #[test]
+    fn what_varies_without_measure_is_not_foretold() {
+        let mut forecast = Forecast::default();
+        in_time(&mut forecast, (0..200).map(|n| if n % 2 == 0 { 10 } else { 20_000 }));
+        assert_eq!(forecast.expect(1000, Instant::now()), None);
+    }
+
+    #[test]
+    fn several_that_are_enqueued_at_once_follow_each_other() {
+        let mut forecast = Forecast::default();
+        let began = Instant::now();
+        for number in 1..=20 {
+            let end = began + number as u32 * 100 * MICRO;
+            forecast.found(number, began, Some(end - MICRO), end);
+        }
+        let expected = forecast.expect(25, began).expect("it never varied");
+        let off = expected.at.duration_since(began).abs_diff(2500 * MICRO);
+        assert!(off < 20 * MICRO, "{off:?}");
+    }
+
+    proptest! {
+        /// Whatever it is told, it foretells nothing before the begin and nothing absurd after it.
+        #[test]
+        fn it_stays_within_what_was_seen(lengths in prop::collection::vec((1..100_000_u32, any::<bool>()), 1..50)) {
+            let mut forecast = Forecast::default();
+            let mut now = Instant::now();
+            for (number, (length, prompt)) in lengths.iter().enumerate() {
+                let began = now;
+                now += *length * MICRO;
+                let asked = if *prompt { now - MICRO } else { began };
+                forecast.found(number as u64 + 1, began, Some(asked), now);
+            }
+            let longest = lengths.iter().map(|(length, _)| *length).max().unwrap_or(0);
+            if let Some(expected) = forecast.expect(lengths.len() as u64 + 1, now) {
+                prop_assert!(expected.at >= now);
+                prop_assert!(expected.at <= now + longest * MICRO + MICRO);
+            }
         }
     }
 }

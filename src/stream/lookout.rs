@@ -74,8 +74,8 @@ pub(super) struct Scan {
     /// When the wait began.
     pub(super) began: Instant,
     pub(super) until: Instant,
-    /// It was found not done, here.
-    pub(super) asked: bool,
+    /// When it was last found not done.
+    pub(super) asked: Instant,
 }
 
 impl Lookout {
@@ -233,14 +233,14 @@ impl Scan {
         let now = Instant::now();
         match self.stream.ask(&self.mark) {
             Ok(true) => {
-                self.stream.forecast().found(self.mark.number, self.began, now, self.asked);
+                self.stream.forecast().found(self.mark.number, self.began, Some(self.asked), now);
                 false
             }
             // Everybody has been told.
             Err(_) => false,
             Ok(false) if !self.stream.0.completion.has_waiters() => false,
             Ok(false) if now < self.until => {
-                self.asked = true;
+                self.asked = now;
                 true
             }
             Ok(false) => {
