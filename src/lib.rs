@@ -73,7 +73,7 @@ pub mod prelude {
 pub mod __private {
     pub use crate::{
         condition::Readiness,
-        device::backend::{BodyArg, KernelDef, Prototype, Source},
+        device::backend::{BodyArg, KernelDef, Known, Prototype, Source},
         hub::RawEnvelope,
         kernel::{Registered, kernel},
         memory::launch::Call,

@@ -8,7 +8,7 @@
 //! buffers) lives above the seam. Every call that touches memory says which bytes it reads and writes, so that the
 //! checker can know order from these calls alone, never from the tracker that it checks.
 
-use std::{fmt, ptr::NonNull, time::Duration};
+use std::{any::Any, fmt, ptr::NonNull, sync::OnceLock, time::Duration};
 
 use super::KernelType;
 use crate::error::Result;
@@ -93,7 +93,6 @@ pub enum Source {
 }
 
 /// A kernel as `#[kernel]` declares it, in a `static`.
-#[derive(Clone, Copy)]
 #[doc(hidden)]
 pub struct KernelDef {
     /// The function's name, in Rust and in the device code.
@@ -113,6 +112,26 @@ pub struct KernelDef {
     /// The arguments are those of the declaration, in order; each slice is valid for its length, aligned for its type,
     /// and, if written, touched by nobody else for the length of the call.
     pub body: unsafe fn(&[BodyArg]),
+    /// Empty.
+    pub known: Known,
+}
+
+/// What backends keep with a kernel, by the device's ordinal: found again by every launch, without a lock.
+#[derive(Debug, Default)]
+#[doc(hidden)]
+pub struct Known([OnceLock<&'static (dyn Any + Send + Sync)>; 16]);
+
+impl Known {
+    /// Nothing yet.
+    pub const fn new() -> Self {
+        Self([const { OnceLock::new() }; 16])
+    }
+
+    /// What the device with this ordinal keeps; `None` for one beyond those that have a place.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the emulated device looks nothing up"))]
+    pub(crate) fn of(&self, ordinal: usize) -> Option<&OnceLock<&'static (dyn Any + Send + Sync)>> {
+        self.0.get(ordinal)
+    }
 }
 
 impl fmt::Debug for KernelDef {

@@ -49,8 +49,9 @@ enum State {
     #[default]
     None,
     Poll {
-        until: Instant,
-        _seat: Seat,
+        /// Until when; `None`: to the end.
+        until: Option<Instant>,
+        _seat: Option<Seat>,
     },
     Sleep {
         until: Instant,
@@ -64,8 +65,7 @@ enum State {
 struct Seat(Arc<Streams>);
 
 impl Seat {
-    fn take(streams: &Arc<Streams>) -> Option<Self> {
-        let most = tune::get(tune::SEATS) as usize;
+    fn take(streams: &Arc<Streams>, most: usize) -> Option<Self> {
         let taken = streams.pollers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < most).then_some(n + 1));
         taken.ok().map(|_| Self(streams.clone()))
     }
@@ -108,15 +108,16 @@ impl Effort {
             _ if emulated::simulation::current().is_some() => return self.call(stream, mark),
             CompletionMode::Quiet => return self.call(stream, mark),
             CompletionMode::LowLatency => {
-                waker.wake_by_ref();
-                return Ok(());
+                if !matches!(self.state, State::Poll { .. }) {
+                    self.poll(Seat::take(stream.streams(), usize::MAX), None);
+                }
             }
             CompletionMode::Adaptive => {}
         }
         match &self.state {
             State::Scan | State::Called => return Ok(()),
             State::Sleep { until } if now < *until => return Ok(()),
-            State::Poll { until, .. } if now < *until => {
+            State::Poll { until, .. } if until.is_none_or(|until| now < until) => {
                 waker.wake_by_ref();
                 return Ok(());
             }
@@ -135,8 +136,8 @@ impl Effort {
         if let Some(until) = sleep {
             stream.streams().lookout().alarm(until, stream, mark.ticket);
             self.state = State::Sleep { until };
-        } else if let Some(seat) = Seat::take(stream.streams()) {
-            self.state = State::Poll { until, _seat: seat };
+        } else if let Some(seat) = Seat::take(stream.streams(), tune::get(tune::SEATS) as usize) {
+            self.poll(Some(seat), Some(until));
             waker.wake_by_ref();
         } else {
             let scan = Scan { stream: stream.clone(), mark: mark.clone(), began, until, asked: now };
@@ -144,6 +145,10 @@ impl Effort {
             self.state = State::Scan;
         }
         Ok(())
+    }
+
+    fn poll(&mut self, seat: Option<Seat>, until: Option<Instant>) {
+        self.state = State::Poll { until, _seat: seat };
     }
 
     fn call(&mut self, stream: &Stream, mark: &Arc<Mark>) -> Result<()> {

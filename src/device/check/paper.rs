@@ -121,6 +121,7 @@ pub(super) fn kernel() -> &'static KernelDef {
         source: Source::None,
         prototype: || Prototype { types: String::new(), function: String::new() },
         body: |_| (),
+        known: crate::device::backend::Known::new(),
     };
     &KERNEL
 }

@@ -1,8 +1,8 @@
 //! Kernels on one device: found by their declaration, launched with their arguments.
 //!
 //! A module holds the code of one kernel and stays loaded while the device is open. The first launch on a device loads
-//! it (through `image.rs`, which compiles); each later one finds the function under a read lock that is held for one
-//! look-up only. Loaders that come at the same time load once. A kernel that cannot be compiled or found stays an error;
+//! it (through `image.rs`, which compiles) and notes it in the declaration itself, where each later one finds it without
+//! a lock. Loaders that come at the same time load once. A kernel that cannot be compiled or found stays an error;
 //! a load that failed for want of memory may be tried again.
 //!
 //! Prototypes see to it that a CUDA C++ body agrees with its Rust signature; for PTX and cubins made elsewhere nothing
@@ -14,7 +14,7 @@ use std::{
     ffi::{CString, c_int, c_uint, c_void},
     ptr,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, RwLock,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 use super::{
     context::Context,
     driver::{Code, Driver, Handle},
+    host::Owner,
     image,
 };
 use crate::{
@@ -38,14 +39,20 @@ const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
 /// The sizes of a function's parameters.
 type Sizes = SmallVec<[usize; 16]>;
 
-type Slot = Arc<OnceLock<Result<Loaded>>>;
+/// A kernel on one opening of one device. Lives as long as the process: there is one for each kernel that is used.
+#[derive(Debug)]
+struct Slot {
+    owner: Owner,
+    loaded: OnceLock<Result<Loaded>>,
+}
 
 /// The kernels that were loaded on one device, by the address of their declaration.
 #[derive(Debug)]
 pub(super) struct Kernels {
     /// `90` for `sm_90`.
     arch: u32,
-    slots: RwLock<HashMap<usize, Slot>>,
+    ordinal: usize,
+    slots: Mutex<HashMap<usize, &'static Slot>>,
 }
 
 #[derive(Debug)]
@@ -61,29 +68,51 @@ struct Loaded {
 }
 
 impl Kernels {
-    pub(super) fn new(arch: u32) -> Self {
-        Self { arch, slots: RwLock::default() }
+    pub(super) fn new(arch: u32, ordinal: usize) -> Self {
+        Self { arch, ordinal, slots: Mutex::default() }
     }
 
     pub(super) fn load(&self, cx: &Context, def: &'static KernelDef) -> Result<()> {
-        cx.enter()?;
-        self.with(cx, def, |_| Ok(()))
+        self.find(cx, def).map(drop)
     }
 
-    fn with<T>(&self, cx: &Context, def: &'static KernelDef, f: impl FnOnce(&Loaded) -> Result<T>) -> Result<T> {
+    /// The kernel, loaded.
+    #[inline]
+    fn find(&self, cx: &Context, def: &'static KernelDef) -> Result<&'static Loaded> {
+        let known = def.known.of(self.ordinal).and_then(OnceLock::get);
+        match known.and_then(|known| known.downcast_ref::<Slot>()) {
+            // A device that was closed and opened again finds its predecessor's.
+            Some(Slot { owner, loaded })
+                if *owner == cx.owner
+                    && let Some(Ok(loaded)) = loaded.get() =>
+            {
+                Ok(loaded)
+            }
+            _ => self.find_or_load(cx, def),
+        }
+    }
+
+    #[cold]
+    fn find_or_load(&self, cx: &Context, def: &'static KernelDef) -> Result<&'static Loaded> {
+        cx.enter()?;
         let key = ptr::from_ref(def).addr();
-        let found = self.slots.read().unwrap_or_else(PoisonError::into_inner).get(&key).map(Arc::clone);
-        let slot = found.unwrap_or_else(|| {
-            let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(slots.entry(key).or_default())
-        });
-        match slot.get_or_init(|| Loaded::new(cx, def, self.arch)) {
-            Ok(loaded) => f(loaded),
+        let slot: &'static Slot = self
+            .slots()
+            .entry(key)
+            .or_insert_with(|| Box::leak(Box::new(Slot { owner: cx.owner, loaded: OnceLock::new() })));
+        match slot.loaded.get_or_init(|| Loaded::new(cx, def, self.arch)) {
+            Ok(loaded) => {
+                if let Some(known) = def.known.of(self.ordinal) {
+                    // The first stays; another opening of the device goes through the table.
+                    let _ = known.set(slot);
+                }
+                Ok(loaded)
+            }
             Err(error) => {
                 if error.kind() != ErrorKind::Kernel {
-                    let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+                    let mut slots = self.slots();
                     // Only this failure: somebody may have begun anew.
-                    if slots.get(&key).is_some_and(|there| Arc::ptr_eq(there, &slot)) {
+                    if slots.get(&key).is_some_and(|there| ptr::eq(*there, slot)) {
                         slots.remove(&key);
                     }
                 }
@@ -92,59 +121,61 @@ impl Kernels {
         }
     }
 
+    fn slots(&self) -> MutexGuard<'_, HashMap<usize, &'static Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// # Safety
     /// As [`Backend::launch`](crate::device::backend::Backend::launch).
     pub(super) unsafe fn launch(&self, cx: &Context, stream: CUstream, launch: &Launch<'_>) -> Result<()> {
+        let loaded = self.find(cx, launch.kernel)?;
         let driver = cx.enter()?;
-        self.with(cx, launch.kernel, |loaded| {
-            if launch.shared_bytes > PLAIN_SHARED_BYTES {
-                loaded.grow_shared(cx, launch)?;
-            }
-            // The driver copies what these point to, by the sizes that it knows, before it returns.
-            let mut params: SmallVec<[*mut c_void; 16]> = SmallVec::new();
-            for arg in launch.args {
-                match arg {
-                    Arg::Slice { address, len, .. } => {
-                        params.push(ptr::from_ref(&address.0).cast_mut().cast());
-                        params.push(ptr::from_ref(len).cast_mut().cast());
-                    }
-                    Arg::Scalar(scalar) => params.push(scalar.bytes.as_ptr().cast_mut().cast()),
+        if launch.shared_bytes > PLAIN_SHARED_BYTES {
+            loaded.grow_shared(cx, launch)?;
+        }
+        // The driver copies what these point to, by the sizes that it knows, before it returns.
+        let mut params: SmallVec<[*mut c_void; 16]> = SmallVec::new();
+        for arg in launch.args {
+            match arg {
+                Arg::Slice { address, len, .. } => {
+                    params.push(ptr::from_ref(&address.0).cast_mut().cast());
+                    params.push(ptr::from_ref(len).cast_mut().cast());
                 }
+                Arg::Scalar(scalar) => params.push(scalar.bytes.as_ptr().cast_mut().cast()),
             }
-            if let Some(sizes) = &loaded.sizes
-                && !passed_sizes(launch.args).eq(sizes.iter().copied())
-            {
-                return Err(loaded.disagrees(launch, sizes));
-            }
-            let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
-            // SAFETY: the function is this context's and its module stays loaded. The caller vouches that the arguments
-            // are those of the declaration and stay valid; a CUDA C++ body has its declaration's parameters or does not
-            // compile, and of other bodies number and sizes were compared above. The driver only reads through
-            // `params`, whose pointers reach into `launch.args`, which outlives the call.
-            let code = unsafe {
-                (driver.launch_kernel)(
-                    loaded.function.raw(),
-                    gx,
-                    gy,
-                    gz,
-                    bx,
-                    by,
-                    bz,
-                    launch.shared_bytes,
-                    stream,
-                    params.as_mut_ptr(),
-                    ptr::null_mut(),
-                )
-            };
-            if code.is_success() { Ok(()) } else { Err(failed(cx, launch, code, "cuLaunchKernel")) }
-        })
+        }
+        if let Some(sizes) = &loaded.sizes
+            && !passed_sizes(launch.args).eq(sizes.iter().copied())
+        {
+            return Err(loaded.disagrees(launch, sizes));
+        }
+        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        // SAFETY: the function is this context's and its module stays loaded. The caller vouches that the arguments
+        // are those of the declaration and stay valid; a CUDA C++ body has its declaration's parameters or does not
+        // compile, and of other bodies number and sizes were compared above. The driver only reads through
+        // `params`, whose pointers reach into `launch.args`, which outlives the call.
+        let code = unsafe {
+            (driver.launch_kernel)(
+                loaded.function.raw(),
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                launch.shared_bytes,
+                stream,
+                params.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        if code.is_success() { Ok(()) } else { Err(failed(cx, launch, code, "cuLaunchKernel")) }
     }
 
     /// Unloads everything. The context must be current and nothing may run.
     pub(super) fn close(&self, driver: &Driver) {
-        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        for (_, slot) in slots.drain() {
-            if let Some(Ok(loaded)) = slot.get() {
+        for (_, slot) in self.slots().drain() {
+            if let Some(Ok(loaded)) = slot.loaded.get() {
                 // SAFETY: loaded by `Loaded::new` and used by nobody after this: the caller is the destructor of the
                 // device, so no launch is under way.
                 let _ = unsafe { (driver.module_unload)(loaded.module.raw()) };

@@ -133,7 +133,7 @@ impl CudaBackend {
             priorities: (least, greatest),
             memory,
             pinned: Pinned::default(),
-            kernels: Kernels::new(arch),
+            kernels: Kernels::new(arch, ordinal),
         })
     }
 }

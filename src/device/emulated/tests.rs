@@ -30,6 +30,7 @@ macro_rules! kernel {
             source: Source::None,
             prototype,
             body: $body,
+            known: crate::device::backend::Known::new(),
         };
     };
 }

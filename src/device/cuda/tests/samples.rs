@@ -2,7 +2,7 @@
 //!
 //! Each is `x[i] *= a` by name and signature, and most of them wrong in one way.
 
-use crate::device::backend::{BodyArg, KernelDef, Prototype, Source};
+use crate::device::backend::{BodyArg, KernelDef, Known, Prototype, Source};
 
 /// Never called: nothing here runs on the emulated device.
 fn no_body(_: &[BodyArg]) {
@@ -10,7 +10,7 @@ fn no_body(_: &[BodyArg]) {
 }
 
 const fn kernel(name: &'static str, source: Source, prototype: fn() -> Prototype) -> KernelDef {
-    KernelDef { name, file: "scale.cu", declared: "tests.rs:1", source, prototype, body: no_body }
+    KernelDef { name, file: "scale.cu", declared: "tests.rs:1", source, prototype, body: no_body, known: Known::new() }
 }
 
 const fn scale(source: Source) -> KernelDef {
