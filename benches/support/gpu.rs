@@ -1,0 +1,177 @@
+//! A GPU by plain driver calls, as a program without wakeline would make them: what limits are measured with.
+//!
+//! Everything panics where the driver says no: a limit that is wrong is worse than none. The context is the device's
+//! primary one, which is wakeline's too; it must be current on each thread that calls (`Gpu::enter`).
+
+#![allow(dead_code)]
+
+use std::{
+    ffi::{CString, c_void},
+    ptr,
+    sync::Arc,
+};
+
+use cudarc::{
+    driver::{CudaContext, result, sys},
+    nvrtc,
+};
+
+/// The first GPU.
+#[derive(Clone)]
+pub(crate) struct Gpu(Arc<CudaContext>);
+
+impl Gpu {
+    /// There must be one: see `Device::cuda_count`.
+    pub(crate) fn open() -> Self {
+        Self(CudaContext::new(0).expect("the primary context"))
+    }
+
+    /// Makes it this thread's.
+    pub(crate) fn enter(&self) {
+        self.0.bind_to_thread().expect("a context to make current");
+    }
+
+    /// How a thread that synchronises waits.
+    pub(crate) fn schedule(&self) -> &'static str {
+        let mut flags = 0;
+        // SAFETY: the context is current; `flags` outlives the call, which writes one int.
+        unsafe { sys::cuCtxGetFlags(&mut flags).result().expect("the context's flags") };
+        match flags & 7 {
+            0 => "auto (it spins where there are more cores than contexts)",
+            1 => "spin",
+            2 => "yield",
+            4 => "blocking",
+            _ => "unknown",
+        }
+    }
+
+    /// A kernel, compiled behind its prototype: the sources of wakeline's kernels say nothing of their linkage.
+    pub(crate) fn kernel(&self, name: &str, parameters: &str, source: &str) -> Kernel {
+        let source = format!("extern \"C\" __global__ void {name}({parameters});\n{source}");
+        let code = nvrtc::compile_ptx(source).expect("a kernel that compiles");
+        let code = CString::new(code.to_src().trim_end_matches('\0')).expect("text");
+        let name = CString::new(name).expect("a name");
+        // SAFETY: the code is terminated text. The module is never unloaded, so the function stays valid.
+        unsafe {
+            let module = result::module::load_data(code.as_ptr().cast()).expect("code that loads");
+            Kernel(result::module::get_function(module, name).expect("the kernel in its code"))
+        }
+    }
+
+    /// So many bytes, never freed: all zero.
+    pub(crate) fn memory(&self, bytes: usize) -> u64 {
+        // SAFETY: fresh memory of that size.
+        unsafe {
+            let memory = result::malloc_sync(bytes).expect("device memory");
+            result::memset_d8_sync(memory, 0, bytes).expect("fills");
+            memory
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Kernel(sys::CUfunction);
+
+// SAFETY: a handle that any thread may use, as the driver's documentation says.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+pub(crate) struct Stream(sys::CUstream);
+
+// SAFETY: a handle that any thread may use, as the driver's documentation says.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(crate) fn new() -> Self {
+        Self(result::stream::create(result::stream::StreamKind::NonBlocking).expect("a stream"))
+    }
+
+    /// # Safety
+    /// The arguments are the kernel's: each 8 bytes, each pointer to memory that is there until the kernel is done.
+    pub(crate) unsafe fn launch(&self, kernel: Kernel, threads: u32, arguments: &[u64]) {
+        let mut pointers = [ptr::null_mut::<c_void>(); 4];
+        for (pointer, argument) in pointers.iter_mut().zip(arguments) {
+            *pointer = ptr::from_ref(argument).cast_mut().cast();
+        }
+        let pointers = &mut pointers[..arguments.len()];
+        // SAFETY: a live function and stream; the caller vouches for the arguments, which the driver copies before it
+        // returns.
+        unsafe { result::launch_kernel(kernel.0, (1, 1, 1), (threads, 1, 1), 0, self.0, pointers).expect("launches") };
+    }
+
+    pub(crate) fn record(&self, event: &Event) {
+        // SAFETY: both are live.
+        unsafe { result::event::record(event.0, self.0).expect("records") };
+    }
+
+    pub(crate) fn wait(&self, event: &Event) {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both are live.
+        unsafe { result::stream::wait_event(self.0, event.0, flags).expect("waits") };
+    }
+
+    /// Calls `function`, on a thread of the driver's, when the work before it is done. It must not call the driver.
+    pub(crate) fn host_function<F: FnOnce() + Send + 'static>(&self, function: F) {
+        unsafe extern "C" fn call<F: FnOnce()>(function: *mut c_void) {
+            // SAFETY: boxed below, for this one call.
+            unsafe { Box::from_raw(function.cast::<F>())() }
+        }
+        let function = Box::into_raw(Box::new(function));
+        // SAFETY: a live stream; `call` takes what it is given, once.
+        unsafe { result::stream::launch_host_function(self.0, call::<F>, function.cast()).expect("enqueues") };
+    }
+
+    pub(crate) fn synchronize(&self) {
+        // SAFETY: it is live.
+        unsafe { result::stream::synchronize(self.0).expect("synchronises") };
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, used by nobody after this.
+        unsafe { result::stream::destroy(self.0).expect("ends") };
+    }
+}
+
+pub(crate) struct Event(sys::CUevent);
+
+// SAFETY: a handle that any thread may use, as the driver's documentation says.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub(crate) fn new() -> Self {
+        Self(result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).expect("an event"))
+    }
+
+    pub(crate) fn timed() -> Self {
+        Self(result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).expect("an event"))
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        // SAFETY: it is live.
+        match unsafe { result::event::query(self.0) } {
+            Ok(()) => true,
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => false,
+            Err(error) => panic!("the device is lost: {error:?}"),
+        }
+    }
+
+    /// Microseconds from `earlier` to this one. Both are timed, and done.
+    pub(crate) fn since(&self, earlier: &Self) -> f64 {
+        // SAFETY: both are live.
+        f64::from(unsafe { result::event::elapsed(earlier.0, self.0).expect("a time") }) * 1e3
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by `new` or `timed`, used by nobody after this.
+        unsafe { result::event::destroy(self.0).expect("ends") };
+    }
+}
