@@ -75,7 +75,7 @@ impl Bare {
 
     pub(crate) fn measure(&self) -> Window {
         let watch = Watch::new(self.chains.len());
-        let (messages, took) = thread::scope(|scope| {
+        let seen = thread::scope(|scope| {
             // However this ends: the scope waits for its threads.
             let _stop = Stop(&watch);
             for (chain, passed) in self.chains.iter().zip(&watch.passed) {
@@ -95,6 +95,6 @@ impl Bare {
         let ended = Instant::now();
         self.chains.iter().for_each(Chain::drain);
         let lag = ended.elapsed();
-        Window::new(self.chains.len(), messages, took, lag)
+        Window::new(self.chains.len(), &seen, lag)
     }
 }

@@ -11,12 +11,14 @@
 //! Needs a CUDA device. With `WAKELINE_DEVICE=emulated` ours runs on the emulated device, which says that the bench works
 //! and nothing of what it measures (it allocates for each piece of work, too); limits are then 0.
 //!
-//! Host time a stage is time x threads / (stages x messages). `lag` is how long the device still works after the host has
+//! Host time a stage is time x threads / (stages x messages), and `cpu` the processor time of it. `lag` is how long the device still works after the host has
 //! stopped: where it is long (a stream holds 1024 launches), the device was the limit and not the host.
 
 #[path = "../support/allocations.rs"]
 mod allocations;
 mod bare;
+#[path = "../support/cpu.rs"]
+mod cpu;
 #[path = "../support/figure.rs"]
 mod figure;
 #[path = "../support/gpu.rs"]
@@ -32,7 +34,7 @@ use std::{
 use wakeline::{Device, device::Emulated};
 
 use bare::Bare;
-use figure::{Sample, alternate, figure, median};
+use figure::{alternate, figure, median};
 use gpu::{Gpu, Kernel};
 use ours::Ours;
 
@@ -77,55 +79,68 @@ impl Watch {
     }
 
     /// Waits until all chains are warm, and then counts for a while.
-    fn window(&self, pass: impl Fn(Duration)) -> (u64, Duration) {
+    fn window(&self, pass: impl Fn(Duration)) -> Seen {
         let began = Instant::now();
         while self.passed.iter().any(|chain| chain.0.load(Ordering::Relaxed) < WARM.0) {
             assert!(began.elapsed() < Duration::from_secs(60), "nothing passes");
             pass(Duration::from_millis(5));
         }
         pass(WARM.1);
-        let (before, began) = (self.messages(), Instant::now());
+        let (before, cpu, began) = (self.messages(), cpu::used(), Instant::now());
         pass(MEASURED);
-        (self.messages() - before, began.elapsed())
+        Seen { messages: self.messages() - before, took: began.elapsed(), cpu: cpu::used() - cpu }
     }
 }
 
-/// What came of one window.
-#[derive(Clone, Copy)]
+/// What passed in one window.
+struct Seen {
+    messages: u64,
+    took: Duration,
+    cpu: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Default)]
 struct Window {
-    /// Host time, in microseconds.
+    /// Host time a stage, in microseconds.
     stage: f64,
+    /// Processor time a stage, in microseconds.
+    cpu: f64,
     /// In milliseconds.
     lag: f64,
 }
 
 impl Window {
-    fn new(threads: usize, messages: u64, took: Duration, lag: Duration) -> Self {
-        let stages = messages.max(1) as f64 * STAGES as f64;
-        Self { stage: took.as_secs_f64() * 1e6 * threads as f64 / stages, lag: lag.as_secs_f64() * 1e3 }
+    fn new(threads: usize, seen: &Seen, lag: Duration) -> Self {
+        let a_stage = |time: Duration| time.as_secs_f64() * 1e6 / (seen.messages.max(1) as f64 * STAGES as f64);
+        Self { stage: a_stage(seen.took) * threads as f64, cpu: a_stage(seen.cpu), lag: lag.as_secs_f64() * 1e3 }
     }
 }
 
 fn measure(name: &str, device: &Device, bare: Option<(&Gpu, Kernel)>, streams: Streams, threads: usize) {
     let ours = Ours::new(device, streams, threads);
     let bare = bare.map(|(gpu, kernel)| Bare::new(gpu, kernel, streams, threads));
-    let (mut lags, mut limit_lags) = (Vec::new(), Vec::new());
+    let (mut limits, mut owns) = (Vec::new(), Vec::new());
     let mut limit = || {
-        let window = bare.as_ref().map_or(Window { stage: 0.0, lag: 0.0 }, Bare::measure);
-        limit_lags.push(window.lag);
-        window.stage
+        limits.push(bare.as_ref().map_or(Window::default(), Bare::measure));
+        limits[limits.len() - 1].stage
     };
     let mut own = || {
-        let window = ours.measure();
-        lags.push(window.lag);
-        window.stage
+        owns.push(ours.measure());
+        owns[owns.len() - 1].stage
     };
-    let (limit, own): (Sample, Sample) = alternate(ROUNDS, &mut limit, &mut own);
+    let (limit, own) = alternate(ROUNDS, &mut limit, &mut own);
     figure(name, own.median, "us", limit.median);
     if bare.is_some() {
         figure(&format!("{name}.ratio"), own.ratio, "x", 1.0);
     }
-    figure(&format!("{name}.lag"), median(lags), "ms", median(limit_lags));
+    // The first round is thrown away.
+    let of = |windows: &[Window], part: fn(&Window) -> f64| median(windows[1..].iter().map(part).collect());
+    let beside = |what: &str, unit: &str, part: fn(&Window) -> f64| {
+        figure(&format!("{name}.{what}"), of(&owns, part), unit, of(&limits, part));
+    };
+    beside("cpu", "us", |window| window.cpu);
+    beside("lag", "ms", |window| window.lag);
 }
 
 fn main() {

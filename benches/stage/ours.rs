@@ -152,8 +152,8 @@ impl Ours {
 
     pub(crate) fn measure(&self) -> Window {
         let (watch, running) = self.start();
-        let (messages, took) = watch.window(|time| self.pass(time));
-        Window::new(self.threads, messages, took, self.end(running))
+        let seen = watch.window(|time| self.pass(time));
+        Window::new(self.threads, &seen, self.end(running))
     }
 
     /// Heap allocations a message, from the source to the sink.
