@@ -11,6 +11,9 @@
 //! Needs a CUDA device. With `WAKELINE_DEVICE=emulated` ours runs on the emulated device, which says that the bench works
 //! and nothing of what it measures (it allocates for each piece of work, too); limits are then 0.
 //!
+//! Streams share the few channels that a context has to its device, 8 if nobody says otherwise, and in one channel a wait
+//! holds up what is behind it. So the bench asks for 32: the device is not to be the limit.
+//!
 //! Host time a stage is time x threads / (stages x messages), and `cpu` the processor time of it. `lag` is how long the device still works after the host has
 //! stopped: where it is long (a stream holds 1024 launches), the device was the limit and not the host.
 
@@ -146,6 +149,10 @@ fn measure(name: &str, device: &Device, bare: Option<(&Gpu, Kernel)>, streams: S
 fn main() {
     if !figure::asked() {
         return;
+    }
+    if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
+        // SAFETY: no other thread has been started that could read the environment, and no driver has been loaded.
+        unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
     }
     let all = thread::available_parallelism().map_or(4, |cores| cores.get());
     let threads = [("1", 1), ("3", 3), ("8", 8), ("all", all)];
