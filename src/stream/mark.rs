@@ -23,39 +23,54 @@ pub(crate) struct Mark {
 }
 
 /// A stream's marks that have passed: to be used again.
+///
+/// As many are made at once as there are, and some from the start: `cuEventCreate` waits for all threads that launch (it
+/// takes a lock of the driver's for itself that they share), and where sixteen of them launch one after the other it was
+/// seen to wait for seconds, on an H200.
 #[derive(Debug, Default)]
-pub(super) struct Spares(VecDeque<Arc<Mark>>);
+pub(super) struct Spares {
+    idle: VecDeque<Arc<Mark>>,
+    made: usize,
+}
 
 impl Spares {
-    /// As many as a stream keeps.
-    const MOST: usize = 64;
-    /// How many are tried before a new one is made.
-    const TRIES: usize = 4;
+    /// How many there are from the start.
+    const FIRST: usize = 16;
+    /// How many are tried before it counts as empty.
+    const TRIES: usize = 16;
 
     /// A mark that nobody else holds, its event not yet recorded for this use.
-    pub(super) fn take(&mut self, streams: &Arc<Streams>) -> Result<Arc<Mark>> {
-        for _ in 0..Self::TRIES.min(self.0.len()) {
-            let Some(mut mark) = self.0.pop_front() else { break };
+    pub(super) fn take(&mut self) -> Option<Arc<Mark>> {
+        for _ in 0..Self::TRIES.min(self.idle.len()) {
+            let mut mark = self.idle.pop_front()?;
             if Arc::get_mut(&mut mark).is_some() {
-                return Ok(mark);
+                return Some(mark);
             }
-            self.0.push_back(mark);
+            self.idle.push_back(mark);
         }
-        let event = streams.backend().event_create(false)?;
-        Ok(Arc::new(Mark {
-            ticket: 0,
-            number: 0,
-            event,
-            clock: Clock::default(),
-            upstream: Devices::new(),
-            home: streams.clone(),
-        }))
+        None
     }
 
     pub(super) fn put(&mut self, mark: Arc<Mark>) {
-        if self.0.len() < Self::MOST {
-            self.0.push_back(mark);
+        self.idle.push_back(mark);
+    }
+
+    /// Doubles their number.
+    pub(super) fn grow(&mut self, streams: &Arc<Streams>) -> Result<()> {
+        for _ in 0..self.made.max(Self::FIRST) {
+            let event = streams.backend().event_create(false)?;
+            self.made += 1;
+            // In front: they are known to be nobody's.
+            self.idle.push_front(Arc::new(Mark {
+                ticket: 0,
+                number: 0,
+                event,
+                clock: Clock::default(),
+                upstream: Devices::new(),
+                home: streams.clone(),
+            }));
         }
+        Ok(())
     }
 }
 

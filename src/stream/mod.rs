@@ -133,6 +133,8 @@ impl Stream {
         let streams = Streams::of(device);
         let spec = StreamSpec { name: name.clone(), priority: 0, non_blocking: true };
         let raw = streams.heed(device.backend().stream_create(&spec))?;
+        let mut spares = Spares::default();
+        streams.heed(spares.grow(&streams)).inspect_err(|_| device.backend().stream_destroy(raw))?;
         let stream = Self(Arc::new(Inner {
             device: device.clone(),
             streams,
@@ -144,7 +146,7 @@ impl Stream {
                 clock: Clock::default(),
                 marks: VecDeque::new(),
                 marked: 0,
-                spares: Spares::default(),
+                spares,
                 upstream: Devices::new(),
             }),
             issued: AtomicU64::new(0),
@@ -310,31 +312,14 @@ impl Stream {
             return Ok(mark.clone());
         }
         inner.device.check()?;
-        let made = self.forget_passed(&mut order).and_then(|()| order.new_mark(inner));
-        match made {
-            Ok(mark) => Ok(mark),
-            Err(error) => {
-                drop(order);
-                inner.streams.heed(Err(error))
-            }
+        let before = inner.completion.passed();
+        let mut passed = before;
+        let made = order.new_mark(inner, &mut passed);
+        drop(order);
+        if passed > before {
+            inner.completion.advance(passed);
         }
-    }
-
-    /// What has passed is used again. Where nobody looks, marks pile up: every so often one in the middle is asked.
-    fn forget_passed(&self, order: &mut Order) -> Result<()> {
-        const MANY: usize = 32;
-        let passed = self.0.completion.passed();
-        order.forget(passed);
-        if order.marks.len() < MANY || !order.marks.len().is_multiple_of(MANY / 2) {
-            return Ok(());
-        }
-        let middle = &order.marks[order.marks.len() / 2];
-        if self.0.device.backend().event_query(middle.event)? {
-            let passed = middle.ticket;
-            order.forget(passed);
-            self.0.completion.advance(passed);
-        }
-        Ok(())
+        inner.streams.heed(made)
     }
 
     /// Asks the device whether a mark of this stream's has passed. An error means that the device is lost.
@@ -422,22 +407,39 @@ impl Inner {
 }
 
 impl Order {
-    fn new_mark(&mut self, stream: &Inner) -> Result<Arc<Mark>> {
-        let mut mark = self.spares.take(&stream.streams)?;
-        stream.device.backend().event_record(mark.event, stream.raw)?;
+    /// Where nobody looks, marks pile up until none is spare: then the device is asked how far it is, which may raise
+    /// `passed`.
+    fn new_mark(&mut self, stream: &Inner, passed: &mut u64) -> Result<Arc<Mark>> {
+        let backend = &**stream.device.backend();
+        self.forget(*passed);
+        let mut mark = loop {
+            if let Some(mark) = self.spares.take() {
+                break mark;
+            }
+            for at in [self.marks.len() / 2, 0] {
+                if let Some(mark) = self.marks.get(at)
+                    && backend.event_query(mark.event)?
+                {
+                    *passed = mark.ticket;
+                    break;
+                }
+            }
+            if !self.forget(*passed) {
+                self.spares.grow(&stream.streams)?;
+            }
+        };
+        backend.event_record(mark.event, stream.raw)?;
         self.marked += 1;
         Mark::set(&mut mark, self.issued, self.marked, &self.clock, &self.upstream);
         self.marks.push_back(mark.clone());
         Ok(mark)
     }
 
-    /// Marks up to this ticket are done.
-    fn forget(&mut self, passed: u64) {
-        while self.marks.front().is_some_and(|mark| mark.ticket <= passed) {
-            if let Some(mark) = self.marks.pop_front() {
-                self.spares.put(mark);
-            }
-        }
+    /// Marks up to this ticket are done. False if there are none.
+    fn forget(&mut self, passed: u64) -> bool {
+        let done = self.marks.partition_point(|mark| mark.ticket <= passed);
+        self.marks.drain(..done).for_each(|mark| self.spares.put(mark));
+        done > 0
     }
 }
 
