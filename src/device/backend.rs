@@ -205,6 +205,17 @@ pub struct Scalar {
     pub size: usize,
 }
 
+impl Scalar {
+    /// Bytes.
+    pub(crate) const MOST: usize = 64;
+
+    pub(crate) fn new(value: &[u8]) -> Self {
+        let mut bytes = [0; Self::MOST];
+        bytes[..value.len()].copy_from_slice(value);
+        Self { bytes, size: value.len() }
+    }
+}
+
 impl fmt::Debug for Scalar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Scalar({:02x?})", &self.bytes[..self.size])
@@ -213,7 +224,7 @@ impl fmt::Debug for Scalar {
 
 /// An argument as a launch passes it to the seam.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Arg {
+pub(crate) enum Arg<'a> {
     /// A slice in this device's memory. The device code gets a pointer and a 64-bit length in elements.
     Slice {
         address: Address,
@@ -223,8 +234,8 @@ pub(crate) enum Arg {
         bytes: u64,
         write: bool,
     },
-    /// A scalar by value.
-    Scalar(Scalar),
+    /// A scalar's bytes, at an address that is aligned for it: at most [`Scalar::MOST`] of them.
+    Scalar(&'a [u8]),
 }
 
 /// One launch.
@@ -235,7 +246,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) block: [u32; 3],
     /// Dynamic shared memory, bytes.
     pub(crate) shared_bytes: u32,
-    pub(crate) args: &'a [Arg],
+    pub(crate) args: &'a [Arg<'a>],
 }
 
 /// What a host function does. It runs on a thread of the backend's, must not call the device and must not wait.

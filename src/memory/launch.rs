@@ -26,7 +26,7 @@ pub struct Call<'a> {
 
 enum Given<'a> {
     Slice { view: View<'a>, bytes: usize, write: bool },
-    Scalar(Scalar),
+    Scalar(&'a [u8]),
 }
 
 #[allow(missing_docs)]
@@ -45,11 +45,9 @@ impl<'a> Call<'a> {
         self.args.push(Given::Slice { view, bytes: view.len * size_of::<T>(), write: true });
     }
 
-    pub fn scalar<T: KernelType>(&mut self, value: T) {
-        const { assert!(size_of::<T>() <= 64 && align_of::<T>() <= 16, "a scalar argument has at most 64 bytes") };
-        let mut scalar = Scalar { bytes: [0; 64], size: size_of::<T>() };
-        scalar.bytes[..scalar.size].copy_from_slice(bytemuck::bytes_of(&value));
-        self.args.push(Given::Scalar(scalar));
+    pub fn scalar<T: KernelType>(&mut self, value: &'a T) {
+        const { assert!(size_of::<T>() <= Scalar::MOST && align_of::<T>() <= 16, "a scalar argument has at most 64 bytes") };
+        self.args.push(Given::Scalar(bytemuck::bytes_of(value)));
     }
 
     /// # Safety
@@ -68,10 +66,10 @@ impl<'a> Call<'a> {
         let Some((grid, block)) = self.shape.resolve(elements).map_err(|error| error.at(place()))? else {
             return Ok(());
         };
-        let mut args: SmallVec<[Arg; 8]> = SmallVec::with_capacity(self.args.len());
+        let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(self.args.len());
         for arg in &self.args {
             args.push(match arg {
-                Given::Scalar(scalar) => Arg::Scalar(*scalar),
+                Given::Scalar(scalar) => Arg::Scalar(scalar),
                 Given::Slice { view, bytes, write } => Arg::Slice {
                     address: self.reachable(view).map_err(|error| error.at(place()))?,
                     len: view.len as u64,

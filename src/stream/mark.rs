@@ -24,9 +24,8 @@ pub(crate) struct Mark {
 
 /// A stream's marks that have passed: to be used again.
 ///
-/// As many are made at once as there are, and some from the start: `cuEventCreate` waits for all threads that launch (it
-/// takes a lock of the driver's for itself that they share), and where sixteen of them launch one after the other it was
-/// seen to wait for seconds, on an H200.
+/// As many are made at once as there are, and some from the start: making one is the only call on a message's path that
+/// holds others up (see `device/cuda/gate.rs`).
 #[derive(Debug, Default)]
 pub(super) struct Spares {
     idle: VecDeque<Arc<Mark>>,

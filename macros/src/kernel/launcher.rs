@@ -169,7 +169,7 @@ impl Launcher<'_> {
         let pass = self.arguments.iter().map(|Argument { name, kind, ty }| match kind {
             ArgumentKind::Slice => quote_spanned!(errors::at(ty)=> call.slice::<#ty, _>(#name);),
             ArgumentKind::SliceMut => quote_spanned!(errors::at(ty)=> call.slice_mut::<#ty, _>(#name);),
-            ArgumentKind::Scalar => quote_spanned!(errors::at(ty)=> call.scalar::<#ty>(#name);),
+            ArgumentKind::Scalar => quote_spanned!(errors::at(ty)=> call.scalar::<#ty>(&#name);),
         });
         let enqueue = quote_spanned!(site=> call.enqueue());
         let enqueue = match &self.code {

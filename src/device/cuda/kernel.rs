@@ -141,7 +141,7 @@ impl Kernels {
                     params.push(ptr::from_ref(&address.0).cast_mut().cast());
                     params.push(ptr::from_ref(len).cast_mut().cast());
                 }
-                Arg::Scalar(scalar) => params.push(scalar.bytes.as_ptr().cast_mut().cast()),
+                Arg::Scalar(scalar) => params.push(scalar.as_ptr().cast_mut().cast()),
             }
         }
         if let Some(sizes) = &loaded.sizes
@@ -153,7 +153,7 @@ impl Kernels {
         // SAFETY: the function is this context's and its module stays loaded. The caller vouches that the arguments
         // are those of the declaration and stay valid; a CUDA C++ body has its declaration's parameters or does not
         // compile, and of other bodies number and sizes were compared above. The driver only reads through
-        // `params`, whose pointers reach into `launch.args`, which outlives the call.
+        // `params`, whose pointers reach into `launch.args` and what it borrows, which outlive the call.
         let code = unsafe {
             (driver.launch_kernel)(
                 loaded.function.raw(),
@@ -284,11 +284,11 @@ impl Loaded {
 }
 
 /// The sizes of the parameters that arguments become.
-fn passed_sizes(args: &[Arg]) -> impl Iterator<Item = usize> {
+fn passed_sizes(args: &[Arg<'_>]) -> impl Iterator<Item = usize> {
     args.iter().flat_map(|arg| {
         let (first, second) = match arg {
             Arg::Slice { .. } => (8, Some(8)),
-            Arg::Scalar(scalar) => (scalar.size, None),
+            Arg::Scalar(scalar) => (scalar.len(), None),
         };
         [Some(first), second].into_iter().flatten()
     })

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `driver.rs` | the driver's functions, looked up once, with answers as numbers |
 //! | `context.rs` | a device's context; what answers mean; what becomes of a device after a fault |
+//! | `gate.rs` | lets calls through that need the context to themselves |
 //! | `memory.rs` | the pool on the device |
 //! | `pinned.rs` | page-locked host memory |
 //! | `peers.rs` | copies between devices |
@@ -22,6 +23,7 @@
 
 mod context;
 mod driver;
+mod gate;
 mod host;
 mod image;
 mod kernel;
@@ -43,7 +45,9 @@ use std::{
 
 use cudarc::driver::sys::{CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags};
 
-use self::{context::Context, driver::Code, driver::Driver, kernel::Kernels, memory::Memory, pinned::Pinned};
+use self::{
+    context::Context, driver::Code, driver::Driver, gate::Gate, kernel::Kernels, memory::Memory, pinned::Pinned,
+};
 use super::backend::{
     Address, Backend, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream, StreamSpec,
 };
@@ -89,6 +93,7 @@ pub(crate) struct CudaBackend {
     memory: Memory,
     pinned: Pinned,
     kernels: Kernels,
+    gate: Gate,
 }
 
 impl fmt::Debug for CudaBackend {
@@ -134,6 +139,7 @@ impl CudaBackend {
             memory,
             pinned: Pinned::default(),
             kernels: Kernels::new(arch, ordinal),
+            gate: Gate::default(),
         })
     }
 }
@@ -192,6 +198,7 @@ impl Backend for CudaBackend {
             false => CUstream_flags::CU_STREAM_DEFAULT,
         };
         let mut stream = ptr::null_mut();
+        let _alone = self.gate.alone();
         // SAFETY: `stream` outlives the call, which writes one handle.
         let code = unsafe { (driver.stream_create)(&mut stream, flags as c_uint, priority) };
         self.cx.check(code, "cuStreamCreateWithPriority")?;
@@ -204,6 +211,7 @@ impl Backend for CudaBackend {
             return;
         }
         let Ok(driver) = self.cx.enter() else { return };
+        let _alone = self.gate.alone();
         // SAFETY: made by `stream_create` here, and its owner, who calls this once, is done with it.
         if let Err(error) = self.cx.check(unsafe { (driver.stream_destroy)(stream(raw)) }, "cuStreamDestroy") {
             tracing::warn!(%error, "a stream was not destroyed");
@@ -226,6 +234,7 @@ impl Backend for CudaBackend {
         let driver = self.cx.enter()?;
         let flags = if timed { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
         let mut event = ptr::null_mut();
+        let _alone = self.gate.alone();
         // SAFETY: `event` outlives the call, which writes one handle.
         self.cx.check(unsafe { (driver.event_create)(&mut event, flags as c_uint) }, "cuEventCreate")?;
         Ok(RawEvent(event.expose_provenance() as u64))
@@ -233,6 +242,7 @@ impl Backend for CudaBackend {
 
     fn event_destroy(&self, raw: RawEvent) {
         let Ok(driver) = self.cx.enter() else { return };
+        let _alone = self.gate.alone();
         // SAFETY: made by `event_create` here, and its owner, who calls this once, is done with it.
         if let Err(error) = self.cx.check(unsafe { (driver.event_destroy)(event(raw)) }, "cuEventDestroy") {
             tracing::warn!(%error, "an event was not destroyed");
@@ -276,6 +286,7 @@ impl Backend for CudaBackend {
         if bytes == 0 {
             return Ok(());
         }
+        self.gate.pass();
         let (stream, bytes) = (stream(raw), bytes as usize);
         match (to, from) {
             (Place::Device(to), Place::Host(from)) => {
@@ -316,6 +327,7 @@ impl Backend for CudaBackend {
         if bytes == 0 {
             return Ok(());
         }
+        self.gate.pass();
         let (stream, count) = (stream(raw), bytes as usize / width);
         // SAFETY: the caller vouches for `bytes` bytes at `to` until the fill is done; `count` patterns are as many,
         // and aligned.
@@ -334,6 +346,7 @@ impl Backend for CudaBackend {
     }
 
     unsafe fn launch(&self, raw: RawStream, launch: &Launch<'_>) -> Result<()> {
+        self.gate.pass();
         // SAFETY: the same contract.
         unsafe { self.kernels.launch(&self.cx, stream(raw), launch) }
     }

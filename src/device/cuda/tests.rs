@@ -22,7 +22,7 @@ use std::{
 
 use self::samples::*;
 use super::*;
-use crate::device::backend::{Arg, Scalar};
+use crate::device::backend::Arg;
 
 /// Device 0, and the right to it.
 struct Gpu {
@@ -114,10 +114,8 @@ fn spec() -> StreamSpec {
     StreamSpec { name: "test".into(), priority: 0, non_blocking: true }
 }
 
-fn scalar(value: f32) -> Arg {
-    let mut scalar = Scalar { bytes: [0; 64], size: 4 };
-    scalar.bytes[..4].copy_from_slice(&value.to_ne_bytes());
-    Arg::Scalar(scalar)
+fn scalar(value: &f32) -> Arg<'_> {
+    Arg::Scalar(bytemuck::bytes_of(value))
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -212,13 +210,13 @@ fn kernels_of_both_kinds_run() {
     let doubled: Vec<f32> = values.iter().map(|x| x * 2.0).collect();
     gpu.device.load(&SCALE_CUDA).unwrap();
     for kernel in [&SCALE_CUDA, &SCALE_PTX] {
-        assert_eq!(gpu.run(kernel, &values, &[scalar(2.0)], 0).unwrap(), doubled);
+        assert_eq!(gpu.run(kernel, &values, &[scalar(&2.0)], 0).unwrap(), doubled);
     }
     // More shared memory than a kernel gets unasked, and more than there is.
-    assert_eq!(gpu.run(&SCALE_CUDA, &values, &[scalar(2.0)], 64 << 10).unwrap(), doubled);
-    let error = gpu.run(&SCALE_CUDA, &values, &[scalar(2.0)], 64 << 20).unwrap_err();
+    assert_eq!(gpu.run(&SCALE_CUDA, &values, &[scalar(&2.0)], 64 << 10).unwrap(), doubled);
+    let error = gpu.run(&SCALE_CUDA, &values, &[scalar(&2.0)], 64 << 20).unwrap_err();
     assert!(error.kind() == ErrorKind::Driver && error.to_string().contains("`scale`"), "{error}");
-    assert_eq!(gpu.run(&SCALE_CUDA, &values, &[scalar(2.0)], 0).unwrap(), doubled);
+    assert_eq!(gpu.run(&SCALE_CUDA, &values, &[scalar(&2.0)], 0).unwrap(), doubled);
 }
 
 #[test]
@@ -227,7 +225,7 @@ fn arguments_that_are_not_the_kernels_are_refused() {
     if gpu.device.cx.driver.func_get_param_info.is_none() {
         return;
     }
-    for args in [&[][..], &[scalar(1.0), scalar(1.0)]] {
+    for args in [&[][..], &[scalar(&1.0), scalar(&1.0)]] {
         let error = gpu.run(&SCALE_PTX, &[1.0], args, 0).unwrap_err();
         assert!(error.kind() == ErrorKind::Kernel && error.to_string().contains("[8, 8, 4]"), "{error}");
     }
@@ -367,7 +365,7 @@ fn a_trap_ends_the_device() {
     let dropped = Arc::new(());
     let inside = Arc::clone(&dropped);
     let address = device.alloc(4).unwrap();
-    let args = [Arg::Slice { address, len: 1, bytes: 4, write: true }, scalar(1.0)];
+    let args = [Arg::Slice { address, len: 1, bytes: 4, write: true }, scalar(&1.0)];
     let launch = Launch { kernel: &TRAP, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
     // SAFETY: the arguments are the kernel's; the memory is never freed.
     unsafe { device.launch(gpu.stream, &launch).unwrap() };

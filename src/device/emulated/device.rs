@@ -17,7 +17,7 @@ use super::{
     fresh_id, lock,
     machine::{DeviceId, StreamId},
     memory::Memory,
-    work::{Work, check_launch},
+    work::{Held, Work, check_launch},
     workers::Engine,
 };
 use crate::{
@@ -218,7 +218,10 @@ impl Backend for Device {
         self.alive()?;
         check_launch(launch).map_err(|error| self.here(error.at(format!("kernel `{}`", launch.kernel.name))))?;
         let planned = self.plan.kernel(launch.kernel.name);
-        self.enqueue(stream, Work::Kernel { kernel: launch.kernel, args: launch.args.into(), planned })
+        self.enqueue(
+            stream,
+            Work::Kernel { kernel: launch.kernel, args: launch.args.iter().map(Held::from).collect(), planned },
+        )
     }
 
     fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()> {

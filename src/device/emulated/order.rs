@@ -65,7 +65,8 @@ fn program(seed: u64, devices: &[Arc<dyn Backend>; 2]) -> (Vec<u8>, usize) {
         let outcome = match random.random_range(0..10) {
             0..=2 => {
                 let slice = |address, write| Arg::Slice { address, len: bytes, bytes, write };
-                let scalar = Arg::Scalar(Scalar { bytes: [random.random(); 64], size: 1 });
+                let scalar = [random.random::<u8>()];
+                let scalar = Arg::Scalar(&scalar);
                 let args = [slice(target, true), slice(source, false), scalar];
                 let launch = Launch { kernel: &MIX, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
                 // SAFETY: two blocks, as the kernel wants them, and nothing is freed before the end.

@@ -50,7 +50,7 @@ fn stream(device: &Arc<dyn Backend>, name: &str) -> RawStream {
     device.stream_create(&spec(name)).unwrap()
 }
 
-fn bytes(address: Address, bytes: u64) -> [Arg; 1] {
+fn bytes(address: Address, bytes: u64) -> [Arg<'static>; 1] {
     [Arg::Slice { address, len: bytes, bytes, write: true }]
 }
 

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::memory::{Reach, reach};
 use crate::{
     device::{
-        backend::{Address, Arg, BodyArg, HostFunction, KernelDef, Launch, Pattern, Place},
+        backend::{Address, Arg, BodyArg, HostFunction, KernelDef, Launch, Pattern, Place, Scalar},
         human,
     },
     error::{Error, ErrorKind, Result},
@@ -36,12 +36,28 @@ pub(super) enum Work {
     },
     Kernel {
         kernel: &'static KernelDef,
-        args: Box<[Arg]>,
+        args: Box<[Held]>,
         planned: bool,
     },
     Host(HostFunction),
     /// A host function that a planned fault has lost.
     Lost,
+}
+
+/// An argument that waits in a stream.
+#[derive(Clone, Copy)]
+pub(super) enum Held {
+    Slice { address: Address, len: u64, bytes: u64 },
+    Scalar(Scalar),
+}
+
+impl From<&Arg<'_>> for Held {
+    fn from(arg: &Arg<'_>) -> Self {
+        match *arg {
+            Arg::Slice { address, len, bytes, .. } => Self::Slice { address, len, bytes },
+            Arg::Scalar(value) => Self::Scalar(Scalar::new(value)),
+        }
+    }
 }
 
 /// Why the device is lost.
@@ -141,7 +157,7 @@ unsafe fn fill(to: Address, pattern: Pattern, bytes: u64) -> Result<(), Fault> {
 
 /// # Safety
 /// As [`Work::run`].
-unsafe fn launch(kernel: &'static KernelDef, args: &[Arg], planned: bool) -> Result<(), Fault> {
+unsafe fn launch(kernel: &'static KernelDef, args: &[Held], planned: bool) -> Result<(), Fault> {
     if planned {
         return Err(Fault("trapped: a planned fault".into()));
     }
@@ -149,8 +165,8 @@ unsafe fn launch(kernel: &'static KernelDef, args: &[Arg], planned: bool) -> Res
     let mut body: SmallVec<[BodyArg; 8]> = SmallVec::new();
     for (index, arg) in args.iter().enumerate() {
         body.push(match arg {
-            Arg::Scalar(scalar) => BodyArg::Scalar(*scalar),
-            Arg::Slice { address, len, bytes, .. } => {
+            Held::Scalar(scalar) => BodyArg::Scalar(*scalar),
+            Held::Slice { address, len, bytes } => {
                 let found = reach(*address, *bytes).map_err(|what| Fault(format!("argument {index}: {what}")))?;
                 let align = alignment(*len, *bytes);
                 if !found.start.addr().is_multiple_of(align) {
