@@ -152,6 +152,15 @@ impl<M> Queue<M> {
         Ok(())
     }
 
+    /// Shows the message at `at`, if it may be taken. `look` calls nothing of this queue.
+    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut M) -> R) -> Option<R> {
+        let mut state = lock(&self.state);
+        if at >= self.ready() {
+            return None;
+        }
+        state.messages.get_mut(at).and_then(Option::as_mut).map(look)
+    }
+
     /// Takes the first message, if it may be taken.
     pub(crate) fn take(&self) -> Option<M> {
         if self.ready() == 0 {

@@ -9,9 +9,10 @@ use std::{
 
 use super::{Ports, node::Node};
 use crate::{
-    condition::Readiness,
+    condition::{self, Awaited, Readiness},
     device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
+    memory::HostAccess,
     stream::{CompletionMode, Stream, Ticket},
 };
 
@@ -28,6 +29,8 @@ pub struct Cx {
     pub(crate) last: Option<Ticket>,
     node: Arc<Node>,
     finished: bool,
+    /// What the next run waits for.
+    awaited: Awaited,
     /// Runs since it last let others have a turn.
     streak: u32,
     pub(crate) runs: u64,
@@ -47,6 +50,7 @@ impl Cx {
             last: None,
             node,
             finished: false,
+            awaited: Awaited::new(),
             streak: 0,
             runs: 0,
             busy: 0,
@@ -95,6 +99,42 @@ impl Cx {
         self.finished = true;
     }
 
+    /// The operator's next run also waits for this, with all its other conditions: for the data of a buffer that no
+    /// message carries. It is woken when that is available, or, with an error where it uses the buffer, when the device
+    /// is lost.
+    ///
+    /// ```
+    /// use wakeline::prelude::*;
+    ///
+    /// /// Sends what its device has computed, and never waits in the middle of a run.
+    /// struct Results {
+    ///     results: Buffer<f32>,
+    /// }
+    ///
+    /// #[derive(Ports)]
+    /// struct ResultsPorts {
+    ///     #[output]
+    ///     first: Output<f32>,
+    /// }
+    ///
+    /// impl Operator for Results {
+    ///     type Ports = ResultsPorts;
+    ///
+    ///     async fn start(&mut self, cx: &mut Cx) -> Result<()> {
+    ///         cx.run_after(self.results.available());
+    ///         Ok(())
+    ///     }
+    ///
+    ///     async fn compute(&mut self, ports: &mut ResultsPorts, cx: &mut Cx) -> Result<()> {
+    ///         cx.finish();
+    ///         ports.first.send(self.results.as_slice()?[0]).await
+    ///     }
+    /// }
+    /// ```
+    pub fn run_after(&mut self, available: HostAccess) {
+        self.awaited.push(available);
+    }
+
     /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
     /// False if it may never run again. For operators that override [`run`](super::Operator::run).
     ///
@@ -127,7 +167,8 @@ impl Cx {
         }
         let budget = ready!(tokio::task::coop::poll_proceed(task));
         self.node.begin();
-        match ports.poll_ready(task) {
+        let awaited = condition::buffers(&mut self.awaited, task);
+        match ports.poll_ready(task).and(awaited) {
             Readiness::Ready => {
                 budget.made_progress();
                 if !ports.claim() {
@@ -142,6 +183,8 @@ impl Cx {
                 self.node.park();
                 Poll::Pending
             }
+            // What it waits for comes by itself: the flow is not at rest.
+            Readiness::WaitEvent => Poll::Pending,
             Readiness::Never => Poll::Ready(false),
         }
     }
@@ -154,6 +197,7 @@ impl Cx {
         }
         self.last = self.stream.take().map(|stream| stream.ticket()).or(self.last.take());
         self.finished = false;
+        self.awaited.clear();
     }
 }
 

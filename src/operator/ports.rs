@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    condition::{self, Readiness},
+    condition::{self, Front, Readiness, Wanted},
     error::{Error, ErrorKind, Result},
     hub::{
         Envelope, Hub, Message,
@@ -32,6 +32,41 @@ use crate::{
 ///     lines: Input<Envelope<u8>>,
 ///     #[output]
 ///     shouted: Output<Envelope<u8>>,
+/// }
+/// ```
+///
+/// # Options
+///
+/// | | |
+/// |---|---|
+/// | `capacity = n` | the hub queues so many messages |
+/// | `envelopes = n`, `envelope_bytes = n` | of an output: how many envelopes its hub has on each side, and how large |
+/// | `done` | of an input: a message counts once the work that wrote it is done |
+/// | `event = "name"` | of an input: a message counts once the event of that name that it carries has passed |
+///
+/// Without one of the last two an operator runs as soon as a message is there, and what it enqueues comes after the
+/// message's own work by itself. With `done` it is woken when all work that wrote the message's envelopes is done, not
+/// before, and nothing polls: it may look at the data without waiting. Messages without envelopes are done. If the device
+/// is lost meanwhile, the operator runs and [`Input::take`] gives the error. Readiness is per message; each of a queue
+/// waits for its own work only. The two may stand together, then both must be.
+///
+/// ```
+/// # use wakeline::{prelude::*, stream::Ticket};
+/// #[derive(Message)]
+/// struct Frame {
+///     #[envelope]
+///     pixels: Envelope<u8>,
+///     #[event]
+///     decoded: Ticket,
+/// }
+///
+/// #[derive(Ports)]
+/// struct ShowPorts {
+///     /// On the host: when `compute` runs, `as_slice` needs no `await`.
+///     #[input(done)]
+///     text: Input<Envelope<u8>>,
+///     #[input(event = "decoded")]
+///     frames: Input<Frame>,
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
@@ -82,6 +117,8 @@ impl Ports for () {
 /// Messages come in here.
 pub struct Input<M: Message> {
     receiver: Receiver<M>,
+    /// For a port that waits for more than a message.
+    front: Option<Box<Front>>,
     traffic: Traffic,
 }
 
@@ -109,19 +146,25 @@ impl<M: Message> Input<M> {
     pub fn take(&mut self) -> Result<M> {
         match self.try_take()? {
             Some(message) => Ok(message),
-            None => Err(Error::new(
-                ErrorKind::Usage,
-                format!("no message in hub `{}`: `take` once a run, or use `try_take`", self.receiver.hub()),
-            )),
+            None => {
+                let which = if self.front.is_some() { "no message that may be taken yet" } else { "no message" };
+                Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("{which} in hub `{}`: `take` once a run, or use `try_take`", self.receiver.hub()),
+                ))
+            }
         }
     }
 
-    /// The next message, if there is one.
+    /// The next message, if there is one (and if it is done, or its event has passed, where the port waits for that).
     ///
     /// # Errors
     /// What went wrong on the way: a copy that failed, a device that was lost.
     pub fn try_take(&mut self) -> Result<Option<M>> {
-        let message = self.receiver.take()?;
+        let message = match &mut self.front {
+            None => self.receiver.take()?,
+            Some(front) => front.take(&self.receiver)?,
+        };
         if let Some(message) = &message {
             self.traffic.messages += 1;
             self.traffic.bytes += message.size_in_bytes() as u64;
@@ -137,24 +180,34 @@ impl<M: Message> Input<M> {
     /// # Cancel safety
     /// A message is taken only as the future resolves: dropping it loses none.
     pub async fn recv(&mut self) -> Result<Option<M>> {
-        let answer = poll_fn(|cx| match self.receiver.poll_message(cx.waker()) {
-            Answer::Wait => Poll::Pending,
-            answer => Poll::Ready(answer),
+        let there = poll_fn(|cx| match self.poll_message(cx) {
+            Readiness::Wait | Readiness::WaitEvent => Poll::Pending,
+            Readiness::Ready => Poll::Ready(true),
+            Readiness::Never => Poll::Ready(false),
         });
-        match answer.await {
-            Answer::Yes => self.try_take(),
-            _ => Ok(None),
-        }
+        if there.await { self.try_take() } else { Ok(None) }
     }
 
-    /// Messages that can be taken now.
+    /// Messages that can be taken now. Where the port waits for their work, those that are known to be done: the device
+    /// is not asked.
     pub fn len(&self) -> usize {
-        self.receiver.len()
+        match &self.front {
+            None => self.receiver.len(),
+            Some(front) => front.len(&self.receiver),
+        }
     }
 
     /// True if none can be taken now.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    #[inline]
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Readiness {
+        match &mut self.front {
+            None => condition::message(&self.receiver, cx),
+            Some(front) => front.poll(&self.receiver, cx),
+        }
     }
 }
 
@@ -350,7 +403,10 @@ impl fmt::Debug for Binder<'_> {
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
-pub struct PortOptions(Hub);
+pub struct PortOptions {
+    hub: Hub,
+    wanted: Wanted,
+}
 
 #[allow(missing_docs)]
 impl PortOptions {
@@ -359,17 +415,27 @@ impl PortOptions {
     }
 
     pub fn capacity(mut self, capacity: usize) -> Self {
-        self.0.capacity = Some(capacity);
+        self.hub.capacity = Some(capacity);
         self
     }
 
     pub fn envelope_bytes(mut self, bytes: usize) -> Self {
-        self.0.envelope_bytes = Some(bytes);
+        self.hub.envelope_bytes = Some(bytes);
         self
     }
 
     pub fn envelopes(mut self, count: usize) -> Self {
-        self.0.envelopes = Some(count);
+        self.hub.envelopes = Some(count);
+        self
+    }
+
+    pub fn done(mut self) -> Self {
+        self.wanted.done = true;
+        self
+    }
+
+    pub fn event(mut self, name: &'static str) -> Self {
+        self.wanted.event = Some(name);
         self
     }
 }
@@ -394,7 +460,7 @@ pub trait AnyPort {
 pub trait Port: AnyPort + Send + 'static {
     type Handle: Copy + Send + Sync + 'static;
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> Self::Handle;
-    fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self>
+    fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self>
     where
         Self: Sized;
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness;
@@ -404,15 +470,22 @@ pub trait Port: AnyPort + Send + 'static {
 
 /// A port that `#[input]` may stand on.
 #[doc(hidden)]
+#[allow(missing_docs)]
 #[diagnostic::on_unimplemented(message = "`{Self}` is not an input", label = "`#[input]` stands on an `Input<M>`")]
-pub trait InputPort: Port {}
+pub trait InputPort: Port {
+    /// Those that its messages can carry.
+    const EVENTS: &'static [&'static str];
+}
 
 /// A port that `#[output]` may stand on.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(message = "`{Self}` is not an output", label = "`#[output]` stands on an `Output<M>`")]
 pub trait OutputPort: Port {}
 
-impl<M: Message> InputPort for Input<M> {}
+impl<M: Message> InputPort for Input<M> {
+    const EVENTS: &'static [&'static str] = M::EVENTS;
+}
+
 impl<M: Message> OutputPort for Output<M> {}
 
 impl<M: Message> AnyPort for Input<M> {
@@ -450,13 +523,13 @@ impl<M: Message> Port for Input<M> {
         InputHandle { id: plan.add::<M>(name, false, options), of: PhantomData }
     }
 
-    fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self> {
-        Ok(Self { receiver: binder.end(name)?, traffic: Traffic::default() })
+    fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
+        Ok(Self { receiver: binder.end(name)?, front: Front::new(options.wanted), traffic: Traffic::default() })
     }
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
-        condition::message(&self.receiver, cx)
+        self.poll_message(cx)
     }
 
     /// This is the only reader: what was there still is.
@@ -475,7 +548,7 @@ impl<M: Message> Port for Output<M> {
         OutputHandle { id: plan.add::<M>(name, true, options), of: PhantomData }
     }
 
-    fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self> {
+    fn bind(binder: &mut Binder<'_>, name: &'static str, _options: PortOptions) -> Result<Self> {
         Ok(Self { sender: Some(binder.end(name)?), traffic: Traffic::default() })
     }
 
@@ -501,7 +574,7 @@ impl Plan {
         self.ports.push(PortDecl {
             name,
             output,
-            hub: options.0,
+            hub: options.hub,
             carries_envelopes: M::CARRIES_ENVELOPES,
             element_bytes: M::ELEMENT_BYTES,
         });
