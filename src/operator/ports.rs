@@ -100,6 +100,14 @@ pub struct Traffic {
     pub(crate) bytes: u64,
 }
 
+impl Traffic {
+    #[inline]
+    pub(super) fn count<M: Message>(&mut self, message: &M) {
+        self.messages += 1;
+        self.bytes += message.size_in_bytes() as u64;
+    }
+}
+
 impl<M: Message> Input<M> {
     /// The next message. It is there: the port's condition said so before the operator ran.
     ///
@@ -123,8 +131,7 @@ impl<M: Message> Input<M> {
     pub fn try_take(&mut self) -> Result<Option<M>> {
         let message = self.receiver.take()?;
         if let Some(message) = &message {
-            self.traffic.messages += 1;
-            self.traffic.bytes += message.size_in_bytes() as u64;
+            self.traffic.count(message);
         }
         Ok(message)
     }
@@ -282,6 +289,12 @@ macro_rules! handle {
             of: PhantomData<fn(M) -> M>,
         }
 
+        impl<M> $name<M> {
+            pub(super) fn new(id: PortId) -> Self {
+                Self { id, of: PhantomData }
+            }
+        }
+
         impl<M> Clone for $name<M> {
             fn clone(&self) -> Self {
                 *self
@@ -299,7 +312,7 @@ macro_rules! handle {
 }
 
 handle! {
-    /// An input, to connect.
+    /// An input, to connect: once, or if it is one of [`Inputs`](super::Inputs), any number of times.
     InputHandle
 }
 handle! {
@@ -307,11 +320,20 @@ handle! {
     OutputHandle
 }
 
+/// Which way, and for how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PortKind {
+    Input,
+    /// Can be connected any number of times.
+    Inputs,
+    Output,
+}
+
 /// What a flow knows of a port before it runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortDecl {
     pub(crate) name: &'static str,
-    pub(crate) output: bool,
+    pub(crate) kind: PortKind,
     pub(crate) hub: Hub,
     pub(crate) carries_envelopes: bool,
     pub(crate) element_bytes: usize,
@@ -329,15 +351,24 @@ pub struct Plan {
 /// Hands out the ends of hubs when a flow is built.
 #[doc(hidden)]
 pub struct Binder<'a> {
-    pub(crate) ends: &'a mut HashMap<&'static str, Box<dyn Any + Send>>,
+    /// By port, in the order of connecting.
+    pub(crate) ends: &'a mut HashMap<&'static str, Vec<Box<dyn Any + Send>>>,
 }
 
 impl Binder<'_> {
     fn end<T: 'static>(&mut self, name: &'static str) -> Result<T> {
-        let missing = || Error::new(ErrorKind::Setup, format!("port `{name}` is not connected"));
-        let end = self.ends.remove(name).ok_or_else(missing)?;
-        end.downcast::<T>().map(|end| *end).map_err(|_| missing())
+        self.ends(name)?.pop().ok_or_else(|| not_connected(name))
     }
+
+    pub(super) fn ends<T: 'static>(&mut self, name: &'static str) -> Result<Vec<T>> {
+        let ends = self.ends.remove(name).ok_or_else(|| not_connected(name))?;
+        let ends = ends.into_iter().map(|end| end.downcast::<T>().map(|end| *end).map_err(|_| not_connected(name)));
+        ends.collect()
+    }
+}
+
+fn not_connected(name: &str) -> Error {
+    Error::new(ErrorKind::Setup, format!("port `{name}` is not connected"))
 }
 
 impl fmt::Debug for Binder<'_> {
@@ -389,7 +420,7 @@ pub trait AnyPort {
 #[allow(missing_docs)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a port",
-    label = "expected `Input<M>` or `Output<M>`, where `M` is a `Message`"
+    label = "expected `Input<M>`, `Inputs<M>` or `Output<M>`, where `M` is a `Message`"
 )]
 pub trait Port: AnyPort + Send + 'static {
     type Handle: Copy + Send + Sync + 'static;
@@ -404,7 +435,10 @@ pub trait Port: AnyPort + Send + 'static {
 
 /// A port that `#[input]` may stand on.
 #[doc(hidden)]
-#[diagnostic::on_unimplemented(message = "`{Self}` is not an input", label = "`#[input]` stands on an `Input<M>`")]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an input",
+    label = "`#[input]` stands on an `Input<M>` or `Inputs<M>`"
+)]
 pub trait InputPort: Port {}
 
 /// A port that `#[output]` may stand on.
@@ -447,7 +481,7 @@ impl<M: Message> Port for Input<M> {
     type Handle = InputHandle<M>;
 
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> InputHandle<M> {
-        InputHandle { id: plan.add::<M>(name, false, options), of: PhantomData }
+        InputHandle::new(plan.add::<M>(name, PortKind::Input, options))
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self> {
@@ -472,7 +506,7 @@ impl<M: Message> Port for Output<M> {
     type Handle = OutputHandle<M>;
 
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> OutputHandle<M> {
-        OutputHandle { id: plan.add::<M>(name, true, options), of: PhantomData }
+        OutputHandle::new(plan.add::<M>(name, PortKind::Output, options))
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self> {
@@ -497,10 +531,10 @@ impl<M: Message> Port for Output<M> {
 }
 
 impl Plan {
-    fn add<M: Message>(&mut self, name: &'static str, output: bool, options: PortOptions) -> PortId {
+    pub(super) fn add<M: Message>(&mut self, name: &'static str, kind: PortKind, options: PortOptions) -> PortId {
         self.ports.push(PortDecl {
             name,
-            output,
+            kind,
             hub: options.0,
             carries_envelopes: M::CARRIES_ENVELOPES,
             element_bytes: M::ELEMENT_BYTES,
