@@ -611,3 +611,62 @@ on_both!(c8_with_the_other_conditions, async |device: Device| {
     assert_eq!(*lock(&seen), (0..10).collect::<Vec<_>>());
     assert_eq!(report.operator("both").unwrap().runs, 10);
 });
+
+#[derive(Ports)]
+struct ManyDonePorts {
+    #[input(done)]
+    input: Inputs<Envelope<u32>>,
+}
+
+// A port for many: every connection's first message has to be done; in a loop of one's own, whichever is.
+on_both!(c8_stream_at_a_port_for_any_number, async |device: Device| {
+    for in_a_loop in [false, true] {
+        let streams: Vec<_> = (0..3).map(|n| Stream::named(&device, format!("writer {n}")).unwrap()).collect();
+        let mut buffers: Vec<_> = streams.iter().zip(0..).map(|(stream, n)| written(stream, 10 * n)).collect();
+        let held = hold(&streams[1]);
+        for (stream, buffer) in streams.iter().zip(&mut buffers) {
+            increment::launch(stream, buffer).unwrap();
+        }
+        let seen = shared();
+        let noted = seen.clone();
+        let mut flow = Flow::new("c8");
+        let many = task(move |ports: &mut ManyDonePorts, cx: &mut Cx| {
+            let noted = noted.clone();
+            let device = cx.device().clone();
+            async move {
+                if in_a_loop {
+                    while let Some((connection, envelope)) = ports.input.recv_any().await? {
+                        assert_eq!(envelope.state()?, BufferState::Idle);
+                        assert_eq!(first(&envelope, &device).await as usize, 10 * connection + 1);
+                        lock(&noted).push(connection);
+                    }
+                }
+                while cx.ready(ports).await {
+                    for (connection, envelope) in ports.input.take()?.enumerate() {
+                        assert_eq!(envelope.state()?, BufferState::Idle);
+                        lock(&noted).push(connection);
+                    }
+                }
+                Ok(())
+            }
+            .boxed()
+        });
+        let many = flow.add("many", many).on(&device);
+        for (n, buffer) in buffers.into_iter().enumerate() {
+            let send = flow.add(format!("send {n}"), sends([Envelope::from(buffer)])).on(&device);
+            flow.connect(send.output, many.input);
+        }
+        let running = flow.spawn().unwrap();
+        if in_a_loop {
+            until("those that are done have come", || lock(&seen).len() == 2).await;
+        }
+        a_while().await;
+        let before = lock(&seen).clone();
+        assert!(!before.contains(&1) && before.len() == if in_a_loop { 2 } else { 0 }, "{before:?}");
+        drop(held);
+        running.await.unwrap();
+        let mut seen = lock(&seen).clone();
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1, 2]);
+    }
+});

@@ -246,8 +246,8 @@ impl Declaration {
             })
         });
         let claim = claim.unwrap_or_else(|| quote!(true));
-        let events = (!self.generics.params.is_empty()).then(|| self.events()).filter(|events| !events.is_empty());
-        let events = events.map(|events| quote_spanned!(site=> const { #events }));
+        // Of a generic port it shows only here, where it is used.
+        let events = if self.generics.params.is_empty() { Vec::new() } else { self.events() };
         quote_spanned! {site=>
             #[automatically_derived]
             impl #impl_generics ::wakeline::operator::Ports for #name #ty_generics #where_clause {
@@ -255,7 +255,7 @@ impl Declaration {
 
                 fn declare(plan: &mut ::wakeline::__private::Plan) -> Self::Handles {
                     let _ = &plan;
-                    #events
+                    #(const { #events })*
                     #handles { #(#fields: #ports::declare(plan, #names, #options),)* }
                 }
 
@@ -304,8 +304,7 @@ impl Declaration {
             };
             quote!(#check::<#ty>();)
         });
-        // Of a generic port, it shows only where it is used: see `declare`.
-        let events = self.generics.params.is_empty().then(|| self.events());
+        let events = if self.generics.params.is_empty() { self.events() } else { Vec::new() };
         quote_spanned! {Span::mixed_site()=>
             const _: () = {
                 #[allow(dead_code)]
@@ -314,20 +313,19 @@ impl Declaration {
                     fn is_output<T: ::wakeline::__private::OutputPort>() {}
                     #(#checks)*
                 }
-                #events
             };
+            #(const _: () = { #events };)*
         }
     }
 
     /// That the messages of each input know the event that it waits for.
-    fn events(&self) -> TokenStream {
+    fn events(&self) -> Vec<TokenStream> {
         let inputs = self.ports.iter().filter(|port| port.direction == Direction::Input);
         let waits = inputs.filter_map(|port| port.event().map(|event| (port, event)));
         waits
             .map(|(PortField { ty, .. }, event)| {
                 let told = format!(
-                    "no message of this port carries an event `{}`: mark a field of it `#[event(\"{}\")]`",
-                    event.value(),
+                    "no message of this port carries an event `{0}`: mark a field of it `#[event(\"{0}\")]`",
                     event.value()
                 );
                 let events = quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::__private::InputPort>::EVENTS);

@@ -96,17 +96,25 @@ impl Front {
         Readiness::Ready
     }
 
-    /// The first message, if it has what is waited for: the device is asked, now.
-    pub(crate) fn take<M: Message>(&mut self, receiver: &Receiver<M>) -> Result<Option<M>> {
+    /// Does `take` give a message, or an error? The device is asked, now.
+    pub(crate) fn has_one<M: Message>(&mut self, receiver: &Receiver<M>) -> bool {
         if let State::Unknown = self.state {
             self.ask(receiver);
         }
         if let State::Open = self.state {
             match self.look() {
                 Ok(true) => self.state = State::Done,
-                Ok(false) => return Ok(None),
+                Ok(false) => {}
                 Err(error) => _ = self.fail(error),
             }
+        }
+        matches!(self.state, State::Done | State::Failed(_))
+    }
+
+    /// The first message, if it has what is waited for.
+    pub(crate) fn take<M: Message>(&mut self, receiver: &Receiver<M>) -> Result<Option<M>> {
+        if !self.has_one(receiver) {
+            return receiver.check().map(|()| None);
         }
         match std::mem::replace(&mut self.state, State::Unknown) {
             State::Failed(error) => {
@@ -125,6 +133,15 @@ impl Front {
             has_all
         };
         (0..receiver.len()).take_while(|at| receiver.peek(*at, has_all) == Some(true)).count()
+    }
+
+    /// Waits for the device no longer, until it is polled again: one who waits and is not polled is of no use to others
+    /// who wait for the same stream.
+    pub(crate) fn rest(&mut self) {
+        if let State::Open = self.state {
+            self.open.clear();
+            self.state = State::Unknown;
+        }
     }
 
     fn ask<M: Message>(&mut self, receiver: &Receiver<M>) {

@@ -221,8 +221,8 @@ fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Vec<Hub>> {
     let mut hubs = Vec::with_capacity(joints.len());
     for joint in joints {
         let (sender, receiver, state) = (joint.make)(joint.plan)?;
-        ends[joint.from.0].insert(joint.from.1, sender);
-        ends[joint.to.0].insert(joint.to.1, receiver);
+        ends[joint.from.0].entry(joint.from.1).or_default().push(sender);
+        ends[joint.to.0].entry(joint.to.1).or_default().push(receiver);
         hubs.push(Hub { state, from: joint.from.0, to: joint.to.0 });
     }
     for (member, ends) in crew.iter_mut().zip(ends) {

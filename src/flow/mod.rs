@@ -162,6 +162,8 @@ impl Flow {
     /// Joins an output to an input by a hub: a queue of one, two envelopes on each side, sizes from the output's
     /// declaration or from the envelopes that are passed on.
     ///
+    /// An output is connected once, and so is an [`Input`](crate::Input); [`Inputs`](crate::Inputs) any number of times.
+    ///
     /// What is wrong with it (a port of another flow, or one that is connected already) is reported when the flow runs,
     /// with everything else that is.
     pub fn connect<M: Message>(&mut self, from: OutputHandle<M>, to: InputHandle<M>) {

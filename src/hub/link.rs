@@ -371,6 +371,16 @@ impl<M: Message> Receiver<M> {
         self.0.queue.ready()
     }
 
+    /// What went wrong on the way, if something did.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.0.check()
+    }
+
+    /// True if nothing can be taken and nothing will come.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.queue.writer_gone() && self.0.queue.len() == 0
+    }
+
     pub(crate) fn hub(&self) -> &str {
         &self.0.name
     }

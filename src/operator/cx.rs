@@ -142,8 +142,13 @@ impl Cx {
     /// Nothing is taken from a port before it resolves; dropping it changes nothing. While it waits, and only then, the
     /// operator counts as one that waits for others: a flow of which all do is at its end.
     pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
-        let asking = Asking(self);
-        poll_fn(|task| asking.0.poll_ready(ports, task)).await
+        let mut asking = Asking { cx: self, ports, waits: false };
+        poll_fn(|task| {
+            let asked = asking.cx.poll_ready(asking.ports, task);
+            asking.waits = asked.is_pending();
+            asked
+        })
+        .await
     }
 
     fn poll_ready<P: Ports>(&mut self, ports: &mut P, task: &mut Context<'_>) -> Poll<bool> {
@@ -202,12 +207,19 @@ impl Cx {
 }
 
 /// A wait for the next run. Given up in the middle, it is no wait any more: the operator goes on with something else.
-struct Asking<'a>(&'a mut Cx);
+struct Asking<'a, P: Ports> {
+    cx: &'a mut Cx,
+    ports: &'a mut P,
+    waits: bool,
+}
 
-impl Drop for Asking<'_> {
+impl<P: Ports> Drop for Asking<'_, P> {
     fn drop(&mut self) {
-        if self.0.node.is_parked() {
-            self.0.node.unpark();
+        if self.waits {
+            self.ports.visit(&mut |_, port| port.rest());
+        }
+        if self.cx.node.is_parked() {
+            self.cx.node.unpark();
         }
     }
 }

@@ -7,8 +7,10 @@
 //! All of a flow's `start`s run first, in the order of adding; then the operators run beside each other; at the end
 //! every `stop` runs, in the order of adding, after an error too.
 
+mod arrivals;
 mod cx;
 mod functions;
+mod inputs;
 pub(crate) mod node;
 mod ports;
 pub(crate) mod quiet;
@@ -19,10 +21,11 @@ use crate::error::Result;
 pub use cx::Cx;
 pub use functions::{Map, MapPorts, Sink, SinkPorts, Source, SourcePorts, map, sink, source};
 pub use functions::{MapHandles, SinkHandles, SourceHandles};
-pub(crate) use ports::PortDecl;
+pub use inputs::Inputs;
 #[doc(hidden)]
 pub use ports::{AnyPort, Binder, InputPort, OutputPort, Plan, Port, PortId, PortOptions, Traffic};
 pub use ports::{Input, InputHandle, Output, OutputHandle, Ports};
+pub(crate) use ports::{PortDecl, PortKind};
 
 /// One step of a flow: takes messages, enqueues work on its device, sends messages.
 ///

@@ -9,14 +9,11 @@ use std::{
     task::{Context, Poll},
 };
 
+use super::arrivals::{Arrivals, Wait};
 use crate::{
-    condition::{self, Front, Readiness, Wanted},
+    condition::{self, Readiness, Wanted},
     error::{Error, ErrorKind, Result},
-    hub::{
-        Envelope, Hub, Message,
-        link::{Receiver, Sender},
-        queue::Answer,
-    },
+    hub::{Envelope, Hub, Message, link::Sender, queue::Answer},
     memory::Plain,
 };
 
@@ -116,9 +113,7 @@ impl Ports for () {
 
 /// Messages come in here.
 pub struct Input<M: Message> {
-    receiver: Receiver<M>,
-    /// For a port that waits for more than a message.
-    front: Option<Box<Front>>,
+    arrivals: Arrivals<M>,
     traffic: Traffic,
 }
 
@@ -137,6 +132,14 @@ pub struct Traffic {
     pub(crate) bytes: u64,
 }
 
+impl Traffic {
+    #[inline]
+    pub(super) fn count<M: Message>(&mut self, message: &M) {
+        self.messages += 1;
+        self.bytes += message.size_in_bytes() as u64;
+    }
+}
+
 impl<M: Message> Input<M> {
     /// The next message. It is there: the port's condition said so before the operator ran.
     ///
@@ -147,11 +150,8 @@ impl<M: Message> Input<M> {
         match self.try_take()? {
             Some(message) => Ok(message),
             None => {
-                let which = if self.front.is_some() { "no message that may be taken yet" } else { "no message" };
-                Err(Error::new(
-                    ErrorKind::Usage,
-                    format!("{which} in hub `{}`: `take` once a run, or use `try_take`", self.receiver.hub()),
-                ))
+                let lacks = self.arrivals.lacks();
+                Err(Error::new(ErrorKind::Usage, format!("{lacks}: `take` once a run, or use `try_take`")))
             }
         }
     }
@@ -161,13 +161,9 @@ impl<M: Message> Input<M> {
     /// # Errors
     /// What went wrong on the way: a copy that failed, a device that was lost.
     pub fn try_take(&mut self) -> Result<Option<M>> {
-        let message = match &mut self.front {
-            None => self.receiver.take()?,
-            Some(front) => front.take(&self.receiver)?,
-        };
+        let message = self.arrivals.take()?;
         if let Some(message) = &message {
-            self.traffic.messages += 1;
-            self.traffic.bytes += message.size_in_bytes() as u64;
+            self.traffic.count(message);
         }
         Ok(message)
     }
@@ -180,34 +176,26 @@ impl<M: Message> Input<M> {
     /// # Cancel safety
     /// A message is taken only as the future resolves: dropping it loses none.
     pub async fn recv(&mut self) -> Result<Option<M>> {
-        let there = poll_fn(|cx| match self.poll_message(cx) {
+        let waiting = Wait(std::slice::from_mut(&mut self.arrivals));
+        let there = poll_fn(|cx| match waiting.0[0].poll(cx) {
             Readiness::Wait | Readiness::WaitEvent => Poll::Pending,
             Readiness::Ready => Poll::Ready(true),
             Readiness::Never => Poll::Ready(false),
         });
-        if there.await { self.try_take() } else { Ok(None) }
+        let there = there.await;
+        drop(waiting);
+        if there { self.try_take() } else { Ok(None) }
     }
 
     /// Messages that can be taken now. Where the port waits for their work, those that are known to be done: the device
     /// is not asked.
     pub fn len(&self) -> usize {
-        match &self.front {
-            None => self.receiver.len(),
-            Some(front) => front.len(&self.receiver),
-        }
+        self.arrivals.len()
     }
 
     /// True if none can be taken now.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    #[inline]
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Readiness {
-        match &mut self.front {
-            None => condition::message(&self.receiver, cx),
-            Some(front) => front.poll(&self.receiver, cx),
-        }
     }
 }
 
@@ -308,7 +296,7 @@ impl<T: Plain> Output<Envelope<T>> {
 
 impl<M: Message> fmt::Debug for Input<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Input").field(&self.receiver).finish()
+        f.debug_tuple("Input").field(&self.arrivals).finish()
     }
 }
 
@@ -335,6 +323,12 @@ macro_rules! handle {
             of: PhantomData<fn(M) -> M>,
         }
 
+        impl<M> $name<M> {
+            pub(super) fn new(id: PortId) -> Self {
+                Self { id, of: PhantomData }
+            }
+        }
+
         impl<M> Clone for $name<M> {
             fn clone(&self) -> Self {
                 *self
@@ -352,7 +346,7 @@ macro_rules! handle {
 }
 
 handle! {
-    /// An input, to connect.
+    /// An input, to connect: once, or if it is one of [`Inputs`](super::Inputs), any number of times.
     InputHandle
 }
 handle! {
@@ -360,11 +354,20 @@ handle! {
     OutputHandle
 }
 
+/// Which way, and for how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PortKind {
+    Input,
+    /// Can be connected any number of times.
+    Inputs,
+    Output,
+}
+
 /// What a flow knows of a port before it runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortDecl {
     pub(crate) name: &'static str,
-    pub(crate) output: bool,
+    pub(crate) kind: PortKind,
     pub(crate) hub: Hub,
     pub(crate) carries_envelopes: bool,
     pub(crate) element_bytes: usize,
@@ -382,15 +385,24 @@ pub struct Plan {
 /// Hands out the ends of hubs when a flow is built.
 #[doc(hidden)]
 pub struct Binder<'a> {
-    pub(crate) ends: &'a mut HashMap<&'static str, Box<dyn Any + Send>>,
+    /// By port, in the order of connecting.
+    pub(crate) ends: &'a mut HashMap<&'static str, Vec<Box<dyn Any + Send>>>,
 }
 
 impl Binder<'_> {
     fn end<T: 'static>(&mut self, name: &'static str) -> Result<T> {
-        let missing = || Error::new(ErrorKind::Setup, format!("port `{name}` is not connected"));
-        let end = self.ends.remove(name).ok_or_else(missing)?;
-        end.downcast::<T>().map(|end| *end).map_err(|_| missing())
+        self.ends(name)?.pop().ok_or_else(|| not_connected(name))
     }
+
+    pub(super) fn ends<T: 'static>(&mut self, name: &'static str) -> Result<Vec<T>> {
+        let ends = self.ends.remove(name).ok_or_else(|| not_connected(name))?;
+        let ends = ends.into_iter().map(|end| end.downcast::<T>().map(|end| *end).map_err(|_| not_connected(name)));
+        ends.collect()
+    }
+}
+
+fn not_connected(name: &str) -> Error {
+    Error::new(ErrorKind::Setup, format!("port `{name}` is not connected"))
 }
 
 impl fmt::Debug for Binder<'_> {
@@ -405,7 +417,7 @@ impl fmt::Debug for Binder<'_> {
 #[must_use]
 pub struct PortOptions {
     hub: Hub,
-    wanted: Wanted,
+    pub(super) wanted: Wanted,
 }
 
 #[allow(missing_docs)]
@@ -448,6 +460,8 @@ pub trait AnyPort {
     fn traffic(&self) -> Traffic;
     /// True for an output whose reader has ended.
     fn reader_gone(&self) -> bool;
+    /// It is not waited at any longer.
+    fn rest(&mut self) {}
 }
 
 /// What the derive macro needs of a port.
@@ -455,7 +469,7 @@ pub trait AnyPort {
 #[allow(missing_docs)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a port",
-    label = "expected `Input<M>` or `Output<M>`, where `M` is a `Message`"
+    label = "expected `Input<M>`, `Inputs<M>` or `Output<M>`, where `M` is a `Message`"
 )]
 pub trait Port: AnyPort + Send + 'static {
     type Handle: Copy + Send + Sync + 'static;
@@ -471,7 +485,10 @@ pub trait Port: AnyPort + Send + 'static {
 /// A port that `#[input]` may stand on.
 #[doc(hidden)]
 #[allow(missing_docs)]
-#[diagnostic::on_unimplemented(message = "`{Self}` is not an input", label = "`#[input]` stands on an `Input<M>`")]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an input",
+    label = "`#[input]` stands on an `Input<M>` or `Inputs<M>`"
+)]
 pub trait InputPort: Port {
     /// Those that its messages can carry.
     const EVENTS: &'static [&'static str];
@@ -500,6 +517,10 @@ impl<M: Message> AnyPort for Input<M> {
     fn reader_gone(&self) -> bool {
         false
     }
+
+    fn rest(&mut self) {
+        self.arrivals.rest();
+    }
 }
 
 impl<M: Message> AnyPort for Output<M> {
@@ -520,16 +541,16 @@ impl<M: Message> Port for Input<M> {
     type Handle = InputHandle<M>;
 
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> InputHandle<M> {
-        InputHandle { id: plan.add::<M>(name, false, options), of: PhantomData }
+        InputHandle::new(plan.add::<M>(name, PortKind::Input, options))
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
-        Ok(Self { receiver: binder.end(name)?, front: Front::new(options.wanted), traffic: Traffic::default() })
+        Ok(Self { arrivals: Arrivals::new(binder.end(name)?, options.wanted), traffic: Traffic::default() })
     }
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
-        self.poll_message(cx)
+        self.arrivals.poll(cx)
     }
 
     /// This is the only reader: what was there still is.
@@ -545,7 +566,7 @@ impl<M: Message> Port for Output<M> {
     type Handle = OutputHandle<M>;
 
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> OutputHandle<M> {
-        OutputHandle { id: plan.add::<M>(name, true, options), of: PhantomData }
+        OutputHandle::new(plan.add::<M>(name, PortKind::Output, options))
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, _options: PortOptions) -> Result<Self> {
@@ -570,10 +591,10 @@ impl<M: Message> Port for Output<M> {
 }
 
 impl Plan {
-    fn add<M: Message>(&mut self, name: &'static str, output: bool, options: PortOptions) -> PortId {
+    pub(super) fn add<M: Message>(&mut self, name: &'static str, kind: PortKind, options: PortOptions) -> PortId {
         self.ports.push(PortDecl {
             name,
-            output,
+            kind,
             hub: options.hub,
             carries_envelopes: M::CARRIES_ENVELOPES,
             element_bytes: M::ELEMENT_BYTES,

@@ -14,8 +14,8 @@ use crate::{
     stream::{CompletionMode, Ticket},
 };
 
-/// The ends of an operator's hubs, by port.
-pub(crate) type Ends = HashMap<&'static str, Box<dyn Any + Send>>;
+/// The ends of an operator's hubs, by port, each port's in the order of connecting.
+pub(crate) type Ends = HashMap<&'static str, Vec<Box<dyn Any + Send>>>;
 
 /// What an operator did in one run of its flow.
 #[derive(Clone, Debug, Default)]
