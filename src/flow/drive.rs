@@ -384,6 +384,9 @@ impl Keeper<'_> {
             return Poll::Ready(Next::Stop);
         }
         if self.rest.tokens.none() && self.nodes.iter().any(|node| !node.has_ended()) {
+            if Node::ask_again(self.nodes) {
+                return Poll::Pending;
+            }
             return Poll::Ready(self.at_rest());
         }
         Poll::Pending
@@ -398,7 +401,8 @@ impl Keeper<'_> {
             let reads = self.hubs.iter().filter(|hub| hub.to == index).filter_map(|hub| hub.state.reader_lacks());
             let writes: Vec<String> = writes.collect();
             stuck |= !writes.is_empty();
-            let lacks: Vec<String> = writes.into_iter().chain(reads).collect();
+            let refused = self.nodes[index].is_refused().then(|| "its own `may_run` to allow it".to_string());
+            let lacks: Vec<String> = writes.into_iter().chain(reads).chain(refused).collect();
             waits.push(format!("`{}` waits for {}", self.names[index], lacks.join(" and for ")));
         }
         stuck |= self.hubs.iter().any(|hub| hub.state.queued() > 0);

@@ -317,6 +317,11 @@ impl<M: Message> Sender<M> {
         }
     }
 
+    /// Keeps the waker for the next change.
+    pub(crate) fn watch(&self, waker: &Waker) {
+        self.0.queue.keep_writer(waker);
+    }
+
     pub(crate) fn reader_gone(&self) -> bool {
         self.0.queue.reader_gone()
     }
@@ -350,6 +355,11 @@ impl<M: Message> Receiver<M> {
             link.lend(message, -1);
         }
         Ok(message)
+    }
+
+    /// Keeps the waker for the next change.
+    pub(crate) fn watch(&self, waker: &Waker) {
+        self.0.queue.keep_reader(waker);
     }
 
     /// Shows the message at `at`, if it can be taken. `look` sends and takes nothing here.

@@ -260,6 +260,11 @@ impl<M> Queue<M> {
         lock(&self.state).writer.keep(&self.writer, waker);
     }
 
+    /// Keeps the reader's waker for the next message, or for the end.
+    pub(crate) fn keep_reader(&self, waker: &Waker) {
+        lock(&self.state).reader.keep(&self.reader, waker);
+    }
+
     pub(crate) fn writer_gone(&self) -> bool {
         self.writer_gone.load(Ordering::Acquire)
     }

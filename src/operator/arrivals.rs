@@ -1,6 +1,9 @@
 //! [`Arrivals`]: the end of a hub as an input holds it, with what the input waits for beside a message.
 
-use std::{fmt, task::Context};
+use std::{
+    fmt,
+    task::{Context, Waker},
+};
 
 use crate::{
     condition::{self, Front, Readiness, Wanted},
@@ -50,6 +53,11 @@ impl<M: Message> Arrivals<M> {
             None => self.receiver.len(),
             Some(front) => front.len(&self.receiver),
         }
+    }
+
+    /// Keeps the waker for the next change.
+    pub(super) fn watch(&self, waker: &Waker) {
+        self.receiver.watch(waker);
     }
 
     /// What went wrong on the way, if something did.

@@ -4,10 +4,13 @@ use std::{
     fmt,
     future::poll_fn,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
-use super::{Ports, node::Node};
+use super::{
+    Operator, Ports,
+    node::{Method, Node},
+};
 use crate::{
     condition::{self, Awaited, Readiness},
     device::{Device, ticks::Ticks},
@@ -31,6 +34,9 @@ pub struct Cx {
     finished: bool,
     /// What the next run waits for.
     awaited: Awaited,
+    /// Whether the operator's `may_run` and `after` are called: until it is known that it has none of its own.
+    asks_may_run: bool,
+    calls_after: bool,
     /// Runs since it last let others have a turn.
     streak: u32,
     pub(crate) runs: u64,
@@ -51,6 +57,8 @@ impl Cx {
             node,
             finished: false,
             awaited: Awaited::new(),
+            asks_may_run: true,
+            calls_after: true,
             streak: 0,
             runs: 0,
             busy: 0,
@@ -135,6 +143,12 @@ impl Cx {
         self.awaited.push(available);
     }
 
+    /// Wakes the operator, to ask its conditions and its [`may_run`](super::Operator::may_run) again: for whoever changes
+    /// what that depends on. It holds no flow up: one in which nobody can run meanwhile is at its end.
+    pub fn waker(&self) -> Waker {
+        Waker::from(self.node.clone())
+    }
+
     /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
     /// False if it may never run again. For operators that override [`run`](super::Operator::run).
     ///
@@ -142,23 +156,54 @@ impl Cx {
     /// Nothing is taken from a port before it resolves; dropping it changes nothing. While it waits, and only then, the
     /// operator counts as one that waits for others: a flow of which all do is at its end.
     pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
+        self.asks_may_run = false;
+        self.until_ready(ports, |_, _| true).await
+    }
+
+    /// The same, with what an operator's own methods have to say, after one run and before the next.
+    pub(super) async fn next<O: Operator + ?Sized>(&mut self, operator: &mut O, ports: &mut O::Ports) -> Result<bool> {
+        if self.calls_after && self.begun.is_some() {
+            self.after(operator, ports).await?;
+        }
+        Ok(self.until_ready(ports, |ports, cx| operator.may_run(ports, cx)).await)
+    }
+
+    /// A run has ended: what the operator does when its device work is done, too.
+    async fn after<O: Operator + ?Sized>(&mut self, operator: &mut O, ports: &mut O::Ports) -> Result<()> {
+        self.end_run();
+        let node = self.node.clone();
+        let last = self.stream.as_ref().map(Stream::ticket);
+        // This runs nothing of an `async fn`, and says whether there is one.
+        let after = operator.after(ports, self);
+        if node.is_default(Method::After) {
+            drop(after);
+            self.calls_after = false;
+            return Ok(());
+        }
+        if let Some(last) = last {
+            last.completed().await?;
+        }
+        after.await
+    }
+
+    async fn until_ready<P: Ports>(&mut self, ports: &mut P, mut may_run: impl FnMut(&P, &Cx) -> bool) -> bool {
         let mut asking = Asking { cx: self, ports, waits: false };
         poll_fn(|task| {
-            let asked = asking.cx.poll_ready(asking.ports, task);
+            let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
             asking.waits = asked.is_pending();
             asked
         })
         .await
     }
 
-    fn poll_ready<P: Ports>(&mut self, ports: &mut P, task: &mut Context<'_>) -> Poll<bool> {
+    fn poll_ready<P: Ports>(
+        &mut self,
+        ports: &mut P,
+        may_run: &mut impl FnMut(&P, &Cx) -> bool,
+        task: &mut Context<'_>,
+    ) -> Poll<bool> {
         // The end of one run is the beginning of the next, if it does not have to wait.
-        let now = self.begun.take().map(|begun| {
-            let now = Ticks::now();
-            self.runs += 1;
-            self.busy += now.since(begun);
-            now
-        });
+        let now = self.end_run();
         if self.finished || self.node.is_finishing() {
             return Poll::Ready(false);
         }
@@ -166,7 +211,6 @@ impl Cx {
         self.streak += 1;
         if self.streak == LONGEST_STREAK {
             self.streak = 0;
-            self.begun = None;
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -176,6 +220,10 @@ impl Cx {
         match ports.poll_ready(task).and(awaited) {
             Readiness::Ready => {
                 budget.made_progress();
+                if self.asks_may_run && !self.may_run(ports, may_run, task.waker()) {
+                    self.node.park_refused();
+                    return Poll::Pending;
+                }
                 if !ports.claim() {
                     // Another task was quicker: look again, after it.
                     task.waker().wake_by_ref();
@@ -194,12 +242,38 @@ impl Cx {
         }
     }
 
+    /// Asks the operator itself, of whose conditions all are ready.
+    fn may_run<P: Ports>(&mut self, ports: &mut P, may_run: &mut impl FnMut(&P, &Cx) -> bool, waker: &Waker) -> bool {
+        // A port that has what it waits for keeps no waker; but the next message is a reason to ask again. Kept first, so
+        // that none comes unseen.
+        ports.visit(&mut |_, port| port.watch(waker));
+        let allowed = may_run(ports, self);
+        self.asks_may_run = !self.node.is_default(Method::MayRun);
+        self.node.answered(allowed);
+        allowed
+    }
+
+    /// The present run's end, if there is one.
+    fn end_run(&mut self) -> Option<Ticks> {
+        let begun = self.begun.take()?;
+        let now = Ticks::now();
+        self.runs += 1;
+        self.busy += now.since(begun);
+        Some(now)
+    }
+
+    /// Said by the trait's own methods: the operator has not written this one.
+    pub(super) fn not_written(&self, method: Method) {
+        self.node.set_default(method);
+    }
+
+    pub(super) fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
     /// The last run's time, if it ended with an error.
     pub(crate) fn close(&mut self) {
-        if let Some(begun) = self.begun.take() {
-            self.runs += 1;
-            self.busy += Ticks::now().since(begun);
-        }
+        self.end_run();
         self.last = self.stream.take().map(|stream| stream.ticket()).or(self.last.take());
         self.finished = false;
         self.awaited.clear();

@@ -12,7 +12,7 @@
 use std::{
     fmt,
     future::poll_fn,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use super::arrivals::{Arrivals, Wait};
@@ -196,6 +196,10 @@ impl<M: Message> AnyPort for Inputs<M> {
 
     fn rest(&mut self) {
         self.connections.iter_mut().for_each(Arrivals::rest);
+    }
+
+    fn watch(&mut self, waker: &Waker) {
+        self.connections.iter().for_each(|connection| connection.watch(waker));
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     fmt,
     future::poll_fn,
     marker::PhantomData,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use super::arrivals::{Arrivals, Wait};
@@ -462,6 +462,8 @@ pub trait AnyPort {
     fn reader_gone(&self) -> bool;
     /// It is not waited at any longer.
     fn rest(&mut self) {}
+    /// Keeps the waker for its next change, whether it is ready or not.
+    fn watch(&mut self, waker: &Waker);
 }
 
 /// What the derive macro needs of a port.
@@ -521,6 +523,10 @@ impl<M: Message> AnyPort for Input<M> {
     fn rest(&mut self) {
         self.arrivals.rest();
     }
+
+    fn watch(&mut self, waker: &Waker) {
+        self.arrivals.watch(waker);
+    }
 }
 
 impl<M: Message> AnyPort for Output<M> {
@@ -534,6 +540,12 @@ impl<M: Message> AnyPort for Output<M> {
 
     fn reader_gone(&self) -> bool {
         self.sender.as_ref().is_some_and(Sender::reader_gone)
+    }
+
+    fn watch(&mut self, waker: &Waker) {
+        if let Some(sender) = &self.sender {
+            sender.watch(waker);
+        }
     }
 }
 

@@ -7,7 +7,10 @@ use std::{any::Any, collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
 use async_trait::async_trait;
 use futures::FutureExt;
 
-use super::{Binder, Cx, Operator, Plan, PortDecl, Ports, Traffic, node::Node};
+use super::{
+    Binder, Cx, Operator, Plan, PortDecl, Ports, Traffic,
+    node::{Method, Node},
+};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
@@ -76,6 +79,25 @@ pub(crate) async fn caught(future: impl Future<Output = Result<()>>) -> Result<(
     })
 }
 
+/// An operator with a `run` of its own has no other methods that only the trait's own `run` calls: nobody writes one that
+/// then is never called, and does not hear of it.
+fn nothing_left_out<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
+    let node = cx.node().clone();
+    let _ = operator.may_run(ports, cx);
+    drop(operator.after(ports, cx));
+    for (method, name) in [(Method::MayRun, "may_run"), (Method::After, "after")] {
+        if !node.is_default(method) {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "it has a `run` of its own, which never called its `{name}`: do that in `run`, and remove `{name}`"
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn unbound() -> Error {
     Error::new(ErrorKind::Usage, "an operator runs only as part of a flow")
 }
@@ -99,7 +121,11 @@ impl<O: Operator> Seat for Place<O> {
 
     async fn run(&mut self) -> Result<()> {
         let (Some(cx), Some(ports)) = (&mut self.cx, &mut self.ports) else { return Err(unbound()) };
+        let node = cx.node().clone();
         let mut ran = caught(self.operator.run(ports, cx)).await;
+        if ran.is_ok() && !node.is_default(Method::Run) {
+            ran = caught(async { nothing_left_out(&mut self.operator, ports, cx) }).await;
+        }
         if ran.as_ref().is_err_and(|error| error.is_closed()) {
             // A reader may end between an operator's condition and its send. The end walks the flow both ways: whoever
             // sends to it has ended too.
