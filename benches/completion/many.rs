@@ -15,7 +15,7 @@ use crate::{
     source::{Source, Waiter},
 };
 
-const TASKS: [usize; 3] = [1, 8, 64];
+const TASKS: [usize; 4] = [1, 8, 64, 512];
 /// Microseconds that each kernel runs.
 const LENGTHS: [u64; 3] = [5, 20, 200];
 const ROUNDS: usize = 3;

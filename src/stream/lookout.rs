@@ -47,6 +47,8 @@ struct Shared {
     /// There is something new in the list: for a thread that scans and would rather not lock it.
     news: AtomicBool,
     change: Condvar,
+    /// It is asked for somebody.
+    scanning: AtomicBool,
 }
 
 #[derive(Default)]
@@ -85,6 +87,7 @@ impl Lookout {
             list: Mutex::default(),
             news: AtomicBool::new(false),
             change: Condvar::new(),
+            scanning: AtomicBool::new(false),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -119,10 +122,16 @@ impl Lookout {
         }
     }
 
+    /// True while it asks for anybody.
+    pub(super) fn scans(&self) -> bool {
+        self.shared.scanning.load(Ordering::Relaxed)
+    }
+
     /// Asks the mark until it is done; once it is overdue, it is left to a callback.
     pub(super) fn scan(&self, scan: Scan) {
         let mut list = lock(&self.shared.list);
         list.scans.push(scan);
+        self.shared.scanning.store(true, Ordering::Relaxed);
         self.shared.news.store(true, Ordering::Release);
         let asleep = list.asleep.take().is_some();
         self.begin(list);
@@ -174,6 +183,7 @@ impl Shared {
             }
             self.news.store(false, Ordering::Release);
             scans.append(&mut list.scans);
+            self.scanning.store(!scans.is_empty(), Ordering::Relaxed);
             let mut due = Vec::new();
             while list.alarms.peek().is_some_and(|Reverse(alarm)| alarm.at <= now) {
                 due.extend(list.alarms.pop());
