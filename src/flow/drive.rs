@@ -37,9 +37,9 @@ use crate::{
     operator::{
         node::{Node, Rest},
         quiet::Tokens,
-        seat::{Ends, Seat, caught},
+        seat::{Ends, How, Seat, caught},
     },
-    stream::{CompletionMode, Streams},
+    stream::Streams,
 };
 
 /// An operator that takes part.
@@ -92,10 +92,10 @@ pub(super) struct Finished {
 }
 
 /// Begins a run in the background.
-pub(super) fn launch(name: Arc<str>, crew: Vec<Member>, joints: Vec<Joint>, mode: CompletionMode) -> Running {
+pub(super) fn launch(name: Arc<str>, crew: Vec<Member>, joints: Vec<Joint>, how: How) -> Running {
     let control = Arc::new(Control::default());
     let (tell, finished) = oneshot::channel();
-    let keeper = drive(crew, joints, control.clone(), mode);
+    let keeper = drive(crew, joints, control.clone(), how);
     spawn(&format!("flow {name}"), async move {
         let finished = keeper.await;
         // Nobody listens to a flow whose handle was dropped.
@@ -133,7 +133,7 @@ async fn attended_to_the_end(device: &Device, work: impl Future<Output = Result<
     attended(&Node::alone(), &Device::host(), work).await
 }
 
-async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>, mode: CompletionMode) -> Finished {
+async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>, how: How) -> Finished {
     let clock = TickClock::start();
     let rest = Arc::new(Rest { tokens: Tokens::new(crew.len()), flow: AtomicWaker::new() });
     let nodes: Vec<_> = (0..crew.len()).map(|operator| Node::new(operator, &rest)).collect();
@@ -142,7 +142,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
     joints.iter().for_each(|joint| sources[joint.to.0] = false);
 
     for (member, node) in crew.iter_mut().zip(&nodes) {
-        member.seat.enter(member.name.clone(), member.device.clone(), node.clone(), mode);
+        member.seat.enter(member.name.clone(), member.device.clone(), node.clone(), how);
     }
     let mut failure = None;
     let hubs = match build(&mut crew, joints) {

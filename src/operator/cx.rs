@@ -10,13 +10,14 @@ use std::{
 use super::{
     Operator, Ports,
     node::{Method, Node},
+    seat::How,
 };
 use crate::{
     condition::{self, Awaited, Readiness},
     device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
     memory::HostAccess,
-    stream::{CompletionMode, Stream, Ticket},
+    stream::{CompletionMode, DeviceTime, Stream, Ticket},
 };
 
 /// As many runs as tokio lets a task have operations at a stretch.
@@ -28,6 +29,10 @@ pub struct Cx {
     device: Device,
     mode: CompletionMode,
     stream: Option<Stream>,
+    /// Its runs are timed on the device.
+    timed: bool,
+    /// Its stream, once it has given it back: for what its runs took.
+    measured: Option<Stream>,
     /// What its stream had to do last, once it has given it back.
     pub(crate) last: Option<Ticket>,
     node: Arc<Node>,
@@ -47,12 +52,15 @@ pub struct Cx {
 }
 
 impl Cx {
-    pub(crate) fn new(name: Arc<str>, device: Device, node: Arc<Node>, mode: CompletionMode) -> Self {
+    pub(crate) fn new(name: Arc<str>, device: Device, node: Arc<Node>, how: How) -> Self {
+        let How { mode, timed } = how;
         Self {
             name,
             device,
             mode,
             stream: None,
+            timed,
+            measured: None,
             last: None,
             node,
             finished: false,
@@ -96,6 +104,9 @@ impl Cx {
             None => {
                 let stream = Stream::named(&self.device, &*self.name)?;
                 stream.set_completion_mode(self.mode);
+                if self.timed && self.begun.is_some() {
+                    stream.begin_run();
+                }
                 stream
             }
         };
@@ -229,6 +240,9 @@ impl Cx {
                     task.waker().wake_by_ref();
                     return Poll::Pending;
                 }
+                if let (true, Some(stream)) = (self.timed, &self.stream) {
+                    stream.begin_run();
+                }
                 self.begun = Some(now.unwrap_or_else(Ticks::now));
                 Poll::Ready(true)
             }
@@ -259,12 +273,23 @@ impl Cx {
         let now = Ticks::now();
         self.runs += 1;
         self.busy += now.since(begun);
+        if let (true, Some(stream)) = (self.timed, &self.stream) {
+            stream.end_run();
+        }
         Some(now)
     }
 
     /// Said by the trait's own methods: the operator has not written this one.
     pub(super) fn not_written(&self, method: Method) {
         self.node.set_default(method);
+    }
+
+    /// What the device spent on its runs, where that is measured.
+    pub(super) fn device_time(&mut self) -> Option<DeviceTime> {
+        if !self.timed || self.device.is_host() {
+            return None;
+        }
+        Some(self.measured.take().and_then(|stream| stream.device_time()).unwrap_or_default())
     }
 
     pub(super) fn node(&self) -> &Arc<Node> {
@@ -274,6 +299,9 @@ impl Cx {
     /// The last run's time, if it ended with an error.
     pub(crate) fn close(&mut self) {
         self.end_run();
+        if self.timed && self.measured.is_none() {
+            self.measured.clone_from(&self.stream);
+        }
         self.last = self.stream.take().map(|stream| stream.ticket()).or(self.last.take());
         self.finished = false;
         self.awaited.clear();

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    stream::{CompletionMode, Ticket},
+    stream::{CompletionMode, DeviceTime, Ticket},
 };
 
 /// The ends of an operator's hubs, by port, each port's in the order of connecting.
@@ -28,13 +28,22 @@ pub(crate) struct Tally {
     pub(crate) busy: u64,
     pub(crate) received: Traffic,
     pub(crate) sent: Traffic,
+    pub(crate) device: Option<DeviceTime>,
+}
+
+/// What a flow says of its operators' streams.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub(crate) mode: CompletionMode,
+    /// Their runs are timed on the device.
+    pub(crate) timed: bool,
 }
 
 /// One operator, its ports while it runs, and its surroundings.
 #[async_trait]
 pub(crate) trait Seat: Send {
     /// Gives it its surroundings. From here on it can be stopped.
-    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, mode: CompletionMode);
+    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, how: How);
     /// Gives it its ends.
     fn bind(&mut self, ends: Ends) -> Result<()>;
     async fn start(&mut self) -> Result<()>;
@@ -45,7 +54,8 @@ pub(crate) trait Seat: Send {
     fn close(&mut self);
     /// The last work that its stream was given.
     fn last(&mut self) -> Option<Ticket>;
-    fn tally(&self) -> Tally;
+    /// After its last work is done, or lost.
+    fn tally(&mut self) -> Tally;
 }
 
 pub(crate) struct Place<O: Operator> {
@@ -104,8 +114,8 @@ fn unbound() -> Error {
 
 #[async_trait]
 impl<O: Operator> Seat for Place<O> {
-    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, mode: CompletionMode) {
-        self.cx = Some(Cx::new(name, device, node, mode));
+    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, how: How) {
+        self.cx = Some(Cx::new(name, device, node, how));
         self.tally = Tally::default();
     }
 
@@ -165,7 +175,8 @@ impl<O: Operator> Seat for Place<O> {
         self.cx.as_mut().and_then(|cx| cx.last.take())
     }
 
-    fn tally(&self) -> Tally {
+    fn tally(&mut self) -> Tally {
+        self.tally.device = self.cx.as_mut().and_then(Cx::device_time);
         self.tally.clone()
     }
 }
