@@ -14,7 +14,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`flow`] | build, check, run: [`Flow`], [`Running`], [`Report`] |
-//! | [`operator`] | [`Operator`], its [`Ports`](operator::Ports), [`Input`], [`Output`], [`Cx`] |
+//! | [`operator`] | [`Operator`], its [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`] |
 //! | `condition` | when may an operator run |
 //! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
@@ -55,15 +55,15 @@ pub use error::{Error, ErrorKind, Result};
 pub use flow::{Flow, Report, Running};
 pub use hub::{Envelope, Host, Hub, Message};
 pub use memory::Buffer;
-pub use operator::{Cx, Input, Operator, Output};
+pub use operator::{Cx, Input, Inputs, Operator, Output};
 pub use stream::Stream;
 pub use wakeline_macros::{Message, Ports, kernel};
 
 /// All that an operator and a flow need.
 pub mod prelude {
     pub use crate::{
-        Buffer, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Message, Operator, Output, Report,
-        Result, Stream, device::Emulated, operator::Ports,
+        Buffer, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Inputs, Message, Operator, Output,
+        Report, Result, Stream, device::Emulated, operator::Ports,
     };
     pub use wakeline_macros::{Ports, kernel};
 }
@@ -72,7 +72,7 @@ pub mod prelude {
 #[doc(hidden)]
 pub mod __private {
     pub use crate::{
-        condition::Readiness,
+        condition::{EventField, Readiness, knows_event},
         device::backend::{BodyArg, KernelDef, Known, Prototype, Source},
         hub::RawEnvelope,
         kernel::{Registered, kernel},

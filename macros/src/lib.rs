@@ -47,13 +47,16 @@ use proc_macro::TokenStream;
 /// - `#[input]`: messages come in; the field is an `Input<..>`.
 /// - `#[output]`: messages go out; the field is an `Output<..>`.
 ///
-/// Their options are expressions of type `usize`, which may name the struct's own constants and const parameters:
+/// The values of their options are expressions of type `usize`, which may name the struct's own constants and const
+/// parameters, if nothing else is said:
 ///
 /// | option | on | what it says |
 /// |---|---|---|
 /// | `capacity = 4` | both | messages that its queue holds, at least 1, where the connection does not say |
 /// | `envelope_bytes = 1 << 20` | `#[output]` | bytes of each envelope that the hub allocates for it |
 /// | `envelopes = 3` | `#[output]` | how many envelopes the hub allocates at each location |
+/// | `done` | `#[input]` | a message counts once the work that wrote it is done |
+/// | `event = "decoded"` | `#[input]` | a message counts once its event of that name has passed; a literal, and a name that the message has |
 ///
 /// # On the struct
 ///
@@ -92,9 +95,11 @@ pub fn derive_ports(item: TokenStream) -> TokenStream {
 /// # On a field
 ///
 /// - `#[envelope]`: the field's type is itself a `Message`, and its envelopes are this message's.
+/// - `#[event]`, `#[event("decoded")]`: the field is a `Ticket`, or an `Option` of one: an event of that name, or of the
+///   field's, which an input can wait for with `#[input(event = "decoded")]`.
 ///
 /// A generic type is a message where it is `Send + 'static` and its marked fields are messages.
-#[proc_macro_derive(Message, attributes(envelope))]
+#[proc_macro_derive(Message, attributes(envelope, event))]
 pub fn derive_message(item: TokenStream) -> TokenStream {
     errors::or_report(message::expand(item.into())).into()
 }

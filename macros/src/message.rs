@@ -1,11 +1,14 @@
 //! `#[derive(Message)]`: what ports can carry, and where in it the envelopes are.
 //!
-//! Structs and enums are read as the same thing, a list of variants with their marked fields, and both methods are one
-//! `match` over those. A type without a marked field needs no methods at all: the trait's own will do.
+//! Structs and enums are read as the same thing, a list of variants with their marked fields, and each method is one
+//! `match` over those. Where no field is marked for it, the trait's own method will do.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
-use syn::{Attribute, Data, DeriveInput, Fields, Generics, Ident, Index, Member, Meta, Type, parse_quote};
+use syn::{
+    Attribute, Data, DeriveInput, Field, Fields, Generics, Ident, Index, LitStr, Member, Meta, Type, ext::IdentExt,
+    parse_quote,
+};
 
 use crate::errors::{self, Errors};
 
@@ -14,23 +17,31 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     let variants = read(&item)?;
     let site = Span::mixed_site();
     let name = &item.ident;
-    let marked: Vec<_> = variants.iter().flat_map(|variant| &variant.marked).map(|(_, ty)| ty).collect();
+    let marked: Vec<_> = variants.iter().flat_map(|variant| &variant.envelopes).map(|(_, ty)| ty).collect();
     let generics = bounded(item.generics.clone(), &marked);
     let (impl_generics, ty_generics, where_clause) = generics.split_for_impl();
 
     let members = (!marked.is_empty()).then(|| {
-        let envelopes = arms(&variants, |fields| {
-            let visits = fields.iter().map(
+        let envelopes = arms(
+            &variants,
+            |variant| variant.envelopes.clone(),
+            |fields| {
+                let visits = fields.iter().map(
                 |(field, ty)| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::envelopes(#field, visit);),
             );
-            quote_spanned!(site=> { #(#visits)* })
-        });
-        let bytes = arms(&variants, |fields| {
-            let bytes = fields.iter().map(
-                |(field, ty)| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::size_in_bytes(#field)),
-            );
-            quote_spanned!(site=> { 0 #(+ #bytes)* })
-        });
+                quote_spanned!(site=> { #(#visits)* })
+            },
+        );
+        let bytes = arms(
+            &variants,
+            |variant| variant.envelopes.clone(),
+            |fields| {
+                let bytes = fields.iter().map(
+                    |(field, ty)| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::size_in_bytes(#field)),
+                );
+                quote_spanned!(site=> { 0 #(+ #bytes)* })
+            },
+        );
         let carries =
             marked.iter().map(|ty| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::CARRIES_ENVELOPES));
         quote_spanned! {site=>
@@ -48,9 +59,51 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
             }
         }
     });
+    let events = events(&variants);
     Ok(quote_spanned! {site=>
         #[automatically_derived]
-        impl #impl_generics ::wakeline::Message for #name #ty_generics #where_clause { #members }
+        impl #impl_generics ::wakeline::Message for #name #ty_generics #where_clause { #members #events }
+    })
+}
+
+/// The names of all events, and the method that shows those of one name.
+fn events(variants: &[Variant]) -> Option<TokenStream> {
+    let site = Span::mixed_site();
+    let mut names: Vec<&LitStr> = Vec::new();
+    for event in variants.iter().flat_map(|variant| &variant.events) {
+        if !names.iter().any(|name| name.value() == event.name.value()) {
+            names.push(&event.name);
+        }
+    }
+    if names.is_empty() {
+        return None;
+    }
+    let arms = names.iter().map(|name| {
+        let of_this_name = |variant: &Variant| {
+            let events = variant.events.iter().filter(|event| event.name.value() == name.value());
+            events.map(|event| (event.member.clone(), event.ty.clone())).collect::<Vec<_>>()
+        };
+        let arms = arms(variants, of_this_name, |fields| {
+            let shown = fields.iter().map(|(field, ty)| {
+                quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::__private::EventField>::show(#field, visit);)
+            });
+            quote_spanned!(site=> { #(#shown)* })
+        });
+        quote_spanned!(site=> #name => match self { #arms },)
+    });
+    Some(quote_spanned! {site=>
+        const EVENTS: &'static [&'static str] = &[#(#names),*];
+
+        fn events(
+            &mut self,
+            name: &::core::primitive::str,
+            visit: &mut dyn ::core::ops::FnMut(&mut ::wakeline::stream::Ticket),
+        ) {
+            match name {
+                #(#arms)*
+                _ => {}
+            }
+        }
     })
 }
 
@@ -58,7 +111,37 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
 struct Variant {
     /// `Self::Drawn`, or `Self`.
     path: TokenStream,
-    marked: Vec<(Member, Type)>,
+    envelopes: Vec<(Member, Type)>,
+    events: Vec<Event>,
+}
+
+/// A field that is an event.
+struct Event {
+    member: Member,
+    ty: Type,
+    name: LitStr,
+}
+
+impl Variant {
+    fn read(path: TokenStream, fields: &Fields, errors: &mut Errors) -> Self {
+        let mut variant = Self { path, envelopes: Vec::new(), events: Vec::new() };
+        for (at, field) in fields.iter().enumerate() {
+            let member = || field.ident.clone().map_or_else(|| Member::Unnamed(Index::from(at)), Member::Named);
+            let is_envelope = is_envelope(field, errors);
+            if let Some(name) = event_name(field, errors) {
+                if is_envelope {
+                    errors.at(field, "a field holds envelopes or is an event, not both: remove one of the attributes");
+                }
+                if variant.events.iter().any(|event| event.name.value() == name.value()) {
+                    errors.at(&name, format!("there are two events `{}`: give each its own name", name.value()));
+                }
+                variant.events.push(Event { member: member(), ty: field.ty.clone(), name });
+            } else if is_envelope {
+                variant.envelopes.push((member(), field.ty.clone()));
+            }
+        }
+        variant
+    }
 }
 
 fn read(item: &DeriveInput) -> syn::Result<Vec<Variant>> {
@@ -67,13 +150,13 @@ fn read(item: &DeriveInput) -> syn::Result<Vec<Variant>> {
     let mut variants = Vec::new();
     match &item.data {
         Data::Struct(data) => {
-            variants.push(Variant { path: quote!(Self), marked: marked(&data.fields, &mut errors) });
+            variants.push(Variant::read(quote!(Self), &data.fields, &mut errors));
         }
         Data::Enum(data) => {
             for variant in &data.variants {
                 misplaced(&variant.attrs, &mut errors);
                 let name = &variant.ident;
-                variants.push(Variant { path: quote!(Self::#name), marked: marked(&variant.fields, &mut errors) });
+                variants.push(Variant::read(quote!(Self::#name), &variant.fields, &mut errors));
             }
         }
         Data::Union(data) => {
@@ -84,34 +167,53 @@ fn read(item: &DeriveInput) -> syn::Result<Vec<Variant>> {
     Ok(variants)
 }
 
-fn marked(fields: &Fields, errors: &mut Errors) -> Vec<(Member, Type)> {
-    let mut marked = Vec::new();
-    for (at, field) in fields.iter().enumerate() {
-        let mut seen = false;
-        for attribute in field.attrs.iter().filter(|attribute| attribute.path().is_ident("envelope")) {
-            if !matches!(attribute.meta, Meta::Path(_)) {
-                errors.at(attribute, "`#[envelope]` has no options: write just that");
-            } else if seen {
-                errors.at(attribute, "`#[envelope]` is here twice: remove one");
-            }
-            seen = true;
+fn is_envelope(field: &Field, errors: &mut Errors) -> bool {
+    let mut seen = false;
+    for attribute in field.attrs.iter().filter(|attribute| attribute.path().is_ident("envelope")) {
+        if !matches!(attribute.meta, Meta::Path(_)) {
+            errors.at(attribute, "`#[envelope]` has no options: write just that");
+        } else if seen {
+            errors.at(attribute, "`#[envelope]` is here twice: remove one");
         }
-        if seen {
-            let member = field.ident.clone().map_or_else(|| Member::Unnamed(Index::from(at)), Member::Named);
-            marked.push((member, field.ty.clone()));
-        } else {
-            let ty = &field.ty;
-            if mentions(quote!(#ty), &[Ident::new("Envelope", Span::call_site())]) {
-                errors.at(ty, "this field holds envelopes, which no hub would find or move: mark it `#[envelope]`");
-            }
-        }
+        seen = true;
     }
-    marked
+    let ty = &field.ty;
+    if !seen && mentions(quote!(#ty), &[Ident::new("Envelope", Span::call_site())]) {
+        errors.at(ty, "this field holds envelopes, which no hub would find or move: mark it `#[envelope]`");
+    }
+    seen
+}
+
+/// `#[event]`: the field's own name; `#[event("scaled")]`: that one.
+fn event_name(field: &Field, errors: &mut Errors) -> Option<LitStr> {
+    let mut attributes = field.attrs.iter().filter(|attribute| attribute.path().is_ident("event"));
+    let attribute = attributes.next()?;
+    for again in attributes {
+        errors.at(again, "`#[event]` is here twice: remove one");
+    }
+    match (&attribute.meta, &field.ident) {
+        (Meta::Path(_), Some(name)) => Some(LitStr::new(&name.unraw().to_string(), name.span())),
+        (Meta::Path(_), None) => {
+            errors.at(attribute, "this event needs a name, as its field has none: `#[event(\"decoded\")]`");
+            None
+        }
+        _ => match attribute.parse_args::<LitStr>() {
+            Ok(name) => Some(name),
+            Err(_) => {
+                errors.at(attribute, "write `#[event]`, or the event's name in brackets: `#[event(\"decoded\")]`");
+                None
+            }
+        },
+    }
 }
 
 fn misplaced(attributes: &[Attribute], errors: &mut Errors) {
-    for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("envelope")) {
-        errors.at(attribute, "`#[envelope]` goes on a field: the one that holds the envelopes");
+    for attribute in attributes {
+        if attribute.path().is_ident("envelope") {
+            errors.at(attribute, "`#[envelope]` goes on a field: the one that holds the envelopes");
+        } else if attribute.path().is_ident("event") {
+            errors.at(attribute, "`#[event]` goes on a field: the one that holds the ticket");
+        }
     }
 }
 
@@ -140,24 +242,37 @@ fn mentions(tokens: TokenStream, names: &[Ident]) -> bool {
     })
 }
 
-/// One arm for each variant that has marked fields, and one for all the others.
-fn arms(variants: &[Variant], body: impl Fn(&[(Ident, &Type)]) -> TokenStream) -> TokenStream {
-    let some = variants.iter().filter(|variant| !variant.marked.is_empty()).map(|Variant { path, marked }| {
-        let members = marked.iter().map(|(member, _)| member);
-        let fields: Vec<_> = marked
+/// One arm for each variant that has such fields, and one for all the others.
+fn arms<F: AsRef<[(Member, Type)]>>(
+    variants: &[Variant],
+    chosen: impl Fn(&'_ Variant) -> F,
+    body: impl Fn(&[(Ident, &Type)]) -> TokenStream,
+) -> TokenStream {
+    let mut arms = TokenStream::new();
+    let mut others = false;
+    for variant in variants {
+        let chosen = chosen(variant);
+        let chosen = chosen.as_ref();
+        if chosen.is_empty() {
+            others = true;
+            continue;
+        }
+        let path = &variant.path;
+        let members = chosen.iter().map(|(member, _)| member);
+        let fields: Vec<_> = chosen
             .iter()
             .enumerate()
             .map(|(at, (_, ty))| (format_ident!("field_{at}", span = Span::mixed_site()), ty))
             .collect();
         let names = fields.iter().map(|(name, _)| name);
         let body = body(&fields);
-        quote!(#path { #(#members: #names,)* .. } => #body)
-    });
-    let none = variants.iter().any(|variant| variant.marked.is_empty()).then(|| {
+        arms.extend(quote!(#path { #(#members: #names,)* .. } => #body));
+    }
+    if others {
         let body = body(&[]);
-        quote!(_ => #body)
-    });
-    quote!(#(#some)* #none)
+        arms.extend(quote!(_ => #body));
+    }
+    arms
 }
 
 #[cfg(test)]
@@ -199,6 +314,28 @@ mod tests {
     }
 
     #[test]
+    fn an_event_has_its_fields_name_or_another() {
+        let item = quote!(
+            enum Step {
+                One {
+                    #[event]
+                    decoded: Ticket,
+                    #[event("scaled")]
+                    other: Ticket,
+                },
+                Two(#[event("decoded")] Ticket),
+                Three,
+            }
+        );
+        let expanded = expand(item).unwrap().to_string();
+        let wanted = quote!(
+            const EVENTS: &'static [&'static str] = &["decoded", "scaled"];
+        );
+        assert!(expanded.contains(&wanted.to_string()), "{expanded}");
+        assert!(!expanded.contains("CARRIES_ENVELOPES"), "{expanded}");
+    }
+
+    #[test]
     fn all_mistakes_are_reported_at_once() {
         let item = quote! {
             #[envelope]
@@ -206,9 +343,20 @@ mod tests {
                 #[envelope]
                 A(#[envelope(x)] u8),
                 B { #[envelope] #[envelope] b: u8 },
+                #[event]
+                C(#[event] Ticket, #[event("a")] #[event] Ticket, #[event("a")] Ticket, #[event(a)] Ticket),
+                D(#[event("d")] #[envelope] Ticket),
             }
         };
-        let messages = messages(expand(item));
+        let mut messages = messages(expand(item));
+        let events = messages.split_off(4);
+        assert_eq!(events.len(), 6, "{events:#?}");
+        assert!(events[0].contains("goes on a field"));
+        assert!(events[1].contains("needs a name"));
+        assert!(events[2].contains("twice"));
+        assert!(events[3].contains("two events `a`"));
+        assert!(events[4].contains("in brackets"));
+        assert!(events[5].contains("not both"));
         assert_eq!(messages.len(), 4, "{messages:#?}");
         assert!(messages[0].contains("goes on a field"));
         assert!(messages[1].contains("goes on a field"));

@@ -7,7 +7,7 @@
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::{
-    Attribute, Data, DeriveInput, Expr, ExprLit, Fields, GenericParam, Generics, Ident, Lit, Meta, Token, Type,
+    Attribute, Data, DeriveInput, Expr, ExprLit, Fields, GenericParam, Generics, Ident, Lit, LitStr, Meta, Token, Type,
     Visibility,
     ext::IdentExt,
     parse::{Parse, ParseStream},
@@ -17,8 +17,36 @@ use syn::{
 
 use crate::errors::{self, Errors};
 
-/// The options of a port, in the order in which they are generated, and whether an input may have them.
-const OPTIONS: [(&str, bool); 3] = [("capacity", true), ("envelope_bytes", false), ("envelopes", false)];
+/// An option that a port may have.
+struct Known {
+    name: &'static str,
+    input: bool,
+    output: bool,
+    /// `capacity = 4`, or just `done`.
+    has_value: bool,
+}
+
+/// All of them, in the order in which they are generated.
+const OPTIONS: [Known; 5] = [
+    Known { name: "capacity", input: true, output: true, has_value: true },
+    Known { name: "envelope_bytes", input: false, output: true, has_value: true },
+    Known { name: "envelopes", input: false, output: true, has_value: true },
+    Known { name: "done", input: true, output: false, has_value: false },
+    Known { name: "event", input: true, output: false, has_value: true },
+];
+
+impl Known {
+    fn find(name: &Ident) -> Option<&'static Self> {
+        OPTIONS.iter().find(|known| name == known.name)
+    }
+
+    fn suits(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::Input => self.input,
+            Direction::Output => self.output,
+        }
+    }
+}
 
 pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     let declaration = Declaration::read(syn::parse2(item)?)?;
@@ -75,20 +103,20 @@ impl Direction {
     }
 }
 
-/// `capacity = 4`
+/// `capacity = 4`, `done`
 struct PortOption {
     name: Ident,
-    value: Expr,
+    value: Option<Expr>,
 }
 
 impl Parse for PortOption {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         let name = input.call(Ident::parse_any)?;
-        if !input.peek(Token![=]) {
-            return Err(syn::Error::new(name.span(), format!("an option has a value: `{name} = ..`")));
-        }
-        input.parse::<Token![=]>()?;
-        Ok(Self { name, value: input.parse()? })
+        let value = match input.parse::<Option<Token![=]>>()? {
+            Some(_) => Some(input.parse()?),
+            None => None,
+        };
+        Ok(Self { name, value })
     }
 }
 
@@ -204,7 +232,7 @@ impl Declaration {
             .iter()
             .map(|PortField { ty, .. }| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::__private::Port>))
             .collect();
-        let options = self.ports.iter().map(PortField::options);
+        let options: Vec<_> = self.ports.iter().map(PortField::options).collect();
         let claim = self.ports.iter().zip(&ports).rev().fold(None, |later, (field, port)| {
             let name = &field.name;
             Some(match later {
@@ -218,6 +246,8 @@ impl Declaration {
             })
         });
         let claim = claim.unwrap_or_else(|| quote!(true));
+        // Of a generic port it shows only here, where it is used.
+        let events = if self.generics.params.is_empty() { Vec::new() } else { self.events() };
         quote_spanned! {site=>
             #[automatically_derived]
             impl #impl_generics ::wakeline::operator::Ports for #name #ty_generics #where_clause {
@@ -225,12 +255,13 @@ impl Declaration {
 
                 fn declare(plan: &mut ::wakeline::__private::Plan) -> Self::Handles {
                     let _ = &plan;
+                    #(const { #events })*
                     #handles { #(#fields: #ports::declare(plan, #names, #options),)* }
                 }
 
                 fn bind(binder: &mut ::wakeline::__private::Binder<'_>) -> ::wakeline::Result<Self> {
                     let _ = &binder;
-                    ::core::result::Result::Ok(Self { #(#fields: #ports::bind(binder, #names)?,)* })
+                    ::core::result::Result::Ok(Self { #(#fields: #ports::bind(binder, #names, #options)?,)* })
                 }
 
                 fn poll_ready(&mut self, cx: &mut ::core::task::Context<'_>) -> ::wakeline::__private::Readiness {
@@ -273,6 +304,7 @@ impl Declaration {
             };
             quote!(#check::<#ty>();)
         });
+        let events = if self.generics.params.is_empty() { self.events() } else { Vec::new() };
         quote_spanned! {Span::mixed_site()=>
             const _: () = {
                 #[allow(dead_code)]
@@ -282,7 +314,26 @@ impl Declaration {
                     #(#checks)*
                 }
             };
+            #(const _: () = { #events };)*
         }
+    }
+
+    /// That the messages of each input know the event that it waits for.
+    fn events(&self) -> Vec<TokenStream> {
+        let inputs = self.ports.iter().filter(|port| port.direction == Direction::Input);
+        let waits = inputs.filter_map(|port| port.event().map(|event| (port, event)));
+        waits
+            .map(|(PortField { ty, .. }, event)| {
+                let told = format!(
+                    "no message of this port carries an event `{0}`: mark a field of it `#[event(\"{0}\")]`",
+                    event.value()
+                );
+                let events = quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::__private::InputPort>::EVENTS);
+                quote_spanned! {event.span()=>
+                    ::core::assert!(::wakeline::__private::knows_event(#events, #event), #told);
+                }
+            })
+            .collect()
     }
 }
 
@@ -319,11 +370,20 @@ impl PortField {
         Some(Self { vis: field.vis, name, ty: field.ty, attributes, direction, options })
     }
 
+    /// The name of the event that it waits for.
+    fn event(&self) -> Option<&LitStr> {
+        let event = self.options.iter().find(|option| option.name == "event")?;
+        match &event.value {
+            Some(Expr::Lit(ExprLit { lit: Lit::Str(name), .. })) => Some(name),
+            _ => None,
+        }
+    }
+
     /// `PortOptions::new().capacity(4)`
     fn options(&self) -> TokenStream {
         let site = Span::mixed_site();
         let mut built = quote_spanned!(site=> ::wakeline::__private::PortOptions::new());
-        for (known, _) in OPTIONS {
+        for Known { name: known, .. } in OPTIONS {
             for PortOption { value, .. } in self.options.iter().filter(|option| option.name == known) {
                 let known = Ident::new(known, site);
                 built = quote_spanned!(site=> #built.#known(#value));
@@ -355,32 +415,40 @@ impl PortOption {
     }
 
     fn check(&self, direction: Direction, before: &[Self], errors: &mut Errors) {
-        let name = &self.name;
-        match OPTIONS.into_iter().find(|(known, _)| name == known) {
-            None => {
-                let known: Vec<_> = OPTIONS
-                    .into_iter()
-                    .filter(|(_, input)| *input || direction == Direction::Output)
-                    .map(|(known, _)| format!("`{known}`"))
-                    .collect();
-                let word = direction.word();
-                let known = match &known[..] {
-                    [one] => format!("the only one of `#[{word}]` is {one}"),
-                    many => format!("those of `#[{word}]` are {}", many.join(", ")),
-                };
-                errors.at(name, format!("there is no option `{name}`: {known}"));
-            }
-            Some((_, false)) if direction == Direction::Input => errors.at(
-                name,
-                format!("`{name}` belongs to an output: whoever sends envelopes says how large and how many they are"),
-            ),
-            Some(_) if before.iter().any(|option| option.name == *name) => {
-                errors.at(name, format!("`{name}` is here twice: remove one"));
-            }
-            Some(_) => {}
+        let Self { name, value } = self;
+        let word = direction.word();
+        let Some(known) = Known::find(name) else {
+            let known: Vec<_> = OPTIONS
+                .iter()
+                .filter(|known| known.suits(direction))
+                .map(|known| format!("`{}`", known.name))
+                .collect();
+            errors.at(name, format!("there is no option `{name}`: those of `#[{word}]` are {}", known.join(", ")));
+            return;
+        };
+        if !known.suits(direction) {
+            let whose = match direction {
+                Direction::Input => {
+                    "belongs to an output: whoever sends envelopes says how large and how many they are"
+                }
+                Direction::Output => "belongs to an input: it is what the reader waits for",
+            };
+            errors.at(name, format!("`{name}` {whose}"));
+        } else if before.iter().any(|option| option.name == *name) {
+            errors.at(name, format!("`{name}` is here twice: remove one"));
         }
-        if name == "capacity" && is_zero(&self.value) {
-            errors.at(&self.value, "a queue of 0 can hold nothing: at least 1");
+        match value {
+            None if known.has_value => errors.at(name, format!("this option has a value: `{name} = ..`")),
+            Some(value) if !known.has_value => {
+                errors.at(value, format!("`{name}` has no value: write just `#[{word}({name})]`"));
+            }
+            Some(value) if name == "capacity" && is_zero(value) => {
+                errors.at(value, "a queue of 0 can hold nothing: at least 1");
+            }
+            Some(value) if name == "event" && !is_string(value) => {
+                errors.at(value, "an event is named by a string: `event = \"decoded\"`");
+            }
+            _ => {}
         }
     }
 }
@@ -425,6 +493,10 @@ fn is_zero(value: &Expr) -> bool {
         Expr::Group(inner) => is_zero(&inner.expr),
         _ => false,
     }
+}
+
+fn is_string(value: &Expr) -> bool {
+    matches!(value, Expr::Lit(ExprLit { lit: Lit::Str(_), .. }))
 }
 
 #[cfg(test)]
@@ -505,17 +577,23 @@ mod tests {
                 #[input(capacity = 0, size = 3)] c: Input<u32>,
                 #[input(envelopes = 2)] d: Input<u32>,
                 #[output(capacity = 1, capacity = 2)] e: Output<u32>,
+                #[output(done)] f: Output<u32>,
+                #[input(done = true, capacity, event = 3)] g: Input<u32>,
             }
         };
         let messages = messages(expand(item));
-        assert_eq!(messages.len(), 7, "{messages:#?}");
+        assert_eq!(messages.len(), 11, "{messages:#?}");
         assert!(messages[0].contains("cannot borrow"));
         assert!(messages[1].contains("Mark it `#[input]` or `#[output]`"));
         assert!(messages[2].contains("not both"));
         assert_eq!(messages[3], "a queue of 0 can hold nothing: at least 1");
-        assert_eq!(messages[4], "there is no option `size`: the only one of `#[input]` is `capacity`");
+        assert_eq!(messages[4], "there is no option `size`: those of `#[input]` are `capacity`, `done`, `event`");
         assert!(messages[5].contains("belongs to an output"));
         assert!(messages[6].contains("twice"));
+        assert!(messages[7].contains("belongs to an input"));
+        assert!(messages[8].contains("has no value"));
+        assert!(messages[9].contains("has a value"));
+        assert!(messages[10].contains("named by a string"));
     }
 
     #[test]

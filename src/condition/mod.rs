@@ -5,35 +5,43 @@
 //! at once, without an await; a claim that fails gives all of it back and waits on.
 //!
 //! By default every input waits for a message and every output for room (and, where its hub has blank envelopes, for
-//! one of those).
+//! one of those). An input can wait for more than a message: for the work that wrote it (`#[input(done)]`, [`stream`]),
+//! or for an event that it carries (`#[input(event = "name")]`, [`event`]). An operator can wait for a buffer of its own
+//! ([`buffer`]).
 
+mod buffer;
+mod event;
+mod front;
 mod message;
 mod room;
+mod stream;
 
+pub(crate) use buffer::{Awaited, buffers};
+pub use event::{EventField, knows_event};
+pub(crate) use front::{Front, Wanted};
 pub(crate) use message::message;
 pub(crate) use room::room;
 
 /// The answer of a condition, or of all of them together.
 #[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[must_use]
 pub enum Readiness {
     /// The operator may run.
     Ready,
-    /// Not yet. A waker has been kept.
+    /// Not until another operator acts. A waker has been kept.
     Wait,
+    /// Not until something happens that needs no other operator: the device does what it was told to. A waker has been
+    /// kept. It will happen, so a flow that waits for it is not at rest.
+    WaitEvent,
     /// Never again: the operator ends.
     Never,
 }
 
 impl Readiness {
-    /// Both: `Never` before `Wait` before `Ready`.
+    /// Both: `Never` before `WaitEvent` before `Wait` before `Ready`.
     pub fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Never, _) | (_, Self::Never) => Self::Never,
-            (Self::Wait, _) | (_, Self::Wait) => Self::Wait,
-            (Self::Ready, Self::Ready) => Self::Ready,
-        }
+        self.max(other)
     }
 }
 
@@ -49,19 +57,16 @@ impl From<crate::hub::queue::Answer> for Readiness {
 
 #[cfg(test)]
 mod tests {
-    use super::Readiness::{Never, Ready, Wait};
+    use super::Readiness::{Never, Ready, Wait, WaitEvent};
 
     #[test]
-    fn the_first_of_never_wait_ready_wins() {
-        for (left, right, both) in [
-            (Ready, Ready, Ready),
-            (Ready, Wait, Wait),
-            (Wait, Ready, Wait),
-            (Wait, Never, Never),
-            (Never, Wait, Never),
-            (Never, Ready, Never),
-        ] {
-            assert_eq!(left.and(right), both, "{left:?} and {right:?}");
+    fn the_first_of_never_wait_event_wait_ready_wins() {
+        let order = [Never, WaitEvent, Wait, Ready];
+        for (at, first) in order.into_iter().enumerate() {
+            for later in &order[at..] {
+                assert_eq!(first.and(*later), first, "{first:?} and {later:?}");
+                assert_eq!(later.and(first), first, "{later:?} and {first:?}");
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::{self, Hub, link::LinkPlan},
-    operator::{PortDecl, PortId},
+    operator::{PortDecl, PortId, PortKind},
     sync::lock,
 };
 
@@ -38,7 +38,7 @@ fn names(flow: &Flow, problems: &mut Vec<String>) {
     }
 }
 
-/// Every port is connected once, and to this flow.
+/// Every port is connected, to this flow, and once, unless it is one for many.
 fn ports(flow: &Flow, problems: &mut Vec<String>) {
     let (mut used, mut told) = (HashSet::new(), HashSet::new());
     for connection in &flow.connections {
@@ -50,15 +50,17 @@ fn ports(flow: &Flow, problems: &mut Vec<String>) {
         };
         problems.extend(what.map(|what| format!("{what}: connect ports of operators that were added to this flow")));
         for id in own {
-            if !used.insert((id.operator, id.port)) && told.insert((id.operator, id.port)) {
-                problems.push(format!("port `{}` is connected more than once", port_name(flow, id)));
+            let again = !used.insert((id.operator, id.port)) && decl(flow, id).kind != PortKind::Inputs;
+            if again && told.insert((id.operator, id.port)) {
+                let inputs = if decl(flow, id).kind == PortKind::Input { ": an `Inputs<..>` can be" } else { "" };
+                problems.push(format!("port `{}` is connected more than once{inputs}", port_name(flow, id)));
             }
         }
     }
     for (operator, entry) in flow.entries.iter().enumerate() {
         for (port, decl) in entry.ports.iter().enumerate() {
             if !used.contains(&(operator, port)) {
-                let kind = if decl.output { "output" } else { "input" };
+                let kind = if decl.kind == PortKind::Output { "output" } else { "input" };
                 problems.push(format!("{kind} `{}.{}` is not connected", entry.name, decl.name));
             }
         }

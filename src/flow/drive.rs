@@ -37,9 +37,9 @@ use crate::{
     operator::{
         node::{Node, Rest},
         quiet::Tokens,
-        seat::{Ends, Seat, caught},
+        seat::{Ends, How, Seat, caught},
     },
-    stream::{CompletionMode, Streams},
+    stream::Streams,
 };
 
 /// An operator that takes part.
@@ -92,10 +92,10 @@ pub(super) struct Finished {
 }
 
 /// Begins a run in the background.
-pub(super) fn launch(name: Arc<str>, crew: Vec<Member>, joints: Vec<Joint>, mode: CompletionMode) -> Running {
+pub(super) fn launch(name: Arc<str>, crew: Vec<Member>, joints: Vec<Joint>, how: How) -> Running {
     let control = Arc::new(Control::default());
     let (tell, finished) = oneshot::channel();
-    let keeper = drive(crew, joints, control.clone(), mode);
+    let keeper = drive(crew, joints, control.clone(), how);
     spawn(&format!("flow {name}"), async move {
         let finished = keeper.await;
         // Nobody listens to a flow whose handle was dropped.
@@ -133,7 +133,7 @@ async fn attended_to_the_end(device: &Device, work: impl Future<Output = Result<
     attended(&Node::alone(), &Device::host(), work).await
 }
 
-async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>, mode: CompletionMode) -> Finished {
+async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>, how: How) -> Finished {
     let clock = TickClock::start();
     let rest = Arc::new(Rest { tokens: Tokens::new(crew.len()), flow: AtomicWaker::new() });
     let nodes: Vec<_> = (0..crew.len()).map(|operator| Node::new(operator, &rest)).collect();
@@ -142,7 +142,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
     joints.iter().for_each(|joint| sources[joint.to.0] = false);
 
     for (member, node) in crew.iter_mut().zip(&nodes) {
-        member.seat.enter(member.name.clone(), member.device.clone(), node.clone(), mode);
+        member.seat.enter(member.name.clone(), member.device.clone(), node.clone(), how);
     }
     let mut failure = None;
     let hubs = match build(&mut crew, joints) {
@@ -221,8 +221,8 @@ fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Vec<Hub>> {
     let mut hubs = Vec::with_capacity(joints.len());
     for joint in joints {
         let (sender, receiver, state) = (joint.make)(joint.plan)?;
-        ends[joint.from.0].insert(joint.from.1, sender);
-        ends[joint.to.0].insert(joint.to.1, receiver);
+        ends[joint.from.0].entry(joint.from.1).or_default().push(sender);
+        ends[joint.to.0].entry(joint.to.1).or_default().push(receiver);
         hubs.push(Hub { state, from: joint.from.0, to: joint.to.0 });
     }
     for (member, ends) in crew.iter_mut().zip(ends) {
@@ -384,6 +384,9 @@ impl Keeper<'_> {
             return Poll::Ready(Next::Stop);
         }
         if self.rest.tokens.none() && self.nodes.iter().any(|node| !node.has_ended()) {
+            if Node::ask_again(self.nodes) {
+                return Poll::Pending;
+            }
             return Poll::Ready(self.at_rest());
         }
         Poll::Pending
@@ -398,7 +401,8 @@ impl Keeper<'_> {
             let reads = self.hubs.iter().filter(|hub| hub.to == index).filter_map(|hub| hub.state.reader_lacks());
             let writes: Vec<String> = writes.collect();
             stuck |= !writes.is_empty();
-            let lacks: Vec<String> = writes.into_iter().chain(reads).collect();
+            let refused = self.nodes[index].is_refused().then(|| "its own `may_run` to allow it".to_string());
+            let lacks: Vec<String> = writes.into_iter().chain(reads).chain(refused).collect();
             waits.push(format!("`{}` waits for {}", self.names[index], lacks.join(" and for ")));
         }
         stuck |= self.hubs.iter().any(|hub| hub.state.queued() > 0);

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::{device::ticks::TickClock, operator::seat::Tally};
+use crate::{device::ticks::TickClock, operator::seat::Tally, stream::DeviceTime};
 
 /// What each operator of a flow did in one run. Prints as a table.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +36,9 @@ pub struct OperatorReport {
     pub bytes_out: u64,
     /// The host's time from each run's begin to its end, what it awaited in between included.
     pub busy: Duration,
+    /// The device's time for the work that its runs put into its own stream, waits for other streams left out. `None` on
+    /// the host, and where the flow did not ask for it ([`Flow::device_times`](crate::Flow::device_times)).
+    pub device: Option<DeviceTime>,
 }
 
 impl Report {
@@ -53,6 +56,7 @@ impl Report {
             bytes_in: tally.received.bytes,
             bytes_out: tally.sent.bytes,
             busy: clock.duration(tally.busy),
+            device: tally.device,
         });
     }
 }
@@ -62,13 +66,17 @@ impl fmt::Display for Report {
         let width = self.operators.iter().map(|operator| operator.name.chars().count()).max().unwrap_or(0).max(8);
         writeln!(
             f,
-            "{:width$} {:>10} {:>10} {:>10} {:>14} {:>14} {:>12}",
-            "operator", "runs", "in", "out", "bytes in", "bytes out", "busy ms"
+            "{:width$} {:>10} {:>10} {:>10} {:>14} {:>14} {:>12} {:>12}",
+            "operator", "runs", "in", "out", "bytes in", "bytes out", "busy ms", "device ms"
         )?;
         for operator in &self.operators {
+            let device = match operator.device {
+                Some(device) => format!("{:.3}", device.total.as_secs_f64() * 1e3),
+                None => "-".into(),
+            };
             writeln!(
                 f,
-                "{:width$} {:>10} {:>10} {:>10} {:>14} {:>14} {:>12.3}",
+                "{:width$} {:>10} {:>10} {:>10} {:>14} {:>14} {:>12.3} {device:>12}",
                 operator.name,
                 operator.runs,
                 operator.messages_in,

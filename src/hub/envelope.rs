@@ -6,7 +6,7 @@ use super::{Message, pool::Pool};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    memory::{Buffer, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Plain, Sealed, View, ViewMut},
+    memory::{Buffer, BufferState, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Plain, Sealed, View, ViewMut},
 };
 
 /// Memory for elements of one type, at one place: a device or the host. The first [`len`](Self::len) elements are its
@@ -166,6 +166,19 @@ impl<T: Plain> Envelope<T> {
     pub async fn space(&mut self) -> Result<&mut [T]> {
         self.idle().await?;
         self.as_mut_space()
+    }
+
+    /// What a device is doing with it. Asks the device, and does not wait for it.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn state(&self) -> Result<BufferState> {
+        self.raw.memory().state()
+    }
+
+    /// Resolves when its data is available: when all that was enqueued until now and writes to it is done.
+    pub fn available(&self) -> HostAccess {
+        self.raw.memory().host_access(false)
     }
 
     /// Resolves when nothing that was enqueued uses it any more. Then the host may touch it, on any thread, through the

@@ -289,10 +289,18 @@ impl<M: Message> Sender<M> {
     pub(crate) fn try_send(&self, mut message: M) -> Result<Result<(), M>> {
         let link = &*self.0;
         link.check()?;
+        let mut committed = Ok(());
+        for name in M::EVENTS {
+            message.events(name, &mut |ticket| {
+                if committed.is_ok() {
+                    committed = ticket.commit();
+                }
+            });
+        }
         if !M::CARRIES_ENVELOPES {
+            committed?;
             return Ok(link.queue.push(message, true));
         }
-        let mut committed = Ok(());
         message.envelopes(&mut |envelope| {
             if committed.is_ok() {
                 committed = envelope.memory().commit();
@@ -307,6 +315,11 @@ impl<M: Message> Sender<M> {
                 Ok(Err(message))
             }
         }
+    }
+
+    /// Keeps the waker for the next change.
+    pub(crate) fn watch(&self, waker: &Waker) {
+        self.0.queue.keep_writer(waker);
     }
 
     pub(crate) fn reader_gone(&self) -> bool {
@@ -344,9 +357,38 @@ impl<M: Message> Receiver<M> {
         Ok(message)
     }
 
+    /// Keeps the waker for the next change.
+    pub(crate) fn watch(&self, waker: &Waker) {
+        self.0.queue.keep_reader(waker);
+    }
+
+    /// Shows the message at `at`, if it can be taken. `look` sends and takes nothing here.
+    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut M) -> R) -> Option<R> {
+        self.0.queue.peek(at, look)
+    }
+
+    /// Drops the first message, which is of no use to anybody, and counts it as one that nobody took.
+    pub(crate) fn discard(&self) {
+        let mut message = self.0.queue.take();
+        if let Some(message) = &mut message {
+            self.0.untaken.fetch_add(1, Ordering::Relaxed);
+            self.0.lend(message, -1);
+        }
+    }
+
     /// Messages that can be taken now.
     pub(crate) fn len(&self) -> usize {
         self.0.queue.ready()
+    }
+
+    /// What went wrong on the way, if something did.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.0.check()
+    }
+
+    /// True if nothing can be taken and nothing will come.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.queue.writer_gone() && self.0.queue.len() == 0
     }
 
     pub(crate) fn hub(&self) -> &str {

@@ -22,7 +22,10 @@ pub(crate) mod queue;
 
 pub use envelope::{Envelope, RawEnvelope};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    stream::Ticket,
+};
 
 /// What a hub is to be like: how many messages it queues, how many envelopes it has and how large they are.
 ///
@@ -94,6 +97,22 @@ impl Hub {
 ///     pixels: Envelope<u8>,
 /// }
 /// ```
+///
+/// A message may also carry events, points in the work of streams, by name: a reader that has
+/// `#[input(event = "decoded")]` does not run before that one has passed.
+///
+/// ```
+/// use wakeline::{Envelope, Message, stream::Ticket};
+///
+/// #[derive(Message)]
+/// struct Frame {
+///     #[envelope]
+///     pixels: Envelope<u8>,
+///     /// After it the pixels are there; the thumbnails come later.
+///     #[event]
+///     decoded: Ticket,
+/// }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot travel between operators",
     label = "not a `Message`",
@@ -110,6 +129,14 @@ pub trait Message: Send + 'static {
     /// Shows every envelope in it.
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
         let _ = visit;
+    }
+
+    /// The names of the events that it can carry: no port waits for another.
+    const EVENTS: &'static [&'static str] = &[];
+
+    /// Shows every event of that name in it; none where it carries none this time.
+    fn events(&mut self, name: &str, visit: &mut dyn FnMut(&mut Ticket)) {
+        let _ = (name, visit);
     }
 
     /// Its size, for the report: the valid part of envelopes, and what lies on the stack of everything else.
@@ -172,11 +199,16 @@ impl Message for bytes::Bytes {
 
 impl<M: Message> Message for Vec<M> {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const EVENTS: &'static [&'static str] = M::EVENTS;
 
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
         if M::CARRIES_ENVELOPES {
             self.iter_mut().for_each(|message| message.envelopes(visit));
         }
+    }
+
+    fn events(&mut self, name: &str, visit: &mut dyn FnMut(&mut Ticket)) {
+        self.iter_mut().for_each(|message| message.events(name, visit));
     }
 
     fn size_in_bytes(&self) -> usize {
@@ -192,11 +224,16 @@ impl<T: Send + Sync + ?Sized + 'static> Message for std::sync::Arc<T> {
 
 impl<M: Message, const N: usize> Message for [M; N] {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const EVENTS: &'static [&'static str] = M::EVENTS;
 
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
         if M::CARRIES_ENVELOPES {
             self.iter_mut().for_each(|message| message.envelopes(visit));
         }
+    }
+
+    fn events(&mut self, name: &str, visit: &mut dyn FnMut(&mut Ticket)) {
+        self.iter_mut().for_each(|message| message.events(name, visit));
     }
 
     fn size_in_bytes(&self) -> usize {
@@ -206,9 +243,14 @@ impl<M: Message, const N: usize> Message for [M; N] {
 
 impl<M: Message> Message for Box<M> {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const EVENTS: &'static [&'static str] = M::EVENTS;
 
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
         (**self).envelopes(visit);
+    }
+
+    fn events(&mut self, name: &str, visit: &mut dyn FnMut(&mut Ticket)) {
+        (**self).events(name, visit);
     }
 
     fn size_in_bytes(&self) -> usize {
@@ -218,9 +260,14 @@ impl<M: Message> Message for Box<M> {
 
 impl<M: Message> Message for Option<M> {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const EVENTS: &'static [&'static str] = M::EVENTS;
 
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
         self.iter_mut().for_each(|message| message.envelopes(visit));
+    }
+
+    fn events(&mut self, name: &str, visit: &mut dyn FnMut(&mut Ticket)) {
+        self.iter_mut().for_each(|message| message.events(name, visit));
     }
 
     fn size_in_bytes(&self) -> usize {

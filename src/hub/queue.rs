@@ -152,6 +152,15 @@ impl<M> Queue<M> {
         Ok(())
     }
 
+    /// Shows the message at `at`, if it may be taken. `look` calls nothing of this queue.
+    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut M) -> R) -> Option<R> {
+        let mut state = lock(&self.state);
+        if at >= self.ready() {
+            return None;
+        }
+        state.messages.get_mut(at).and_then(Option::as_mut).map(look)
+    }
+
     /// Takes the first message, if it may be taken.
     pub(crate) fn take(&self) -> Option<M> {
         if self.ready() == 0 {
@@ -249,6 +258,11 @@ impl<M> Queue<M> {
     /// Keeps the writer's waker for what else it waits for: a blank envelope.
     pub(crate) fn keep_writer(&self, waker: &Waker) {
         lock(&self.state).writer.keep(&self.writer, waker);
+    }
+
+    /// Keeps the reader's waker for the next message, or for the end.
+    pub(crate) fn keep_reader(&self, waker: &Waker) {
+        lock(&self.state).reader.keep(&self.reader, waker);
     }
 
     pub(crate) fn writer_gone(&self) -> bool {

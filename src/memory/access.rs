@@ -66,7 +66,8 @@ impl Uses {
     }
 }
 
-/// Resolves when the host may touch a piece of memory.
+/// Resolves when the uses of a piece of memory that were asked about are over: those that the host must not touch it
+/// during, or its writes alone.
 ///
 /// # Cancel safety
 /// Dropping it does nothing: the work that it waited for goes on.

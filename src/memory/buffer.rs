@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData};
 
-use super::{Memory, Plain};
+use super::{BufferState, HostAccess, Memory, Plain};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
@@ -103,6 +103,33 @@ impl<T: Plain> Buffer<T> {
     /// True for memory of the host.
     pub fn is_host(&self) -> bool {
         self.memory.is_host()
+    }
+
+    /// What a device is doing with it. Asks the device, and does not wait for it.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn state(&self) -> Result<BufferState> {
+        self.memory.state()
+    }
+
+    /// Resolves when its data is available: when all that was enqueued until now and writes to it is done. It may be
+    /// awaited, or be made a condition of an operator's next run with [`Cx::run_after`](crate::Cx::run_after).
+    ///
+    /// ```
+    /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, memory::BufferState};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let device = Device::emulated(Emulated::new());
+    /// let stream = Stream::new(&device)?;
+    /// let weights = Buffer::from_slice(&stream, &[0.5_f32; 1024])?;
+    /// weights.available().await?;
+    /// assert_eq!(weights.state()?, BufferState::Idle);
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn available(&self) -> HostAccess {
+        self.memory.host_access(false)
     }
 
     /// The elements, once no write to them is in flight. For memory of the host.

@@ -16,6 +16,7 @@ mod access;
 mod buffer;
 pub(crate) mod launch;
 mod reclaim;
+mod state;
 pub(crate) mod transfer;
 
 use std::{
@@ -29,6 +30,7 @@ use access::Uses;
 pub(crate) use buffer::Sealed;
 pub use buffer::{Buffer, DeviceSlice, DeviceSliceMut, View, ViewMut};
 use reclaim::{Parked, Reclaim};
+pub use state::BufferState;
 
 use crate::{
     device::{

@@ -4,15 +4,20 @@ use std::{
     fmt,
     future::poll_fn,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
-use super::{Ports, node::Node};
+use super::{
+    Operator, Ports,
+    node::{Method, Node},
+    seat::How,
+};
 use crate::{
-    condition::Readiness,
+    condition::{self, Awaited, Readiness},
     device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
-    stream::{CompletionMode, Stream, Ticket},
+    memory::HostAccess,
+    stream::{CompletionMode, DeviceTime, Stream, Ticket},
 };
 
 /// As many runs as tokio lets a task have operations at a stretch.
@@ -24,10 +29,19 @@ pub struct Cx {
     device: Device,
     mode: CompletionMode,
     stream: Option<Stream>,
+    /// Its runs are timed on the device.
+    timed: bool,
+    /// Its stream, once it has given it back: for what its runs took.
+    measured: Option<Stream>,
     /// What its stream had to do last, once it has given it back.
     pub(crate) last: Option<Ticket>,
     node: Arc<Node>,
     finished: bool,
+    /// What the next run waits for.
+    awaited: Awaited,
+    /// Whether the operator's `may_run` and `after` are called: until it is known that it has none of its own.
+    asks_may_run: bool,
+    calls_after: bool,
     /// Runs since it last let others have a turn.
     streak: u32,
     pub(crate) runs: u64,
@@ -38,15 +52,21 @@ pub struct Cx {
 }
 
 impl Cx {
-    pub(crate) fn new(name: Arc<str>, device: Device, node: Arc<Node>, mode: CompletionMode) -> Self {
+    pub(crate) fn new(name: Arc<str>, device: Device, node: Arc<Node>, how: How) -> Self {
+        let How { mode, timed } = how;
         Self {
             name,
             device,
             mode,
             stream: None,
+            timed,
+            measured: None,
             last: None,
             node,
             finished: false,
+            awaited: Awaited::new(),
+            asks_may_run: true,
+            calls_after: true,
             streak: 0,
             runs: 0,
             busy: 0,
@@ -84,6 +104,9 @@ impl Cx {
             None => {
                 let stream = Stream::named(&self.device, &*self.name)?;
                 stream.set_completion_mode(self.mode);
+                if self.timed && self.begun.is_some() {
+                    stream.begin_run();
+                }
                 stream
             }
         };
@@ -95,6 +118,48 @@ impl Cx {
         self.finished = true;
     }
 
+    /// The operator's next run also waits for this, with all its other conditions: for the data of a buffer that no
+    /// message carries. It is woken when that is available, or, with an error where it uses the buffer, when the device
+    /// is lost.
+    ///
+    /// ```
+    /// use wakeline::prelude::*;
+    ///
+    /// /// Sends what its device has computed, and never waits in the middle of a run.
+    /// struct Results {
+    ///     results: Buffer<f32>,
+    /// }
+    ///
+    /// #[derive(Ports)]
+    /// struct ResultsPorts {
+    ///     #[output]
+    ///     first: Output<f32>,
+    /// }
+    ///
+    /// impl Operator for Results {
+    ///     type Ports = ResultsPorts;
+    ///
+    ///     async fn start(&mut self, cx: &mut Cx) -> Result<()> {
+    ///         cx.run_after(self.results.available());
+    ///         Ok(())
+    ///     }
+    ///
+    ///     async fn compute(&mut self, ports: &mut ResultsPorts, cx: &mut Cx) -> Result<()> {
+    ///         cx.finish();
+    ///         ports.first.send(self.results.as_slice()?[0]).await
+    ///     }
+    /// }
+    /// ```
+    pub fn run_after(&mut self, available: HostAccess) {
+        self.awaited.push(available);
+    }
+
+    /// Wakes the operator, to ask its conditions and its [`may_run`](super::Operator::may_run) again: for whoever changes
+    /// what that depends on. It holds no flow up: one in which nobody can run meanwhile is at its end.
+    pub fn waker(&self) -> Waker {
+        Waker::from(self.node.clone())
+    }
+
     /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
     /// False if it may never run again. For operators that override [`run`](super::Operator::run).
     ///
@@ -102,18 +167,54 @@ impl Cx {
     /// Nothing is taken from a port before it resolves; dropping it changes nothing. While it waits, and only then, the
     /// operator counts as one that waits for others: a flow of which all do is at its end.
     pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
-        let asking = Asking(self);
-        poll_fn(|task| asking.0.poll_ready(ports, task)).await
+        self.asks_may_run = false;
+        self.until_ready(ports, |_, _| true).await
     }
 
-    fn poll_ready<P: Ports>(&mut self, ports: &mut P, task: &mut Context<'_>) -> Poll<bool> {
+    /// The same, with what an operator's own methods have to say, after one run and before the next.
+    pub(super) async fn next<O: Operator + ?Sized>(&mut self, operator: &mut O, ports: &mut O::Ports) -> Result<bool> {
+        if self.calls_after && self.begun.is_some() {
+            self.after(operator, ports).await?;
+        }
+        Ok(self.until_ready(ports, |ports, cx| operator.may_run(ports, cx)).await)
+    }
+
+    /// A run has ended: what the operator does when its device work is done, too.
+    async fn after<O: Operator + ?Sized>(&mut self, operator: &mut O, ports: &mut O::Ports) -> Result<()> {
+        self.end_run();
+        let node = self.node.clone();
+        let last = self.stream.as_ref().map(Stream::ticket);
+        // This runs nothing of an `async fn`, and says whether there is one.
+        let after = operator.after(ports, self);
+        if node.is_default(Method::After) {
+            drop(after);
+            self.calls_after = false;
+            return Ok(());
+        }
+        if let Some(last) = last {
+            last.completed().await?;
+        }
+        after.await
+    }
+
+    async fn until_ready<P: Ports>(&mut self, ports: &mut P, mut may_run: impl FnMut(&P, &Cx) -> bool) -> bool {
+        let mut asking = Asking { cx: self, ports, waits: false };
+        poll_fn(|task| {
+            let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
+            asking.waits = asked.is_pending();
+            asked
+        })
+        .await
+    }
+
+    fn poll_ready<P: Ports>(
+        &mut self,
+        ports: &mut P,
+        may_run: &mut impl FnMut(&P, &Cx) -> bool,
+        task: &mut Context<'_>,
+    ) -> Poll<bool> {
         // The end of one run is the beginning of the next, if it does not have to wait.
-        let now = self.begun.take().map(|begun| {
-            let now = Ticks::now();
-            self.runs += 1;
-            self.busy += now.since(begun);
-            now
-        });
+        let now = self.end_run();
         if self.finished || self.node.is_finishing() {
             return Poll::Ready(false);
         }
@@ -121,19 +222,26 @@ impl Cx {
         self.streak += 1;
         if self.streak == LONGEST_STREAK {
             self.streak = 0;
-            self.begun = None;
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
         let budget = ready!(tokio::task::coop::poll_proceed(task));
         self.node.begin();
-        match ports.poll_ready(task) {
+        let awaited = condition::buffers(&mut self.awaited, task);
+        match ports.poll_ready(task).and(awaited) {
             Readiness::Ready => {
                 budget.made_progress();
+                if self.asks_may_run && !self.may_run(ports, may_run, task.waker()) {
+                    self.node.park_refused();
+                    return Poll::Pending;
+                }
                 if !ports.claim() {
                     // Another task was quicker: look again, after it.
                     task.waker().wake_by_ref();
                     return Poll::Pending;
+                }
+                if let (true, Some(stream)) = (self.timed, &self.stream) {
+                    stream.begin_run();
                 }
                 self.begun = Some(now.unwrap_or_else(Ticks::now));
                 Poll::Ready(true)
@@ -142,28 +250,78 @@ impl Cx {
                 self.node.park();
                 Poll::Pending
             }
+            // What it waits for comes by itself: the flow is not at rest.
+            Readiness::WaitEvent => Poll::Pending,
             Readiness::Never => Poll::Ready(false),
         }
     }
 
+    /// Asks the operator itself, of whose conditions all are ready.
+    fn may_run<P: Ports>(&mut self, ports: &mut P, may_run: &mut impl FnMut(&P, &Cx) -> bool, waker: &Waker) -> bool {
+        // A port that has what it waits for keeps no waker; but the next message is a reason to ask again. Kept first, so
+        // that none comes unseen.
+        ports.visit(&mut |_, port| port.watch(waker));
+        let allowed = may_run(ports, self);
+        self.asks_may_run = !self.node.is_default(Method::MayRun);
+        self.node.answered(allowed);
+        allowed
+    }
+
+    /// The present run's end, if there is one.
+    fn end_run(&mut self) -> Option<Ticks> {
+        let begun = self.begun.take()?;
+        let now = Ticks::now();
+        self.runs += 1;
+        self.busy += now.since(begun);
+        if let (true, Some(stream)) = (self.timed, &self.stream) {
+            stream.end_run();
+        }
+        Some(now)
+    }
+
+    /// Said by the trait's own methods: the operator has not written this one.
+    pub(super) fn not_written(&self, method: Method) {
+        self.node.set_default(method);
+    }
+
+    /// What the device spent on its runs, where that is measured.
+    pub(super) fn device_time(&mut self) -> Option<DeviceTime> {
+        if !self.timed || self.device.is_host() {
+            return None;
+        }
+        Some(self.measured.take().and_then(|stream| stream.device_time()).unwrap_or_default())
+    }
+
+    pub(super) fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
     /// The last run's time, if it ended with an error.
     pub(crate) fn close(&mut self) {
-        if let Some(begun) = self.begun.take() {
-            self.runs += 1;
-            self.busy += Ticks::now().since(begun);
+        self.end_run();
+        if self.timed && self.measured.is_none() {
+            self.measured.clone_from(&self.stream);
         }
         self.last = self.stream.take().map(|stream| stream.ticket()).or(self.last.take());
         self.finished = false;
+        self.awaited.clear();
     }
 }
 
 /// A wait for the next run. Given up in the middle, it is no wait any more: the operator goes on with something else.
-struct Asking<'a>(&'a mut Cx);
+struct Asking<'a, P: Ports> {
+    cx: &'a mut Cx,
+    ports: &'a mut P,
+    waits: bool,
+}
 
-impl Drop for Asking<'_> {
+impl<P: Ports> Drop for Asking<'_, P> {
     fn drop(&mut self) {
-        if self.0.node.is_parked() {
-            self.0.node.unpark();
+        if self.waits {
+            self.ports.visit(&mut |_, port| port.rest());
+        }
+        if self.cx.node.is_parked() {
+            self.cx.node.unpark();
         }
     }
 }

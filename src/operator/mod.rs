@@ -1,28 +1,32 @@
 //! Operators: the work of a flow, each one async task.
 //!
 //! ```text
-//!   start ──> [ conditions ready ──> claim ──> compute ]* ──> stop
+//!   start ──> [ conditions ready ──> may_run ──> claim ──> compute ──> its device work ──> after ]* ──> stop
 //! ```
 //!
 //! All of a flow's `start`s run first, in the order of adding; then the operators run beside each other; at the end
 //! every `stop` runs, in the order of adding, after an error too.
 
+mod arrivals;
 mod cx;
 mod functions;
+mod inputs;
 pub(crate) mod node;
 mod ports;
 pub(crate) mod quiet;
 pub(crate) mod seat;
 
 use crate::error::Result;
+use node::Method;
 
 pub use cx::Cx;
 pub use functions::{Map, MapPorts, Sink, SinkPorts, Source, SourcePorts, map, sink, source};
 pub use functions::{MapHandles, SinkHandles, SourceHandles};
-pub(crate) use ports::PortDecl;
+pub use inputs::Inputs;
 #[doc(hidden)]
 pub use ports::{AnyPort, Binder, InputPort, OutputPort, Plan, Port, PortId, PortOptions, Traffic};
 pub use ports::{Input, InputHandle, Output, OutputHandle, Ports};
+pub(crate) use ports::{PortDecl, PortKind};
 
 /// One step of a flow: takes messages, enqueues work on its device, sends messages.
 ///
@@ -70,6 +74,20 @@ pub trait Operator: Send + 'static {
         async { Ok(()) }
     }
 
+    /// Whether it may run, when all its conditions are ready; `true` if it is not written. Called right before a run
+    /// would begin. What it depends on should be its own, or its ports' (`ports.lines.len() >= 3`); it changes nothing
+    /// there.
+    ///
+    /// After a no it is asked again, as soon as its conditions are ready, when a message comes to one of its inputs or
+    /// room to one of its outputs, when somebody wakes [`Cx::waker`], and when all of the flow has come to rest, since it
+    /// may depend on what another operator did; it may be asked more often. If nobody may run then, the flow is at its
+    /// end, or, with messages left, stalled.
+    fn may_run(&mut self, ports: &Self::Ports, cx: &Cx) -> bool {
+        let _ = ports;
+        cx.not_written(Method::MayRun);
+        true
+    }
+
     /// One run. The messages and the room that its conditions promised are there.
     ///
     /// # Errors
@@ -79,6 +97,58 @@ pub trait Operator: Send + 'static {
     /// When the flow is aborted the future is dropped at the await it is in. Work that it has enqueued goes on, and
     /// keeps what it uses.
     fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send;
+
+    /// After each run that went well: called once when all that the run has put into the operator's own stream is done,
+    /// before it may run again. For what needs the results: look at them, send them, count them. An operator that does
+    /// not write it never waits for its device.
+    ///
+    /// ```
+    /// use wakeline::prelude::*;
+    /// # #[derive(Ports)]
+    /// # struct MeanPorts {
+    /// #     #[input]
+    /// #     numbers: Input<Envelope<f32>>,
+    /// #     #[output]
+    /// #     mean: Output<f32>,
+    /// # }
+    /// # struct Mean {
+    /// #     result: Buffer<f32>,
+    /// # }
+    /// # #[kernel]
+    /// # fn mean(numbers: &[f32], result: &mut [f32]) {
+    /// #     result[0] = numbers.iter().sum::<f32>() / numbers.len() as f32;
+    /// # }
+    ///
+    /// impl Operator for Mean {
+    ///     type Ports = MeanPorts;
+    ///
+    ///     async fn compute(&mut self, ports: &mut MeanPorts, cx: &mut Cx) -> Result<()> {
+    ///         let numbers = ports.numbers.take()?;
+    ///         let stream = cx.stream()?;
+    ///         let mut result = Buffer::<f32>::new(stream.device(), 1)?;
+    ///         mean::launch(stream, &numbers, &mut result)?;
+    ///         stream.copy(&result, &mut self.result)
+    ///     }
+    ///
+    ///     async fn after(&mut self, ports: &mut MeanPorts, _cx: &mut Cx) -> Result<()> {
+    ///         ports.mean.send(self.result.as_slice()?[0]).await     // it is there
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// Written as a plain function that returns a future, it is called when the run ends, and the future is polled when
+    /// the device is done.
+    ///
+    /// # Errors
+    /// As [`compute`](Self::compute). If the device is lost meanwhile it is not called, and the flow fails.
+    ///
+    /// # Cancel safety
+    /// As [`compute`](Self::compute).
+    fn after(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
+        let _ = ports;
+        cx.not_written(Method::After);
+        async { Ok(()) }
+    }
 
     /// After the flow's last run of any operator, also after an error, and even if `start` never ran or failed.
     ///
@@ -90,13 +160,15 @@ pub trait Operator: Send + 'static {
     }
 
     /// All runs, from the first to the end. Override it for a loop of your own: call [`Cx::ready`] before each run, or
-    /// await the ports yourself.
+    /// await the ports yourself. Such a loop does by itself what [`may_run`](Self::may_run) and [`after`](Self::after)
+    /// are for; one of them beside it, which nobody would call, is an error.
     ///
     /// # Errors
     /// As [`compute`](Self::compute).
     fn run(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
+        cx.not_written(Method::Run);
         async move {
-            while cx.ready(ports).await {
+            while cx.next(self, ports).await? {
                 self.compute(ports, cx).await?;
             }
             Ok(())

@@ -7,7 +7,7 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
 };
@@ -37,6 +37,35 @@ pub(crate) struct Node {
     finish: AtomicBool,
     abort: AtomicBool,
     ended: AtomicBool,
+    /// The methods of the operator that are the trait's own: a bit for each.
+    defaults: AtomicU8,
+    asked: AtomicU8,
+    agreed: AtomicBool,
+}
+
+/// A method that an operator may write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Method {
+    Run = 1,
+    MayRun = 2,
+    After = 4,
+}
+
+/// What the operator's `may_run` said. One that says no may depend on what others do, and nobody wakes it for that: if
+/// others were still at work then, it is asked once more when all are at rest; and if one that had said no says yes
+/// (`agreed`), all the others again.
+///
+/// ```text
+///             no                 at rest             no
+///   ALLOWED ─────────> REFUSED ─────────> AGAIN ─────────> REFUSED_AGAIN    all of these: there is no reason to ask
+///      ^                  │ yes             │ yes               │ yes
+///      └──────────────────┴─────────────────┴───────────────────┘ agreed
+/// ```
+mod asked {
+    pub(super) const ALLOWED: u8 = 0;
+    pub(super) const REFUSED: u8 = 1;
+    pub(super) const AGAIN: u8 = 2;
+    pub(super) const REFUSED_AGAIN: u8 = 3;
 }
 
 impl Node {
@@ -50,6 +79,9 @@ impl Node {
             finish: AtomicBool::new(false),
             abort: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            defaults: AtomicU8::new(0),
+            asked: AtomicU8::new(asked::ALLOWED),
+            agreed: AtomicBool::new(false),
         })
     }
 
@@ -68,6 +100,15 @@ impl Node {
         if self.parking.park(&self.rest.tokens) {
             self.rest.flow.wake();
         }
+    }
+
+    /// Everything was ready, but the operator itself said no.
+    pub(super) fn park_refused(&self) {
+        // All others are at rest: that is no reason to ask it again.
+        if self.parking.is_last(&self.rest.tokens) {
+            self.asked.store(asked::REFUSED_AGAIN, Ordering::Release);
+        }
+        self.park();
     }
 
     /// It waits no longer, whoever says so.
@@ -106,6 +147,49 @@ impl Node {
 
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_default(&self, method: Method) {
+        self.defaults.fetch_or(method as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_default(&self, method: Method) -> bool {
+        self.defaults.load(Ordering::Relaxed) & method as u8 != 0
+    }
+
+    /// Its `may_run` has answered.
+    pub(super) fn answered(&self, allowed: bool) {
+        let before = self.asked.load(Ordering::Acquire);
+        let now = match (allowed, before) {
+            (true, asked::ALLOWED) => return,
+            (true, _) => {
+                self.agreed.store(true, Ordering::Release);
+                asked::ALLOWED
+            }
+            (false, asked::AGAIN) => asked::REFUSED_AGAIN,
+            (false, _) => asked::REFUSED,
+        };
+        self.asked.store(now, Ordering::Release);
+    }
+
+    /// It waits for nothing but its own `may_run`.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_parked() && matches!(self.asked.load(Ordering::Acquire), asked::REFUSED | asked::REFUSED_AGAIN)
+    }
+
+    /// All are at rest: asks those again who have said no, if there is a reason to. False if there is none.
+    pub(crate) fn ask_again(nodes: &[Arc<Self>]) -> bool {
+        let mut reason = false;
+        for node in nodes {
+            reason |= node.asked.load(Ordering::Acquire) == asked::REFUSED;
+            reason |= node.agreed.swap(false, Ordering::AcqRel);
+        }
+        let refused: Vec<_> = nodes.iter().filter(|node| reason && node.is_refused()).collect();
+        for node in &refused {
+            node.asked.store(asked::AGAIN, Ordering::Release);
+        }
+        refused.iter().for_each(|node| node.wake_by_ref());
+        !refused.is_empty()
     }
 
     /// Polls a future of the operator's, with the node's waker. Once it is aborted, an error in its place.

@@ -6,17 +6,14 @@ use std::{
     fmt,
     future::poll_fn,
     marker::PhantomData,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
+use super::arrivals::{Arrivals, Wait};
 use crate::{
-    condition::{self, Readiness},
+    condition::{self, Readiness, Wanted},
     error::{Error, ErrorKind, Result},
-    hub::{
-        Envelope, Hub, Message,
-        link::{Receiver, Sender},
-        queue::Answer,
-    },
+    hub::{Envelope, Hub, Message, link::Sender, queue::Answer},
     memory::Plain,
 };
 
@@ -32,6 +29,41 @@ use crate::{
 ///     lines: Input<Envelope<u8>>,
 ///     #[output]
 ///     shouted: Output<Envelope<u8>>,
+/// }
+/// ```
+///
+/// # Options
+///
+/// | | |
+/// |---|---|
+/// | `capacity = n` | the hub queues so many messages |
+/// | `envelopes = n`, `envelope_bytes = n` | of an output: how many envelopes its hub has on each side, and how large |
+/// | `done` | of an input: a message counts once the work that wrote it is done |
+/// | `event = "name"` | of an input: a message counts once the event of that name that it carries has passed |
+///
+/// Without one of the last two an operator runs as soon as a message is there, and what it enqueues comes after the
+/// message's own work by itself. With `done` it is woken when all work that wrote the message's envelopes is done, not
+/// before, and nothing polls: it may look at the data without waiting. Messages without envelopes are done. If the device
+/// is lost meanwhile, the operator runs and [`Input::take`] gives the error. Readiness is per message; each of a queue
+/// waits for its own work only. The two may stand together, then both must be.
+///
+/// ```
+/// # use wakeline::{prelude::*, stream::Ticket};
+/// #[derive(Message)]
+/// struct Frame {
+///     #[envelope]
+///     pixels: Envelope<u8>,
+///     #[event]
+///     decoded: Ticket,
+/// }
+///
+/// #[derive(Ports)]
+/// struct ShowPorts {
+///     /// On the host: when `compute` runs, `as_slice` needs no `await`.
+///     #[input(done)]
+///     text: Input<Envelope<u8>>,
+///     #[input(event = "decoded")]
+///     frames: Input<Frame>,
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
@@ -81,7 +113,7 @@ impl Ports for () {
 
 /// Messages come in here.
 pub struct Input<M: Message> {
-    receiver: Receiver<M>,
+    arrivals: Arrivals<M>,
     traffic: Traffic,
 }
 
@@ -100,6 +132,14 @@ pub struct Traffic {
     pub(crate) bytes: u64,
 }
 
+impl Traffic {
+    #[inline]
+    pub(super) fn count<M: Message>(&mut self, message: &M) {
+        self.messages += 1;
+        self.bytes += message.size_in_bytes() as u64;
+    }
+}
+
 impl<M: Message> Input<M> {
     /// The next message. It is there: the port's condition said so before the operator ran.
     ///
@@ -109,22 +149,21 @@ impl<M: Message> Input<M> {
     pub fn take(&mut self) -> Result<M> {
         match self.try_take()? {
             Some(message) => Ok(message),
-            None => Err(Error::new(
-                ErrorKind::Usage,
-                format!("no message in hub `{}`: `take` once a run, or use `try_take`", self.receiver.hub()),
-            )),
+            None => {
+                let lacks = self.arrivals.lacks();
+                Err(Error::new(ErrorKind::Usage, format!("{lacks}: `take` once a run, or use `try_take`")))
+            }
         }
     }
 
-    /// The next message, if there is one.
+    /// The next message, if there is one (and if it is done, or its event has passed, where the port waits for that).
     ///
     /// # Errors
     /// What went wrong on the way: a copy that failed, a device that was lost.
     pub fn try_take(&mut self) -> Result<Option<M>> {
-        let message = self.receiver.take()?;
+        let message = self.arrivals.take()?;
         if let Some(message) = &message {
-            self.traffic.messages += 1;
-            self.traffic.bytes += message.size_in_bytes() as u64;
+            self.traffic.count(message);
         }
         Ok(message)
     }
@@ -137,19 +176,21 @@ impl<M: Message> Input<M> {
     /// # Cancel safety
     /// A message is taken only as the future resolves: dropping it loses none.
     pub async fn recv(&mut self) -> Result<Option<M>> {
-        let answer = poll_fn(|cx| match self.receiver.poll_message(cx.waker()) {
-            Answer::Wait => Poll::Pending,
-            answer => Poll::Ready(answer),
+        let waiting = Wait(std::slice::from_mut(&mut self.arrivals));
+        let there = poll_fn(|cx| match waiting.0[0].poll(cx) {
+            Readiness::Wait | Readiness::WaitEvent => Poll::Pending,
+            Readiness::Ready => Poll::Ready(true),
+            Readiness::Never => Poll::Ready(false),
         });
-        match answer.await {
-            Answer::Yes => self.try_take(),
-            _ => Ok(None),
-        }
+        let there = there.await;
+        drop(waiting);
+        if there { self.try_take() } else { Ok(None) }
     }
 
-    /// Messages that can be taken now.
+    /// Messages that can be taken now. Where the port waits for their work, those that are known to be done: the device
+    /// is not asked.
     pub fn len(&self) -> usize {
-        self.receiver.len()
+        self.arrivals.len()
     }
 
     /// True if none can be taken now.
@@ -255,7 +296,7 @@ impl<T: Plain> Output<Envelope<T>> {
 
 impl<M: Message> fmt::Debug for Input<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Input").field(&self.receiver).finish()
+        f.debug_tuple("Input").field(&self.arrivals).finish()
     }
 }
 
@@ -282,6 +323,12 @@ macro_rules! handle {
             of: PhantomData<fn(M) -> M>,
         }
 
+        impl<M> $name<M> {
+            pub(super) fn new(id: PortId) -> Self {
+                Self { id, of: PhantomData }
+            }
+        }
+
         impl<M> Clone for $name<M> {
             fn clone(&self) -> Self {
                 *self
@@ -299,7 +346,7 @@ macro_rules! handle {
 }
 
 handle! {
-    /// An input, to connect.
+    /// An input, to connect: once, or if it is one of [`Inputs`](super::Inputs), any number of times.
     InputHandle
 }
 handle! {
@@ -307,11 +354,20 @@ handle! {
     OutputHandle
 }
 
+/// Which way, and for how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PortKind {
+    Input,
+    /// Can be connected any number of times.
+    Inputs,
+    Output,
+}
+
 /// What a flow knows of a port before it runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortDecl {
     pub(crate) name: &'static str,
-    pub(crate) output: bool,
+    pub(crate) kind: PortKind,
     pub(crate) hub: Hub,
     pub(crate) carries_envelopes: bool,
     pub(crate) element_bytes: usize,
@@ -329,15 +385,24 @@ pub struct Plan {
 /// Hands out the ends of hubs when a flow is built.
 #[doc(hidden)]
 pub struct Binder<'a> {
-    pub(crate) ends: &'a mut HashMap<&'static str, Box<dyn Any + Send>>,
+    /// By port, in the order of connecting.
+    pub(crate) ends: &'a mut HashMap<&'static str, Vec<Box<dyn Any + Send>>>,
 }
 
 impl Binder<'_> {
     fn end<T: 'static>(&mut self, name: &'static str) -> Result<T> {
-        let missing = || Error::new(ErrorKind::Setup, format!("port `{name}` is not connected"));
-        let end = self.ends.remove(name).ok_or_else(missing)?;
-        end.downcast::<T>().map(|end| *end).map_err(|_| missing())
+        self.ends(name)?.pop().ok_or_else(|| not_connected(name))
     }
+
+    pub(super) fn ends<T: 'static>(&mut self, name: &'static str) -> Result<Vec<T>> {
+        let ends = self.ends.remove(name).ok_or_else(|| not_connected(name))?;
+        let ends = ends.into_iter().map(|end| end.downcast::<T>().map(|end| *end).map_err(|_| not_connected(name)));
+        ends.collect()
+    }
+}
+
+fn not_connected(name: &str) -> Error {
+    Error::new(ErrorKind::Setup, format!("port `{name}` is not connected"))
 }
 
 impl fmt::Debug for Binder<'_> {
@@ -350,7 +415,10 @@ impl fmt::Debug for Binder<'_> {
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
-pub struct PortOptions(Hub);
+pub struct PortOptions {
+    hub: Hub,
+    pub(super) wanted: Wanted,
+}
 
 #[allow(missing_docs)]
 impl PortOptions {
@@ -359,17 +427,27 @@ impl PortOptions {
     }
 
     pub fn capacity(mut self, capacity: usize) -> Self {
-        self.0.capacity = Some(capacity);
+        self.hub.capacity = Some(capacity);
         self
     }
 
     pub fn envelope_bytes(mut self, bytes: usize) -> Self {
-        self.0.envelope_bytes = Some(bytes);
+        self.hub.envelope_bytes = Some(bytes);
         self
     }
 
     pub fn envelopes(mut self, count: usize) -> Self {
-        self.0.envelopes = Some(count);
+        self.hub.envelopes = Some(count);
+        self
+    }
+
+    pub fn done(mut self) -> Self {
+        self.wanted.done = true;
+        self
+    }
+
+    pub fn event(mut self, name: &'static str) -> Self {
+        self.wanted.event = Some(name);
         self
     }
 }
@@ -382,6 +460,10 @@ pub trait AnyPort {
     fn traffic(&self) -> Traffic;
     /// True for an output whose reader has ended.
     fn reader_gone(&self) -> bool;
+    /// It is not waited at any longer.
+    fn rest(&mut self) {}
+    /// Keeps the waker for its next change, whether it is ready or not.
+    fn watch(&mut self, waker: &Waker);
 }
 
 /// What the derive macro needs of a port.
@@ -389,12 +471,12 @@ pub trait AnyPort {
 #[allow(missing_docs)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a port",
-    label = "expected `Input<M>` or `Output<M>`, where `M` is a `Message`"
+    label = "expected `Input<M>`, `Inputs<M>` or `Output<M>`, where `M` is a `Message`"
 )]
 pub trait Port: AnyPort + Send + 'static {
     type Handle: Copy + Send + Sync + 'static;
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> Self::Handle;
-    fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self>
+    fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self>
     where
         Self: Sized;
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness;
@@ -404,15 +486,25 @@ pub trait Port: AnyPort + Send + 'static {
 
 /// A port that `#[input]` may stand on.
 #[doc(hidden)]
-#[diagnostic::on_unimplemented(message = "`{Self}` is not an input", label = "`#[input]` stands on an `Input<M>`")]
-pub trait InputPort: Port {}
+#[allow(missing_docs)]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an input",
+    label = "`#[input]` stands on an `Input<M>` or `Inputs<M>`"
+)]
+pub trait InputPort: Port {
+    /// Those that its messages can carry.
+    const EVENTS: &'static [&'static str];
+}
 
 /// A port that `#[output]` may stand on.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(message = "`{Self}` is not an output", label = "`#[output]` stands on an `Output<M>`")]
 pub trait OutputPort: Port {}
 
-impl<M: Message> InputPort for Input<M> {}
+impl<M: Message> InputPort for Input<M> {
+    const EVENTS: &'static [&'static str] = M::EVENTS;
+}
+
 impl<M: Message> OutputPort for Output<M> {}
 
 impl<M: Message> AnyPort for Input<M> {
@@ -426,6 +518,14 @@ impl<M: Message> AnyPort for Input<M> {
 
     fn reader_gone(&self) -> bool {
         false
+    }
+
+    fn rest(&mut self) {
+        self.arrivals.rest();
+    }
+
+    fn watch(&mut self, waker: &Waker) {
+        self.arrivals.watch(waker);
     }
 }
 
@@ -441,22 +541,28 @@ impl<M: Message> AnyPort for Output<M> {
     fn reader_gone(&self) -> bool {
         self.sender.as_ref().is_some_and(Sender::reader_gone)
     }
+
+    fn watch(&mut self, waker: &Waker) {
+        if let Some(sender) = &self.sender {
+            sender.watch(waker);
+        }
+    }
 }
 
 impl<M: Message> Port for Input<M> {
     type Handle = InputHandle<M>;
 
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> InputHandle<M> {
-        InputHandle { id: plan.add::<M>(name, false, options), of: PhantomData }
+        InputHandle::new(plan.add::<M>(name, PortKind::Input, options))
     }
 
-    fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self> {
-        Ok(Self { receiver: binder.end(name)?, traffic: Traffic::default() })
+    fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
+        Ok(Self { arrivals: Arrivals::new(binder.end(name)?, options.wanted), traffic: Traffic::default() })
     }
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
-        condition::message(&self.receiver, cx)
+        self.arrivals.poll(cx)
     }
 
     /// This is the only reader: what was there still is.
@@ -472,10 +578,10 @@ impl<M: Message> Port for Output<M> {
     type Handle = OutputHandle<M>;
 
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> OutputHandle<M> {
-        OutputHandle { id: plan.add::<M>(name, true, options), of: PhantomData }
+        OutputHandle::new(plan.add::<M>(name, PortKind::Output, options))
     }
 
-    fn bind(binder: &mut Binder<'_>, name: &'static str) -> Result<Self> {
+    fn bind(binder: &mut Binder<'_>, name: &'static str, _options: PortOptions) -> Result<Self> {
         Ok(Self { sender: Some(binder.end(name)?), traffic: Traffic::default() })
     }
 
@@ -497,11 +603,11 @@ impl<M: Message> Port for Output<M> {
 }
 
 impl Plan {
-    fn add<M: Message>(&mut self, name: &'static str, output: bool, options: PortOptions) -> PortId {
+    pub(super) fn add<M: Message>(&mut self, name: &'static str, kind: PortKind, options: PortOptions) -> PortId {
         self.ports.push(PortDecl {
             name,
-            output,
-            hub: options.0,
+            kind,
+            hub: options.hub,
             carries_envelopes: M::CARRIES_ENVELOPES,
             element_bytes: M::ELEMENT_BYTES,
         });

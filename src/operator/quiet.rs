@@ -76,6 +76,11 @@ impl Tokens {
             && self.groups.0.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
+    /// Asked by an operator that has one: is it the only one?
+    fn last(&self, operator: usize) -> bool {
+        self.groups.0.load(Ordering::SeqCst) == 1 && self.of_group[operator / GROUP].0.load(Ordering::SeqCst) == 1
+    }
+
     pub(crate) fn none(&self) -> bool {
         self.groups.0.load(Ordering::SeqCst) == 0
     }
@@ -121,6 +126,11 @@ impl Parking {
             Ok(_) => tokens.give_back(self.operator),
             Err(_) => false,
         }
+    }
+
+    /// It has a token, and nobody else has one.
+    pub(crate) fn is_last(&self, tokens: &Tokens) -> bool {
+        tokens.last(self.operator)
     }
 
     /// Somebody wakes the operator. The token is there before the state says so: the operator may run, and park again,

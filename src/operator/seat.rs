@@ -7,15 +7,18 @@ use std::{any::Any, collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
 use async_trait::async_trait;
 use futures::FutureExt;
 
-use super::{Binder, Cx, Operator, Plan, PortDecl, Ports, Traffic, node::Node};
+use super::{
+    Binder, Cx, Operator, Plan, PortDecl, Ports, Traffic,
+    node::{Method, Node},
+};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    stream::{CompletionMode, Ticket},
+    stream::{CompletionMode, DeviceTime, Ticket},
 };
 
-/// The ends of an operator's hubs, by port.
-pub(crate) type Ends = HashMap<&'static str, Box<dyn Any + Send>>;
+/// The ends of an operator's hubs, by port, each port's in the order of connecting.
+pub(crate) type Ends = HashMap<&'static str, Vec<Box<dyn Any + Send>>>;
 
 /// What an operator did in one run of its flow.
 #[derive(Clone, Debug, Default)]
@@ -25,13 +28,22 @@ pub(crate) struct Tally {
     pub(crate) busy: u64,
     pub(crate) received: Traffic,
     pub(crate) sent: Traffic,
+    pub(crate) device: Option<DeviceTime>,
+}
+
+/// What a flow says of its operators' streams.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub(crate) mode: CompletionMode,
+    /// Their runs are timed on the device.
+    pub(crate) timed: bool,
 }
 
 /// One operator, its ports while it runs, and its surroundings.
 #[async_trait]
 pub(crate) trait Seat: Send {
     /// Gives it its surroundings. From here on it can be stopped.
-    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, mode: CompletionMode);
+    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, how: How);
     /// Gives it its ends.
     fn bind(&mut self, ends: Ends) -> Result<()>;
     async fn start(&mut self) -> Result<()>;
@@ -42,7 +54,8 @@ pub(crate) trait Seat: Send {
     fn close(&mut self);
     /// The last work that its stream was given.
     fn last(&mut self) -> Option<Ticket>;
-    fn tally(&self) -> Tally;
+    /// After its last work is done, or lost.
+    fn tally(&mut self) -> Tally;
 }
 
 pub(crate) struct Place<O: Operator> {
@@ -76,14 +89,33 @@ pub(crate) async fn caught(future: impl Future<Output = Result<()>>) -> Result<(
     })
 }
 
+/// An operator with a `run` of its own has no other methods that only the trait's own `run` calls: nobody writes one that
+/// then is never called, and does not hear of it.
+fn nothing_left_out<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
+    let node = cx.node().clone();
+    let _ = operator.may_run(ports, cx);
+    drop(operator.after(ports, cx));
+    for (method, name) in [(Method::MayRun, "may_run"), (Method::After, "after")] {
+        if !node.is_default(method) {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "it has a `run` of its own, which never called its `{name}`: do that in `run`, and remove `{name}`"
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn unbound() -> Error {
     Error::new(ErrorKind::Usage, "an operator runs only as part of a flow")
 }
 
 #[async_trait]
 impl<O: Operator> Seat for Place<O> {
-    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, mode: CompletionMode) {
-        self.cx = Some(Cx::new(name, device, node, mode));
+    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, how: How) {
+        self.cx = Some(Cx::new(name, device, node, how));
         self.tally = Tally::default();
     }
 
@@ -99,7 +131,11 @@ impl<O: Operator> Seat for Place<O> {
 
     async fn run(&mut self) -> Result<()> {
         let (Some(cx), Some(ports)) = (&mut self.cx, &mut self.ports) else { return Err(unbound()) };
+        let node = cx.node().clone();
         let mut ran = caught(self.operator.run(ports, cx)).await;
+        if ran.is_ok() && !node.is_default(Method::Run) {
+            ran = caught(async { nothing_left_out(&mut self.operator, ports, cx) }).await;
+        }
         if ran.as_ref().is_err_and(|error| error.is_closed()) {
             // A reader may end between an operator's condition and its send. The end walks the flow both ways: whoever
             // sends to it has ended too.
@@ -139,7 +175,8 @@ impl<O: Operator> Seat for Place<O> {
         self.cx.as_mut().and_then(|cx| cx.last.take())
     }
 
-    fn tally(&self) -> Tally {
+    fn tally(&mut self) -> Tally {
+        self.tally.device = self.cx.as_mut().and_then(Cx::device_time);
         self.tally.clone()
     }
 }

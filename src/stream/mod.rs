@@ -22,6 +22,7 @@ mod effort;
 mod forecast;
 mod lookout;
 mod mark;
+mod meter;
 mod mode;
 mod streams;
 mod ticket;
@@ -43,6 +44,8 @@ pub use completed::Completed;
 use completion::Completion;
 use forecast::Forecast;
 use mark::{Mark, Spares};
+pub use meter::DeviceTime;
+use meter::Meter;
 use mode::AtomicMode;
 pub use mode::CompletionMode;
 pub(crate) use streams::Streams;
@@ -107,6 +110,8 @@ struct Order {
     /// How many marks there ever were.
     marked: u64,
     spares: Spares,
+    /// Where the runs of an operator are timed.
+    meter: Option<Box<Meter>>,
     /// Other devices whose work this stream has come after, directly or not.
     upstream: Devices,
 }
@@ -147,6 +152,7 @@ impl Stream {
                 marks: VecDeque::new(),
                 marked: 0,
                 spares,
+                meter: None,
                 upstream: Devices::new(),
             }),
             issued: AtomicU64::new(0),
@@ -237,6 +243,9 @@ impl Stream {
         let inner = &*self.0;
         let mut order = lock(&inner.order);
         inner.device.check()?;
+        if let Some(meter) = &mut order.meter {
+            meter.work(inner.raw);
+        }
         let done = work(&**inner.device.backend(), inner.raw);
         if let Err(error) = done {
             drop(order);
@@ -245,6 +254,24 @@ impl Stream {
         order.issued += 1;
         inner.issued.store(order.issued, Ordering::Release);
         Ok(Ticket::new(self.clone(), order.issued))
+    }
+
+    /// An operator's run begins: what it puts in here is timed.
+    pub(crate) fn begin_run(&self) {
+        let mut order = lock(&self.0.order);
+        order.meter.get_or_insert_with(|| Meter::new(&self.0.streams)).begin_run();
+    }
+
+    pub(crate) fn end_run(&self) {
+        if let Some(meter) = &mut lock(&self.0.order).meter {
+            meter.end_run(self.0.raw);
+        }
+    }
+
+    /// What its runs took, once. Never waits: what is not done is not measured.
+    pub(crate) fn device_time(&self) -> Option<DeviceTime> {
+        let meter = lock(&self.0.order).meter.take();
+        meter.map(|mut meter| meter.sums())
     }
 
     /// Work enqueued from now on comes after `ticket`. Says nothing to the device where that is implied already.
@@ -283,6 +310,9 @@ impl Stream {
             }
         };
         inner.device.check()?;
+        if let Some(meter) = &mut order.meter {
+            meter.wait(inner.raw);
+        }
         let done = inner.device.backend().stream_wait(inner.raw, mark.event);
         if let Err(error) = done {
             drop(order);

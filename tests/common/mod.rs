@@ -20,9 +20,9 @@ use wakeline::{device::Emulated, memory::Plain, prelude::*};
 
 pub(crate) use wakeline::operator::{MapPorts, SinkPorts, SourcePorts, map, sink, source};
 
-/// An emulated device, race-checked.
+/// An emulated device, race-checked. It has workers for streams that are held up, and more.
 pub(crate) fn emulated() -> Device {
-    emulated_with(Emulated::new().workers(2))
+    emulated_with(Emulated::new().workers(4))
 }
 
 /// An emulated device of another kind, race-checked.

@@ -1,7 +1,7 @@
 //! Messages of every form.
 #![allow(dead_code)]
 
-use wakeline::prelude::*;
+use wakeline::{prelude::*, stream::Ticket};
 
 #[derive(Message)]
 struct Plain {
@@ -40,7 +40,35 @@ struct Wrap<T, U, const N: usize>(#[envelope] T, U, [u8; N]);
 #[derive(Message)]
 struct Text<'a>(std::borrow::Cow<'a, str>);
 
+#[derive(Message)]
+struct Timed<T>(#[envelope] T, #[event("decoded")] Option<Ticket>);
+
+#[derive(Message)]
+enum Step {
+    First { #[event] decoded: Ticket },
+    Second(#[event("scaled")] Ticket, #[event("decoded")] Option<Ticket>),
+    Third,
+}
+
+#[derive(Ports)]
+struct TimedPorts<T: Message> {
+    #[input(event = "decoded", done, capacity = 2)]
+    timed: Input<Timed<T>>,
+    #[input(event = "scaled")]
+    steps: Inputs<Vec<Option<Box<[Step; 2]>>>>,
+}
+
 fn is_message<T: Message>() {}
+
+struct Idle;
+
+impl Operator for Idle {
+    type Ports = TimedPorts<Frame>;
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
 
 fn main() {
     is_message::<Never>();
@@ -53,6 +81,12 @@ fn main() {
     assert!(Event::CARRIES_ENVELOPES);
     assert!(Wrap::<Frame, u8, 3>::CARRIES_ENVELOPES);
     assert!(!Wrap::<Plain, u8, 3>::CARRIES_ENVELOPES);
+
+    assert_eq!(Timed::<Frame>::EVENTS, ["decoded"]);
+    assert_eq!(Step::EVENTS, ["decoded", "scaled"]);
+    let mut none = Timed(Plain { number: 1 }, None);
+    none.events("decoded", &mut |_| panic!("there is none"));
+    let _ = Flow::new("flow").add("timed", Idle);
 
     let mut event = Event::Resized { width: 1, height: 2 };
     event.envelopes(&mut |_| panic!("there is none"));

@@ -1,0 +1,28 @@
+//! The buffer condition, [`Cx::run_after`](crate::Cx::run_after): the next run waits until a buffer's data is available.
+//!
+//! For a buffer that no message carries: weights that a stream is still uploading, an operator's own scratch memory. A
+//! buffer in a message has its condition on the port ([`stream`](super::stream)). A fault makes it ready: the operator
+//! meets the error where it uses the buffer.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use smallvec::SmallVec;
+
+use super::Readiness;
+use crate::memory::HostAccess;
+
+/// The buffers that the next run waits for.
+pub(crate) type Awaited = SmallVec<[HostAccess; 1]>;
+
+pub(crate) fn buffers(awaited: &mut Awaited, cx: &mut Context<'_>) -> Readiness {
+    while let Some(last) = awaited.last_mut() {
+        match Pin::new(last).poll(cx) {
+            Poll::Pending => return Readiness::WaitEvent,
+            Poll::Ready(_) => drop(awaited.pop()),
+        }
+    }
+    Readiness::Ready
+}

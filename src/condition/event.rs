@@ -1,0 +1,76 @@
+//! The event condition, `#[input(event = "decoded")]`: a message counts once the event of that name in it has passed.
+//!
+//! An event is a point in a stream's work, a [`Ticket`]. A message carries it as a field that is marked `#[event]`. A
+//! message that carries several of one name (a list of frames) waits for all of them, one that carries none this time (a
+//! field that is `None`, another variant) waits for nothing. A name that messages of this type never have is an error
+//! when the port is compiled.
+
+use crate::{hub::Message, stream::Ticket};
+
+/// The events of this name.
+pub(super) fn named<M: Message>(message: &mut M, name: &str, visit: &mut dyn FnMut(&Ticket)) {
+    message.events(name, &mut |ticket| visit(ticket));
+}
+
+/// What a field marked `#[event]` can be.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an event",
+    label = "`#[event]` stands on a `Ticket`, or on an `Option` of one"
+)]
+pub trait EventField {
+    #[doc(hidden)]
+    fn show(&mut self, visit: &mut dyn FnMut(&mut Ticket));
+}
+
+impl EventField for Ticket {
+    fn show(&mut self, visit: &mut dyn FnMut(&mut Ticket)) {
+        visit(self);
+    }
+}
+
+impl<E: EventField> EventField for Option<E> {
+    fn show(&mut self, visit: &mut dyn FnMut(&mut Ticket)) {
+        self.iter_mut().for_each(|event| event.show(visit));
+    }
+}
+
+/// Whether messages with `events` know this name. For the compiler.
+#[doc(hidden)]
+pub const fn knows_event(events: &[&str], name: &str) -> bool {
+    let mut at = 0;
+    while at < events.len() {
+        if same(events[at].as_bytes(), name.as_bytes()) {
+            return true;
+        }
+        at += 1;
+    }
+    false
+}
+
+const fn same(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
+    let mut at = 0;
+    while at < one.len() {
+        if one[at] != other[at] {
+            return false;
+        }
+        at += 1;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_known_as_a_whole() {
+        let events = ["decoded", "scaled"];
+        assert!(knows_event(&events, "decoded") && knows_event(&events, "scaled"));
+        assert!(!knows_event(&events, "decode") && !knows_event(&events, "decoded2"));
+        assert!(!knows_event(&events, "") && !knows_event(&[], "decoded"));
+    }
+}

@@ -1,0 +1,184 @@
+//! The front of a queue whose messages count only once a device has done something.
+//!
+//! A message that has arrived may still be in the making: its work is enqueued, and travels with it. A port that asks for
+//! more ([`Wanted`]) shows its operator a message only when the tickets it waits for have passed. What these are is for
+//! the conditions to say ([`stream`](super::stream), [`event`](super::event)); how they are waited for is here, once.
+//!
+//! ```text
+//!            a message is there           all have passed
+//!   UNKNOWN ────────────────────> OPEN ────────────────────> DONE ──┐
+//!      ^                            │ the device is lost            │ take: the message
+//!      │                            └───────────────────> FAILED    │
+//!      └───────────────── take: the error ───────────────────┴──────┘
+//! ```
+//!
+//! Only the first message is asked about, the next when that one has been taken: so every message of the queue is, each
+//! by its own tickets, whatever streams they belong to. The futures that wait are kept here, so that the operator is
+//! woken; nothing polls. After a fault the message is of no use: `take` gives the error in its place, once, and goes on to
+//! the next.
+
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use smallvec::SmallVec;
+
+use super::Readiness;
+use crate::{
+    error::{Error, Result},
+    hub::{Message, link::Receiver},
+    stream::{Completed, Ticket},
+};
+
+/// What a port waits for, beside a message.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wanted {
+    /// All the work that wrote it.
+    pub(crate) done: bool,
+    /// The event of this name.
+    pub(crate) event: Option<&'static str>,
+}
+
+/// The first message of a port that waits for more than its arrival.
+pub(crate) struct Front {
+    wanted: Wanted,
+    /// Of the first message; kept for its room, so that the next one allocates nothing.
+    open: SmallVec<[Completed; 2]>,
+    state: State,
+}
+
+enum State {
+    Unknown,
+    Open,
+    Done,
+    Failed(Error),
+}
+
+impl Wanted {
+    /// Shows the tickets that a message is waited for by.
+    fn tickets<M: Message>(self, message: &mut M, mut visit: impl FnMut(&Ticket)) {
+        if self.done {
+            super::stream::written(message, &mut visit);
+        }
+        if let Some(name) = self.event {
+            super::event::named(message, name, &mut visit);
+        }
+    }
+}
+
+impl Front {
+    /// `None` for a port that takes what is there.
+    pub(crate) fn new(wanted: Wanted) -> Option<Box<Self>> {
+        let more = wanted.done || wanted.event.is_some();
+        more.then(|| Box::new(Self { wanted, open: SmallVec::new(), state: State::Unknown }))
+    }
+
+    /// Is there a message, and has it what is waited for? Also ready where `take` has an error to give.
+    pub(crate) fn poll<M: Message>(&mut self, receiver: &Receiver<M>, cx: &mut Context<'_>) -> Readiness {
+        if let State::Unknown = self.state {
+            match Readiness::from(receiver.poll_message(cx.waker())) {
+                Readiness::Ready => self.ask(receiver),
+                other => return other,
+            }
+        }
+        if let State::Open = self.state {
+            while let Some(last) = self.open.last_mut() {
+                match Pin::new(last).poll(cx) {
+                    Poll::Pending => return Readiness::WaitEvent,
+                    Poll::Ready(Ok(())) => drop(self.open.pop()),
+                    Poll::Ready(Err(error)) => return self.fail(error),
+                }
+            }
+            self.state = State::Done;
+        }
+        Readiness::Ready
+    }
+
+    /// Does `take` give a message, or an error? The device is asked, now.
+    pub(crate) fn has_one<M: Message>(&mut self, receiver: &Receiver<M>) -> bool {
+        if let State::Unknown = self.state {
+            self.ask(receiver);
+        }
+        if let State::Open = self.state {
+            match self.look() {
+                Ok(true) => self.state = State::Done,
+                Ok(false) => {}
+                Err(error) => _ = self.fail(error),
+            }
+        }
+        matches!(self.state, State::Done | State::Failed(_))
+    }
+
+    /// The first message, if it has what is waited for.
+    pub(crate) fn take<M: Message>(&mut self, receiver: &Receiver<M>) -> Result<Option<M>> {
+        if !self.has_one(receiver) {
+            return receiver.check().map(|()| None);
+        }
+        match std::mem::replace(&mut self.state, State::Unknown) {
+            State::Failed(error) => {
+                receiver.discard();
+                Err(error.at(format!("a message of hub `{}`", receiver.hub())))
+            }
+            _ => receiver.take(),
+        }
+    }
+
+    /// How many messages `take` would give, as far as that is known without asking the device.
+    pub(crate) fn len<M: Message>(&self, receiver: &Receiver<M>) -> usize {
+        let has_all = |message: &mut M| {
+            let mut has_all = true;
+            self.wanted.tickets(message, |ticket| has_all &= ticket.has_passed());
+            has_all
+        };
+        (0..receiver.len()).take_while(|at| receiver.peek(*at, has_all) == Some(true)).count()
+    }
+
+    /// Waits for the device no longer, until it is polled again: one who waits and is not polled is of no use to others
+    /// who wait for the same stream.
+    pub(crate) fn rest(&mut self) {
+        if let State::Open = self.state {
+            self.open.clear();
+            self.state = State::Unknown;
+        }
+    }
+
+    fn ask<M: Message>(&mut self, receiver: &Receiver<M>) {
+        let (wanted, open) = (self.wanted, &mut self.open);
+        let asked = receiver.peek(0, |message| {
+            wanted.tickets(message, |ticket| {
+                if !ticket.is_settled() {
+                    open.push(ticket.completed());
+                }
+            });
+        });
+        if asked.is_some() {
+            self.state = State::Open;
+        }
+    }
+
+    fn look(&mut self) -> Result<bool> {
+        while let Some(last) = self.open.last() {
+            let mut ticket = last.ticket().clone();
+            if !ticket.look()? {
+                return Ok(false);
+            }
+            ticket.sound()?;
+            self.open.pop();
+        }
+        Ok(true)
+    }
+
+    fn fail(&mut self, error: Error) -> Readiness {
+        self.open.clear();
+        self.state = State::Failed(error);
+        Readiness::Ready
+    }
+}
+
+impl fmt::Debug for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Front").field("wanted", &self.wanted).field("open", &self.open).finish_non_exhaustive()
+    }
+}

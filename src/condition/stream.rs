@@ -1,0 +1,27 @@
+//! The stream condition, `#[input(done)]`: a message counts once the work that wrote it is done.
+//!
+//! By default an operator runs as soon as a message is there, while the device may still be at work on it: what the
+//! operator enqueues comes after that by itself, and nobody waits. An operator that must not wait even when it looks at
+//! the data, one that reads it on the host, or has a time limit of its own, asks for the message when it is done.
+//!
+//! Readiness is per message, never per stream: each envelope knows the ticket of its last write, and the message counts
+//! when all of those have passed, whatever else their streams have to do. An envelope that was copied to where the
+//! reader is has the copy as its last write, and that came after what it copied. A message without envelopes, and an
+//! envelope that no stream has written, are done.
+//!
+//! Where others look at the state of a message's buffer (Holoscan's `CudaBufferAvailableCondition`) and wait for "data
+//! available", that is this same condition here: the state follows from the tracked uses, and nobody sets it. What is
+//! left of it, a buffer that no message carries, is in [`buffer`](super::buffer).
+
+use crate::{hub::Message, stream::Ticket};
+
+/// The last write of every envelope.
+pub(super) fn written<M: Message>(message: &mut M, visit: &mut dyn FnMut(&Ticket)) {
+    if M::CARRIES_ENVELOPES {
+        message.envelopes(&mut |envelope| {
+            if let Some(write) = envelope.memory().last_write() {
+                visit(&write);
+            }
+        });
+    }
+}

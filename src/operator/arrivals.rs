@@ -1,0 +1,104 @@
+//! [`Arrivals`]: the end of a hub as an input holds it, with what the input waits for beside a message.
+
+use std::{
+    fmt,
+    task::{Context, Waker},
+};
+
+use crate::{
+    condition::{self, Front, Readiness, Wanted},
+    error::Result,
+    hub::{Message, link::Receiver},
+};
+
+/// Messages of one connection.
+pub(super) struct Arrivals<M: Message> {
+    receiver: Receiver<M>,
+    /// For a port that waits for more than a message.
+    front: Option<Box<Front>>,
+}
+
+impl<M: Message> Arrivals<M> {
+    pub(super) fn new(receiver: Receiver<M>, wanted: Wanted) -> Self {
+        Self { receiver, front: Front::new(wanted) }
+    }
+
+    /// Is there a message that may be taken, or an error to give?
+    #[inline]
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Readiness {
+        match &mut self.front {
+            None => condition::message(&self.receiver, cx),
+            Some(front) => front.poll(&self.receiver, cx),
+        }
+    }
+
+    /// The same, now.
+    pub(super) fn has_one(&mut self) -> bool {
+        match &mut self.front {
+            None => self.receiver.len() > 0,
+            Some(front) => front.has_one(&self.receiver),
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Result<Option<M>> {
+        match &mut self.front {
+            None => self.receiver.take(),
+            Some(front) => front.take(&self.receiver),
+        }
+    }
+
+    /// Messages that are known to be such as may be taken.
+    pub(super) fn len(&self) -> usize {
+        match &self.front {
+            None => self.receiver.len(),
+            Some(front) => front.len(&self.receiver),
+        }
+    }
+
+    /// Keeps the waker for the next change.
+    pub(super) fn watch(&self, waker: &Waker) {
+        self.receiver.watch(waker);
+    }
+
+    /// What went wrong on the way, if something did.
+    pub(super) fn check(&self) -> Result<()> {
+        self.receiver.check()
+    }
+
+    /// True if nothing can be taken and nothing will come.
+    pub(super) fn has_ended(&self) -> bool {
+        self.receiver.has_ended()
+    }
+
+    pub(super) fn hub(&self) -> &str {
+        self.receiver.hub()
+    }
+
+    /// Why there is nothing to take.
+    pub(super) fn lacks(&self) -> String {
+        let which = if self.front.is_some() { "no message that may be taken yet" } else { "no message" };
+        format!("{which} in hub `{}`", self.hub())
+    }
+
+    /// Waits for no device, until it is polled again.
+    pub(super) fn rest(&mut self) {
+        if let Some(front) = &mut self.front {
+            front.rest();
+        }
+    }
+}
+
+impl<M: Message> fmt::Debug for Arrivals<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arrivals").field("receiver", &self.receiver).field("front", &self.front).finish()
+    }
+}
+
+/// A wait for messages of these connections; what waits for a device waits no longer than it.
+pub(super) struct Wait<'a, M: Message>(pub(super) &'a mut [Arrivals<M>]);
+
+impl<M: Message> Drop for Wait<'_, M> {
+    fn drop(&mut self) {
+        self.0.iter_mut().for_each(Arrivals::rest);
+    }
+}

@@ -1,0 +1,231 @@
+//! How long a device worked for each run of an operator.
+//!
+//! A run's work is a number of pieces on its stream, with waits for other streams between them. Timed events stand around
+//! the pieces and not around the waits, so that a run is not charged for what another operator's stream has still to do:
+//!
+//! ```text
+//!   begin_run     wait   launch   launch   wait   copy   end_run
+//!                       [ span of the run ]      [ span ]
+//! ```
+//!
+//! What has been recorded is read back later, when the device is known to have passed it, and never waited for. There is
+//! room for a fixed number of spans; where the device is so far behind that all of it is taken, a run is not measured, and
+//! counted as such. Events are used again: a run allocates nothing once the first have been made.
+
+use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
+
+use super::Streams;
+use crate::{
+    device::backend::{RawEvent, RawStream},
+    error::Result,
+};
+
+/// What the device spent on the runs of one operator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceTime {
+    /// Of all runs that were measured.
+    pub total: Duration,
+    /// Of the longest one.
+    pub longest: Duration,
+    /// How many runs were measured: those that put work into the operator's stream.
+    pub runs: u64,
+    /// Runs that were not measured, since the device was too far behind, or was lost.
+    pub missed: u64,
+}
+
+impl DeviceTime {
+    /// Of one run, on average; zero if none was measured.
+    pub fn mean(&self) -> Duration {
+        if self.runs == 0 { Duration::ZERO } else { self.total.div_f64(self.runs as f64) }
+    }
+}
+
+/// The spans of one stream.
+pub(super) struct Meter {
+    streams: Arc<Streams>,
+    phase: Phase,
+    run: u64,
+    /// Recorded, oldest first.
+    spans: VecDeque<Span>,
+    idle: Vec<RawEvent>,
+    sums: DeviceTime,
+    /// The run that was read back last, as far as it was.
+    reading: Option<(u64, Duration)>,
+}
+
+#[derive(Clone, Copy)]
+enum Phase {
+    /// Between two runs, or in one that is not measured.
+    Off,
+    /// The next piece of work begins a span.
+    Armed,
+    /// In a span.
+    In(RawEvent),
+}
+
+struct Span {
+    run: u64,
+    from: RawEvent,
+    to: RawEvent,
+}
+
+impl Meter {
+    /// Spans that there is room for: events of a few hundred bytes each.
+    const MOST: usize = 128;
+
+    pub(super) fn new(streams: &Arc<Streams>) -> Box<Self> {
+        Box::new(Self {
+            streams: streams.clone(),
+            phase: Phase::Off,
+            run: 0,
+            spans: VecDeque::with_capacity(Self::MOST),
+            idle: Vec::with_capacity(2 * Self::MOST),
+            sums: DeviceTime::default(),
+            reading: None,
+        })
+    }
+
+    pub(super) fn begin_run(&mut self) {
+        self.run += 1;
+        if self.spans.len() >= Self::MOST / 2 {
+            self.read_back();
+        }
+        self.phase = if self.spans.len() < Self::MOST { Phase::Armed } else { Phase::Off };
+        self.sums.missed += u64::from(self.spans.len() >= Self::MOST);
+    }
+
+    pub(super) fn end_run(&mut self, stream: RawStream) {
+        self.end_span(stream);
+        self.phase = Phase::Off;
+    }
+
+    /// Before a piece of work.
+    pub(super) fn work(&mut self, stream: RawStream) {
+        if let Phase::Armed = self.phase {
+            match self.record(stream) {
+                Ok(event) => self.phase = Phase::In(event),
+                Err(_) => self.give_up(),
+            }
+        }
+    }
+
+    /// Before a wait for another stream. Where there is no room for a span after it, the present one goes on.
+    pub(super) fn wait(&mut self, stream: RawStream) {
+        if self.spans.len() + 1 < Self::MOST {
+            self.end_span(stream);
+        }
+    }
+
+    fn end_span(&mut self, stream: RawStream) {
+        let Phase::In(from) = self.phase else { return };
+        match self.record(stream) {
+            Ok(to) => {
+                self.spans.push_back(Span { run: self.run, from, to });
+                self.phase = Phase::Armed;
+            }
+            Err(_) => {
+                self.idle.push(from);
+                self.give_up();
+            }
+        }
+    }
+
+    fn record(&mut self, stream: RawStream) -> Result<RawEvent> {
+        let backend = self.streams.backend();
+        let event = match self.idle.pop() {
+            Some(event) => event,
+            None => backend.event_create(true)?,
+        };
+        backend.event_record(event, stream).map(|()| event).inspect_err(|_| self.idle.push(event))
+    }
+
+    /// A call has failed; whoever works on the device hears why from their own.
+    fn give_up(&mut self) {
+        self.phase = Phase::Off;
+        self.sums.missed += 1;
+    }
+
+    /// Reads what the device has passed.
+    fn read_back(&mut self) {
+        while let Some(span) = self.spans.front() {
+            let backend = self.streams.backend();
+            match backend.event_query(span.to) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(_) => return self.lose(),
+            }
+            match backend.event_elapsed(span.from, span.to) {
+                Ok(took) => {
+                    if let Some(Span { run, from, to }) = self.spans.pop_front() {
+                        self.idle.extend([from, to]);
+                        self.add(run, took);
+                    }
+                }
+                Err(_) => return self.lose(),
+            }
+        }
+    }
+
+    fn add(&mut self, run: u64, took: Duration) {
+        match &mut self.reading {
+            Some((of, so_far)) if *of == run => *so_far += took,
+            _ => {
+                self.close();
+                self.reading = Some((run, took));
+            }
+        }
+    }
+
+    /// The run that was read has no more spans.
+    fn close(&mut self) {
+        if let Some((_, took)) = self.reading.take() {
+            self.sums.runs += 1;
+            self.sums.total += took;
+            self.sums.longest = self.sums.longest.max(took);
+        }
+    }
+
+    /// The device will tell no more times.
+    fn lose(&mut self) {
+        let begun = self.spans.front().map(|span| span.run);
+        if self.reading.is_some_and(|(run, _)| Some(run) != begun) {
+            self.close();
+        }
+        let mut last = None;
+        while let Some(Span { run, from, to }) = self.spans.pop_front() {
+            self.sums.missed += u64::from(last != Some(run));
+            last = Some(run);
+            self.idle.extend([from, to]);
+        }
+        self.reading = None;
+    }
+
+    /// All that is known, after the last run.
+    pub(super) fn sums(&mut self) -> DeviceTime {
+        self.read_back();
+        if self.spans.is_empty() {
+            self.close();
+        } else {
+            self.lose();
+        }
+        self.sums
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        let backend = self.streams.backend();
+        if let Phase::In(event) = self.phase {
+            backend.event_destroy(event);
+        }
+        let recorded = self.spans.iter().flat_map(|span| [span.from, span.to]);
+        self.idle.iter().copied().chain(recorded).for_each(|event| backend.event_destroy(event));
+    }
+}
+
+impl fmt::Debug for Meter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meter").field("sums", &self.sums).field("spans", &self.spans.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,187 @@
+//! Scenario F1, for any fault of a kernel: everybody who waits for the device is told, every later call says why, and
+//! nothing hangs.
+//!
+//! A fault ends a GPU for the whole process, so each kind has an executable of its own with one test in it, twice: on a
+//! GPU with the fault itself, on the emulated device with a planned one (which loses one device and not the process).
+//! Without a GPU the first says so and passes; with `REQUIRE_CUDA=1` it fails.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use crate::common::*;
+use wakeline::{prelude::*, stream::Timer};
+
+/// Enqueues the kernel that faults where it meets the number that it is given.
+pub(crate) type Launch = fn(&Stream, &mut Envelope<u32>, u32) -> Result<()>;
+
+/// The number that the kernels fault at: that of the eighth message, and launch.
+pub(crate) const FAULT: u32 = 7;
+
+/// A fault as two tests, `name::emulated` and `name::cuda`.
+macro_rules! a_fault {
+    ($name:ident, $kernel:ident) => {
+        mod $name {
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn emulated() {
+                let faults = wakeline::device::Faults::new().trap_kernel(stringify!($kernel), u64::from(FAULT) + 1);
+                let config = wakeline::device::Emulated::new().workers(6).faults(faults);
+                fault(common::emulated_with(config), |stream, x, what| $kernel::launch(stream, x, what)).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn cuda() {
+                if let Some(device) = common::cuda() {
+                    fault(device, |stream, x, what| $kernel::launch(stream, x, what)).await;
+                }
+            }
+        }
+    };
+}
+pub(crate) use a_fault;
+
+/// Increments, until it meets the fault.
+struct Faulty {
+    launch: Launch,
+    after: Arc<AtomicUsize>,
+    stopped: Arc<AtomicUsize>,
+}
+
+impl Operator for Faulty {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut envelope = ports.input.take()?;
+        (self.launch)(cx.stream()?, &mut envelope, FAULT)?;
+        ports.output.send(envelope).await
+    }
+
+    async fn after(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        self.after.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
+        self.stopped.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[derive(Ports)]
+pub(crate) struct DonePorts {
+    #[input(done)]
+    input: Input<Envelope<u32>>,
+}
+
+/// Keeps what is done when it is shown.
+struct CollectDone(Shared<Vec<u32>>);
+
+impl Operator for CollectDone {
+    type Ports = DonePorts;
+
+    async fn compute(&mut self, ports: &mut DonePorts, _cx: &mut Cx) -> Result<()> {
+        let envelope = ports.input.take()?;
+        lock(&self.0).push(envelope.as_slice()?.to_vec());
+        Ok(())
+    }
+}
+
+pub(crate) async fn fault(device: Device, launch: Launch) {
+    // Others' work on the device, which never ends by itself: held up, and let go only afterwards.
+    let bystander = Stream::named(&device, "bystander").unwrap();
+    let mut buffers = Vec::new();
+    for _ in 0..4 {
+        buffers.push(Buffer::from_slice(&bystander, &[1_u32; 64]).unwrap());
+    }
+    let mut here = Buffer::<u32>::pinned(&device, 64).unwrap();
+    bystander.completed().await.unwrap();
+    let timer = Timer::start(&bystander).unwrap();
+    let held = hold(&bystander);
+    for buffer in &mut buffers {
+        increment::launch(&bystander, buffer).unwrap();
+    }
+    let (carried, kept) = (buffers.pop().unwrap(), buffers.pop().unwrap());
+    bystander.copy(&kept, &mut here).unwrap();
+    let ticket = bystander.ticket();
+    let timed = timer.stop().unwrap();
+    let read = tokio::spawn(async move { here.read().await.map(drop) });
+    let waiting = [
+        ("a stream", tokio::spawn(bystander.completed())),
+        ("a ticket", tokio::spawn(async move { ticket.completed().await })),
+        ("a buffer", tokio::spawn(kept.available())),
+        ("the host's read", read),
+        ("a timer", tokio::spawn(async move { timed.await.map(drop) })),
+    ];
+    // A flow that waits at a port, for a message of that work.
+    let mut beside = Flow::new("beside");
+    let mut carried = Some(Envelope::from(carried));
+    let sends = beside.add("sends", source(move || std::future::ready(Ok(carried.take())))).on(&device);
+    let waits = beside.add("waits", CollectDone(shared())).on(&device);
+    beside.connect(sends.output, waits.input);
+    let beside = beside.spawn().unwrap();
+
+    let (seen, after, stopped) = (shared(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let mut flow = Flow::new("fault");
+    let produce = flow.add("produce", Produce::new((0..20).map(|n| vec![n; 1024])));
+    let faulty = Faulty { launch, after: after.clone(), stopped: stopped.clone() };
+    let faulty = flow.add("faulty", faulty).on(&device);
+    let next = flow.add("next", Increment).on(&device);
+    let consume = flow.add("consume", CollectDone(seen.clone()));
+    flow.connect_with(produce.output, faulty.input, Hub::bounded(2).envelopes(4).envelope_bytes(4096));
+    flow.connect(faulty.output, next.input);
+    flow.connect(next.output, consume.input);
+    let error = within(flow.run()).await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+    let told = error.to_string();
+    eprintln!("{told}");
+    assert!(told.starts_with("operator `"), "{told}");
+    assert!(told.contains("unfinished was the work of"), "{told}");
+    for unfinished in ["`faulty`", "`bystander`"] {
+        assert!(told.contains(unfinished), "whose work is not done: {unfinished} in {told}");
+    }
+    assert!(told.contains("start again in a new process"), "what to do: {told}");
+    let cause = if device.is_cuda() { "CUDA_ERROR_" } else { "on stream `faulty`" };
+    assert!(told.contains(cause), "what it was: {told}");
+    let arrived = lock(&seen).len() as u32;
+    assert!(arrived <= FAULT, "what faulted has not arrived");
+    assert_eq!(*lock(&seen), (0..arrived).map(|n| vec![n + 2; 1024]).collect::<Vec<_>>(), "what has is right");
+    assert_eq!(after.load(Ordering::Relaxed), FAULT as usize, "the work of that run was never done");
+    assert_eq!(stopped.load(Ordering::Relaxed), 1);
+
+    for (who, waiting) in waiting {
+        let error = within(waiting).await.unwrap().expect_err(who);
+        assert!(error.is_device_lost() && error.to_string().contains(cause), "{who}: {error}");
+    }
+    let error = within(beside).await.unwrap_err();
+    assert!(error.is_device_lost() && error.to_string().contains(cause), "a flow beside it: {error}");
+    drop(held);
+
+    let lost = device.lost().expect("it is").to_string();
+    assert!(lost.contains(cause), "{lost}");
+    let [mut one, mut two] = <[_; 2]>::try_from(buffers).unwrap();
+    let refused = [
+        ("a new stream", Stream::new(&device).map(drop)),
+        ("memory", Buffer::<u8>::new(&device, 1).map(drop)),
+        ("memory of the host", Buffer::<u8>::pinned(&device, 1).map(drop)),
+        ("a kernel", increment::launch(&bystander, &mut one)),
+        ("a copy", bystander.copy(&one, &mut two)),
+        ("a fill", bystander.fill(&mut two, 1)),
+        ("a function of the host", bystander.host_function(|| panic!("it never runs"))),
+        ("a timer", Timer::start(&bystander).map(drop)),
+        ("what a buffer is doing", one.state().map(drop)),
+        ("a wait of the host", bystander.synchronize_blocking()),
+        ("a completion", within(bystander.completed()).await),
+        ("an available buffer", within(one.available()).await),
+        ("the flow, again", within(flow.run()).await.map(drop)),
+    ];
+    for (what, outcome) in refused {
+        let error = outcome.expect_err(what);
+        assert!(error.is_device_lost() && error.to_string().contains(cause), "{what}: {error}");
+    }
+    drop((flow, one, two, kept, bystander));
+    freed(&device).await;
+}

@@ -1,0 +1,193 @@
+//! Where the time went: the device's time for each operator's runs, apart from the host's.
+
+mod common;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+
+use common::*;
+use wakeline::{
+    device::{Emulated, Faults},
+    prelude::*,
+};
+
+/// In its run `nth` its stream is busy until it is told to go on; it says when that begins.
+struct Busy {
+    nth: u32,
+    run: u32,
+    /// Every so many runs put nothing into the stream.
+    idle_every: u32,
+    began: Option<tokio::sync::oneshot::Sender<Instant>>,
+    go_on: Option<mpsc::Receiver<()>>,
+}
+
+impl Operator for Busy {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut envelope = ports.input.take()?;
+        self.run += 1;
+        let stream = cx.stream()?;
+        if self.run == self.nth {
+            let (began, go_on) = (self.began.take().unwrap(), self.go_on.take().unwrap());
+            stream.host_function(move || {
+                let _ = began.send(Instant::now());
+                let _ = go_on.recv();
+            })?;
+        }
+        if !self.run.is_multiple_of(self.idle_every) {
+            increment::launch(stream, &mut envelope)?;
+        }
+        ports.output.send(envelope).await
+    }
+}
+
+/// What it needs to be busy, and who hears of it and lets it go on.
+fn busy(nth: u32, idle_every: u32) -> (Busy, tokio::sync::oneshot::Receiver<Instant>, mpsc::Sender<()>) {
+    let ((began, has_begun), (go, go_on)) = (tokio::sync::oneshot::channel(), mpsc::channel());
+    (Busy { nth, run: 0, idle_every, began: Some(began), go_on: Some(go_on) }, has_begun, go)
+}
+
+/// Has something of its own to do first, which need not wait for the message's work.
+struct Next(Buffer<u32>);
+
+impl Operator for Next {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut envelope = ports.input.take()?;
+        increment::launch(cx.stream()?, &mut self.0)?;
+        increment::launch(cx.stream()?, &mut envelope)?;
+        ports.output.send(envelope).await
+    }
+}
+
+// The time is that of whoever's work it was: not that of the next, whose stream waits for it.
+on_both!(device_time_is_each_operators_own, async |device: Device| {
+    let (busy, has_begun, go) = busy(3, 4);
+    let mut flow = Flow::new("times");
+    flow.device_times(true);
+    let produce = flow.add("produce", Produce::new((0..8).map(|n| vec![n; 64])));
+    let busy = flow.add("busy", busy).on(&device);
+    let next = flow.add("next", Next(Buffer::from_slice(&Stream::new(&device).unwrap(), &[0; 64]).unwrap()));
+    let next = next.on(&device);
+    let consume = flow.add("consume", Collect(shared()));
+    flow.connect_with(produce.output, busy.input, Hub::bounded(2).envelope_bytes(256));
+    flow.connect(busy.output, next.input);
+    flow.connect(next.output, consume.input);
+    let running = flow.spawn().unwrap();
+    let began = has_begun.await.unwrap();
+    // This is no wait for something to happen: it is the time that is measured.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let took = began.elapsed();
+    drop(go);
+    let report = running.await.unwrap();
+
+    let busy = report.operator("busy").unwrap().device.unwrap();
+    // A GPU's clock is another than the host's.
+    assert!(busy.longest >= took.mul_f64(0.99), "{:?} in {took:?}", busy.longest);
+    assert!(busy.total >= busy.longest && busy.mean() <= busy.longest, "{busy:?}");
+    assert_eq!((busy.runs, busy.missed), (6, 0), "two of eight put nothing into the stream");
+    let next = report.operator("next").unwrap().device.unwrap();
+    assert_eq!((next.runs, next.missed), (8, 0));
+    assert!(next.total < took / 2, "it did not work while it waited: {next:?}");
+    assert!(next.total > Duration::ZERO, "{next:?}");
+    for on_host in ["produce", "consume"] {
+        assert_eq!(report.operator(on_host).unwrap().device, None);
+    }
+    let told = report.to_string();
+    let line = |name: &str| told.lines().find(|line| line.starts_with(name)).unwrap().to_string();
+    assert!(line("operator").ends_with("busy ms    device ms"), "{told}");
+    assert!(line("consume").ends_with(" -"), "{told}");
+    assert!(!line("next").ends_with(" -"), "{told}");
+});
+
+/// Two hundred runs, of which the first is held up.
+struct Ahead {
+    buffer: Buffer<u32>,
+    hold: Option<tokio::sync::oneshot::Sender<Hold>>,
+    runs: Arc<AtomicUsize>,
+}
+
+impl Operator for Ahead {
+    type Ports = ();
+
+    async fn compute(&mut self, _ports: &mut (), cx: &mut Cx) -> Result<()> {
+        let stream = cx.stream()?;
+        if let Some(here) = self.hold.take() {
+            let _ = here.send(hold(stream));
+        }
+        increment::launch(stream, &mut self.buffer)?;
+        if self.runs.fetch_add(1, Ordering::Relaxed) + 1 == 200 {
+            cx.finish();
+        }
+        Ok(())
+    }
+}
+
+// A device that is far behind is not waited for, and the room for what it has to tell has an end.
+on_both!(device_time_of_more_runs_than_there_is_room_for, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let buffer = Buffer::from_slice(&stream, &[0_u32; 64]).unwrap();
+    stream.completed().await.unwrap();
+    let (hold, is_held) = tokio::sync::oneshot::channel();
+    let runs = Arc::new(AtomicUsize::new(0));
+    let mut flow = Flow::new("times");
+    flow.device_times(true);
+    let _ = flow.add("ahead", Ahead { buffer, hold: Some(hold), runs: runs.clone() }).on(&device);
+    let running = flow.spawn().unwrap();
+    let held = is_held.await.unwrap();
+    until("all runs are over, and none is done", || runs.load(Ordering::Relaxed) == 200).await;
+    drop(held);
+    let report = running.await.unwrap();
+    let ahead = report.operator("ahead").unwrap();
+    let times = ahead.device.unwrap();
+    assert_eq!(ahead.runs, 200);
+    assert_eq!(times.runs + times.missed, 200, "{times:?}");
+    assert!(times.missed > 0 && times.runs >= 100, "{times:?}");
+});
+
+// Where nobody asks for it there is nothing.
+on_both!(device_time_is_off_by_default, async |device: Device| {
+    let mut flow = Flow::new("times");
+    let produce = flow.add("produce", Produce::new([vec![1_u32; 64]]));
+    let add = flow.add("add", Increment).on(&device);
+    let consume = flow.add("consume", Collect(shared()));
+    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(256));
+    flow.connect(add.output, consume.input);
+    let report = flow.run().await.unwrap();
+    assert!(report.operators.iter().all(|operator| operator.device.is_none()));
+    assert!(report.to_string().lines().skip(1).take(3).all(|line| line.ends_with(" -")), "{report}");
+
+    // The same flow, the next time.
+    flow.device_times(true);
+    let report = flow.run().await.unwrap();
+    assert_eq!(report.operator("add").unwrap().device.unwrap().runs, 0, "it had nothing to do");
+});
+
+/// A fault at any launch: timing hangs nowhere, and hides nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f1_a_fault_while_runs_are_timed() {
+    for nth in 1..=5 {
+        let faults = Faults::new().trap_kernel("increment", nth);
+        let device = emulated_with(Emulated::new().workers(4).faults(faults));
+        let mut flow = Flow::new("times");
+        flow.device_times(true);
+        let produce = flow.add("produce", Produce::new((0..5).map(|n| vec![n; 64])));
+        let add = flow.add("add", Increment).on(&device);
+        let consume = flow.add("consume", Collect(shared()));
+        flow.connect_with(produce.output, add.input, Hub::bounded(2).envelope_bytes(256));
+        flow.connect(add.output, consume.input);
+        let error = within(flow.run()).await.unwrap_err();
+        assert!(error.is_device_lost(), "{error}");
+        assert!(error.to_string().contains("kernel `increment` on stream `add`"), "{error}");
+        drop(flow);
+        freed(&device).await;
+    }
+}

@@ -1,0 +1,260 @@
+//! Scenario Q5: any number of senders on one port, and what an operator can do with them.
+
+mod common;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use common::*;
+use futures::FutureExt;
+use wakeline::{Inputs, prelude::*};
+
+#[derive(Ports)]
+struct MergePorts {
+    #[input]
+    parts: Inputs<u64>,
+}
+
+/// Sends these, and ends.
+fn numbers(
+    numbers: impl IntoIterator<Item = u64, IntoIter: Send + 'static>,
+) -> impl Operator<Ports = SourcePorts<u64>> {
+    let mut numbers = numbers.into_iter();
+    source(move || std::future::ready(Ok(numbers.next())))
+}
+
+/// Keeps what one `take` gave, a list a run.
+struct Rows(Shared<Vec<u64>>);
+
+impl Operator for Rows {
+    type Ports = MergePorts;
+
+    async fn compute(&mut self, ports: &mut MergePorts, _cx: &mut Cx) -> Result<()> {
+        lock(&self.0).push(ports.parts.take()?.collect());
+        Ok(())
+    }
+}
+
+/// One message of each connection a run, in the order of connecting; whoever has ended counts no longer.
+#[tokio::test]
+async fn q5_one_of_each_in_the_order_of_connecting() {
+    let rows = shared();
+    let mut flow = Flow::new("q5");
+    // Added and run in another order than connected.
+    let merge = flow.add("merge", Rows(rows.clone()));
+    let parts: Vec<_> =
+        [3, 1, 2].map(|n| (n, flow.add(format!("{n}"), numbers((0..n).map(move |at| 10 * n + at))))).into();
+    for (_, part) in &parts {
+        flow.connect(part.output, merge.parts);
+    }
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&rows), [vec![30, 10, 20], vec![31, 21], vec![32]]);
+    assert_eq!(report.operator("merge").unwrap().messages_in, 6);
+    assert_eq!(report.untaken, 0);
+}
+
+/// Any number: a hundred, each one's order kept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn q5_a_hundred_senders() {
+    const SENDERS: u64 = 100;
+    const EACH: u64 = 50;
+    let rows = shared();
+    let mut flow = Flow::new("q5");
+    let merge = flow.add("merge", Rows(rows.clone()));
+    for sender in 0..SENDERS {
+        let part = flow.add(format!("{sender}"), numbers((0..EACH).map(move |n| sender * EACH + n)));
+        flow.connect(part.output, merge.parts);
+    }
+    within(flow.run()).await.unwrap();
+    let wanted: Vec<Vec<u64>> = (0..EACH).map(|n| (0..SENDERS).map(|sender| sender * EACH + n).collect()).collect();
+    assert_eq!(*lock(&rows), wanted);
+}
+
+/// Whichever is there: a sender that has nothing to say holds up nobody, and one that always has does not push others
+/// aside.
+#[tokio::test]
+async fn q5_whichever_is_there() {
+    let seen = shared();
+    let hold_back = Arc::new(AtomicBool::new(true));
+    let mut flow = Flow::new("q5");
+    let (list, held) = (seen.clone(), hold_back.clone());
+    let merge = flow.add(
+        "merge",
+        task(move |ports: &mut MergePorts, _cx| {
+            let (list, held) = (list.clone(), held.clone());
+            async move {
+                assert_eq!(ports.parts.connections(), 3);
+                // Both that speak have two in their queues before any is taken.
+                until("two of each", || ports.parts.len_of(0) == 2 && ports.parts.len_of(2) == 2).await;
+                assert_eq!((ports.parts.len(), ports.parts.len_of(1), ports.parts.len_of(9)), (4, 0, 0));
+                while let Some((connection, message)) = ports.parts.recv_any().await? {
+                    lock(&list).push((connection, message));
+                    if lock(&list).len() == 4 {
+                        held.store(false, Ordering::Release);
+                    }
+                }
+                assert!(ports.parts.is_empty());
+                assert!(ports.parts.try_take_any()?.is_none());
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let mut last = Some(9);
+    let silent = source(move || {
+        let (held, last) = (hold_back.clone(), last.take());
+        async move {
+            until("it may speak", || !held.load(Ordering::Acquire)).await;
+            Ok(last)
+        }
+    });
+    let (one, silent, two) =
+        (flow.add("one", numbers([1, 2])), flow.add("silent", silent), flow.add("two", numbers([11, 12])));
+    for part in [one.output, silent.output, two.output] {
+        flow.connect_with(part, merge.parts, Hub::bounded(2));
+    }
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [(0, 1), (2, 11), (0, 2), (2, 12), (1, 9)]);
+}
+
+/// A second `take` in one run is refused, and takes nothing: what is there can still be taken one by one.
+#[tokio::test]
+async fn q5_a_take_that_is_refused_takes_nothing() {
+    struct Twice;
+    impl Operator for Twice {
+        type Ports = MergePorts;
+
+        async fn compute(&mut self, ports: &mut MergePorts, cx: &mut Cx) -> Result<()> {
+            until("two from the second", || ports.parts.len_of(1) == 2).await;
+            assert_eq!(ports.parts.take()?.collect::<Vec<_>>(), [1, 11]);
+            let error = ports.parts.take().map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage);
+            assert!(error.to_string().contains("no message in hub `one.output -> twice.parts`"), "{error}");
+            assert_eq!(ports.parts.try_take_from(0)?, None);
+            assert_eq!(ports.parts.try_take_from(1)?, Some(12));
+            let error = ports.parts.try_take_from(2).unwrap_err();
+            assert!(error.to_string().contains("connection 2 of 2"), "{error}");
+            cx.finish();
+            Ok(())
+        }
+    }
+    let mut flow = Flow::new("q5");
+    let twice = flow.add("twice", Twice);
+    let quiet = task(|ports: &mut SourcePorts<u64>, _cx| {
+        async move {
+            ports.output.send(1).await?;
+            // Neither ends nor says any more.
+            until("the reader has gone", || ports.output.is_closed()).await;
+            Ok(())
+        }
+        .boxed()
+    });
+    let (one, two) = (flow.add("one", quiet), flow.add("two", numbers([11, 12])));
+    flow.connect(one.output, twice.parts);
+    flow.connect_with(two.output, twice.parts, Hub::bounded(2));
+    within(flow.run()).await.unwrap();
+}
+
+/// What is wrong with such a port is known before anything runs.
+#[tokio::test]
+async fn q5_never_connected_is_an_error_before_running() {
+    let mut flow = Flow::new("q5");
+    flow.add("merge", Rows(shared()));
+    let error = flow.run().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    assert!(error.to_string().contains("input `merge.parts` is not connected"), "{error}");
+
+    let mut flow = Flow::new("q5");
+    let merge = flow.add("merge", Rows(shared()));
+    let (once, twice) = (flow.add("once", sink(async |_: u64| Ok(()))), flow.add("twice", numbers([1])));
+    flow.connect(twice.output, merge.parts);
+    flow.connect(twice.output, once.input);
+    flow.connect(twice.output, once.input);
+    let told = flow.run().await.unwrap_err().to_string();
+    assert!(told.contains("port `twice.output` is connected more than once"), "{told}");
+    assert!(told.contains("port `once.input` is connected more than once: an `Inputs<..>` can be"), "{told}");
+    assert!(!told.contains("merge.parts"), "it can be: {told}");
+}
+
+/// Envelopes of several senders, on a device; the same flow twice.
+#[derive(Ports)]
+struct SumPorts {
+    #[input]
+    parts: Inputs<Envelope<u32>>,
+    #[output(envelope_bytes = 4)]
+    total: Output<Envelope<u32>>,
+}
+
+struct SumOf;
+
+impl Operator for SumOf {
+    type Ports = SumPorts;
+
+    async fn compute(&mut self, ports: &mut SumPorts, cx: &mut Cx) -> Result<()> {
+        for part in ports.parts.take()? {
+            let mut total = ports.total.blank().await?;
+            total.set_len(1)?;
+            sum::launch(cx.stream()?, &part, &mut total)?;
+            ports.total.send(total).await?;
+        }
+        Ok(())
+    }
+}
+
+on_both!(q5_envelopes_of_several_senders, async |device: Device| {
+    let totals = shared();
+    let mut flow = Flow::new("q5");
+    let sum = flow.add("sum", SumOf).on(&device);
+    for n in 1..=3_u32 {
+        let part = flow.add(format!("{n}"), Produce::new((0..4).map(move |at| vec![n + at; 10])));
+        flow.connect_with(part.output, sum.parts, Hub::default().envelope_bytes(40));
+    }
+    let collect = flow.add("collect", Collect(totals.clone()));
+    flow.connect_with(sum.total, collect.input, Hub::bounded(3));
+    flow.run().await.unwrap();
+    let wanted: Vec<_> = (0..4).flat_map(|at| (1..=3).map(move |n| vec![10 * (n + at)])).collect();
+    assert_eq!(*lock(&totals), wanted);
+    drop(flow);
+    freed(&device).await;
+});
+
+/// A connection of which nothing can come holds the others' messages up: the stall names the hub that lacks one.
+#[tokio::test]
+async fn q5_a_stall_names_the_connection() {
+    let mut flow = Flow::new("q5");
+    let merge = flow.add("merge", Rows(shared()));
+    let one = flow.add("one", numbers([1]));
+    // Each waits for the other's first message.
+    let (ring, round) = (flow.add("ring", pass_on::<u64>()), flow.add("round", Fork));
+    flow.connect(one.output, merge.parts);
+    flow.connect(ring.output, round.input);
+    flow.connect(round.output, ring.input);
+    flow.connect(round.merged, merge.parts);
+    let told = within(flow.run()).await.unwrap_err().to_string();
+    // And no other: the first has sent its message.
+    assert!(told.contains("`merge` waits for a message in hub `round.merged -> merge.parts`\n"), "{told}");
+}
+
+#[derive(Ports)]
+struct ForkPorts {
+    #[input]
+    input: Input<u64>,
+    #[output]
+    output: Output<u64>,
+    #[output]
+    merged: Output<u64>,
+}
+
+struct Fork;
+
+impl Operator for Fork {
+    type Ports = ForkPorts;
+
+    async fn compute(&mut self, ports: &mut ForkPorts, _cx: &mut Cx) -> Result<()> {
+        let message = ports.input.take()?;
+        ports.output.send(message).await?;
+        ports.merged.send(message).await
+    }
+}
