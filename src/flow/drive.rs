@@ -394,11 +394,13 @@ impl Keeper<'_> {
 
     /// Nothing moves and nothing will: the end, or a stall?
     fn at_rest(&self) -> Next {
+        let all: Vec<&dyn HubState> = self.hubs.iter().map(|hub| &*hub.state).collect();
         let mut waits: Vec<String> = Vec::new();
         let mut stuck = false;
         for (index, _) in self.nodes.iter().enumerate().filter(|(_, node)| node.is_parked()) {
-            let writes = self.hubs.iter().filter(|hub| hub.from == index).filter_map(|hub| hub.state.writer_lacks());
-            let reads = self.hubs.iter().filter(|hub| hub.to == index).filter_map(|hub| hub.state.reader_lacks());
+            let writes =
+                self.hubs.iter().filter(|hub| hub.from == index).filter_map(|hub| hub.state.writer_lacks(&all));
+            let reads = self.hubs.iter().filter(|hub| hub.to == index).filter_map(|hub| hub.state.reader_lacks(&all));
             let writes: Vec<String> = writes.collect();
             stuck |= !writes.is_empty();
             let refused = self.nodes[index].is_refused().then(|| "its own `may_run` to allow it".to_string());

@@ -24,18 +24,18 @@ pub struct Envelope<T: Plain> {
     of: PhantomData<fn() -> T>,
 }
 
-/// An envelope whatever its elements are; what a hub moves.
+/// An envelope whatever its elements are; what a hub moves: a few words, and the rest behind a pointer.
 #[doc(hidden)]
 pub struct RawEnvelope {
     /// Only gone while it is dropped.
-    memory: Option<Memory>,
+    memory: Option<Box<Memory>>,
     /// Of the valid part.
     bytes: usize,
     home: Weak<Pool>,
 }
 
 impl RawEnvelope {
-    pub(crate) fn new(memory: Memory, home: Weak<Pool>) -> Self {
+    pub(crate) fn new(memory: Box<Memory>, home: Weak<Pool>) -> Self {
         Self { memory: Some(memory), bytes: 0, home }
     }
 
@@ -219,7 +219,7 @@ impl<T: Plain> Envelope<T> {
 impl<T: Plain> From<Buffer<T>> for Envelope<T> {
     fn from(buffer: Buffer<T>) -> Self {
         let bytes = buffer.len() * size_of::<T>();
-        let mut raw = RawEnvelope::new(buffer.into_memory(), Weak::new());
+        let mut raw = RawEnvelope::new(Box::new(buffer.into_memory()), Weak::new());
         raw.set_bytes(bytes);
         Self::of_raw(raw)
     }

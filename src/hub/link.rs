@@ -75,10 +75,14 @@ pub(crate) trait HubState: Send + Sync {
     fn untaken(&self) -> usize;
     /// The last copy that was enqueued.
     fn last_copy(&self) -> Option<Ticket>;
-    /// What the writer waits for, if it cannot send.
-    fn writer_lacks(&self) -> Option<String>;
+    /// Its name.
+    fn name(&self) -> &Arc<str>;
+    /// How many envelopes of a pool lie in its queue.
+    fn holds(&self, pool: &Arc<Pool>) -> usize;
+    /// What the writer waits for, if it cannot send; `hubs` are all of the flow's.
+    fn writer_lacks(&self, hubs: &[&dyn HubState]) -> Option<String>;
     /// What the reader waits for, if it cannot take.
-    fn reader_lacks(&self) -> Option<String>;
+    fn reader_lacks(&self, hubs: &[&dyn HubState]) -> Option<String>;
 }
 
 /// The two ends of a hub, and what a flow sees of it.
@@ -153,17 +157,34 @@ impl<M: Message> Link<M> {
             drop(orphan);
             replaced.clear();
             if let Err(error) = outcome {
-                let error = error.at(format!("hub `{}`", self.name));
-                // The first failure stays.
-                let _ = self.failed.set(error.again());
-                self.queue.wake_both();
-                return Err(error);
+                return Err(self.fail(error));
             }
             if !again {
                 break;
             }
         }
         Ok(())
+    }
+
+    fn misplaced(&self, envelope: &RawEnvelope) -> Error {
+        Error::new(
+            ErrorKind::Usage,
+            format!(
+                "an envelope on {} was sent, but the hub has none on {} to copy it to: its writer was expected to make \
+                 its envelopes where it runs",
+                envelope.memory().location(),
+                self.reader
+            ),
+        )
+    }
+
+    /// Nothing passes any more.
+    fn fail(&self, error: Error) -> Error {
+        let error = error.at(format!("hub `{}`", self.name));
+        // The first failure stays.
+        let _ = self.failed.set(error.again());
+        self.queue.wake_both();
+        error
     }
 
     /// Brings all envelopes of a message to where the reader is. False if one lacks an envelope to be copied to.
@@ -182,15 +203,7 @@ impl<M: Message> Link<M> {
             return Ok(true);
         }
         let (Some(arrivals), Some(copies)) = (&self.arrivals, &self.copies) else {
-            return Err(Error::new(
-                ErrorKind::Usage,
-                format!(
-                    "an envelope on {} was sent, but the hub has none on {} to copy it to: its writer was expected to \
-                     make its envelopes where it runs",
-                    envelope.memory().location(),
-                    self.reader
-                ),
-            ));
+            return Err(self.misplaced(envelope));
         };
         if envelope.bytes() > arrivals.bytes() {
             return Err(Error::new(
@@ -209,17 +222,6 @@ impl<M: Message> Link<M> {
         arrival.memory().commit()?;
         replaced.push(std::mem::replace(envelope, arrival));
         Ok(true)
-    }
-
-    /// Notes with the owners of passed-on envelopes that they lie here, or no longer.
-    fn lend(&self, message: &mut M, change: isize) {
-        message.envelopes(&mut |envelope| {
-            let Some(home) = envelope.home().upgrade() else { return };
-            let own = [&self.blanks, &self.arrivals].into_iter().flatten().any(|pool| Arc::ptr_eq(pool, &home));
-            if !own {
-                home.lent(&self.name, change);
-            }
-        });
     }
 
     fn check(&self) -> Result<()> {
@@ -301,19 +303,26 @@ impl<M: Message> Sender<M> {
             committed?;
             return Ok(link.queue.push(message, true));
         }
+        let mut misplaced = None;
         message.envelopes(&mut |envelope| {
             if committed.is_ok() {
                 committed = envelope.memory().commit();
             }
+            if link.arrivals.is_none() && !envelope.memory().is_at(&link.reader) {
+                misplaced.get_or_insert_with(|| link.misplaced(envelope));
+            }
         });
         committed?;
-        link.lend(&mut message, 1);
+        if let Some(error) = misplaced {
+            return Err(link.fail(error));
+        }
+        if link.arrivals.is_none() {
+            // Nothing here is ever moved.
+            return Ok(link.queue.push(message, true));
+        }
         match link.queue.push(message, false) {
             Ok(()) => link.pump().map(Ok),
-            Err(mut message) => {
-                link.lend(&mut message, -1);
-                Ok(Err(message))
-            }
+            Err(message) => Ok(Err(message)),
         }
     }
 
@@ -348,13 +357,7 @@ impl<M: Message> Receiver<M> {
     pub(crate) fn take(&self) -> Result<Option<M>> {
         let link = &*self.0;
         link.check()?;
-        let mut message = link.queue.take();
-        if M::CARRIES_ENVELOPES
-            && let Some(message) = &mut message
-        {
-            link.lend(message, -1);
-        }
-        Ok(message)
+        Ok(link.queue.take())
     }
 
     /// Keeps the waker for the next change.
@@ -369,10 +372,8 @@ impl<M: Message> Receiver<M> {
 
     /// Drops the first message, which is of no use to anybody, and counts it as one that nobody took.
     pub(crate) fn discard(&self) {
-        let mut message = self.0.queue.take();
-        if let Some(message) = &mut message {
+        if self.0.queue.take().is_some() {
             self.0.untaken.fetch_add(1, Ordering::Relaxed);
-            self.0.lend(message, -1);
         }
     }
 
@@ -404,11 +405,8 @@ impl<M: Message> Drop for Sender<M> {
 
 impl<M: Message> Drop for Receiver<M> {
     fn drop(&mut self) {
-        let mut left = self.0.queue.close_reader();
-        for message in left.iter_mut().flatten() {
-            self.0.untaken.fetch_add(1, Ordering::Relaxed);
-            self.0.lend(message, -1);
-        }
+        let left = self.0.queue.close_reader();
+        self.0.untaken.fetch_add(left.iter().flatten().count(), Ordering::Relaxed);
     }
 }
 
@@ -425,7 +423,20 @@ impl<M: Message> HubState for Link<M> {
         self.copies.as_ref().map(Stream::ticket)
     }
 
-    fn writer_lacks(&self) -> Option<String> {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn holds(&self, pool: &Arc<Pool>) -> usize {
+        let mut count = 0;
+        let pool = Arc::downgrade(pool);
+        self.queue.each(|message| {
+            message.envelopes(&mut |envelope| count += usize::from(envelope.home().ptr_eq(&pool)));
+        });
+        count
+    }
+
+    fn writer_lacks(&self, hubs: &[&dyn HubState]) -> Option<String> {
         if self.queue.reader_gone() {
             return None;
         }
@@ -433,10 +444,10 @@ impl<M: Message> HubState for Link<M> {
             return Some(format!("room in hub `{}`: all {} places are taken", self.name, self.queue.capacity()));
         }
         let blanks = self.blanks.as_ref().filter(|blanks| !blanks.has_one())?;
-        Some(format!("a blank envelope: {}", blanks.whereabouts()))
+        Some(format!("a blank envelope: {}", blanks.whereabouts(hubs)))
     }
 
-    fn reader_lacks(&self) -> Option<String> {
+    fn reader_lacks(&self, hubs: &[&dyn HubState]) -> Option<String> {
         if self.queue.ready() > 0 || (self.queue.writer_gone() && self.queue.len() == 0) {
             return None;
         }
@@ -445,7 +456,7 @@ impl<M: Message> HubState for Link<M> {
         }
         let arrivals = self.arrivals.as_ref()?;
         let place = if self.reader.is_host() { "the host" } else { self.reader.name() };
-        Some(format!("an envelope on {place}: {}", arrivals.whereabouts()))
+        Some(format!("an envelope on {place}: {}", arrivals.whereabouts(hubs)))
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use super::envelope::RawEnvelope;
+use super::{envelope::RawEnvelope, link::HubState};
 use crate::{device::Device, error::Result, memory::Memory, sync::lock};
 
 /// Called when an envelope has come home.
@@ -25,10 +25,8 @@ pub(crate) struct Pool {
     hub: Arc<str>,
     count: usize,
     bytes: usize,
-    home: Mutex<VecDeque<Memory>>,
+    home: Mutex<VecDeque<Box<Memory>>>,
     idle: AtomicUsize,
-    /// In which other hubs its envelopes were last sent on: the names, for people, when it has run out.
-    lent_to: Mutex<Vec<(Arc<str>, usize)>>,
     listener: OnceLock<Listener>,
 }
 
@@ -37,14 +35,13 @@ impl Pool {
     /// `near`.
     pub(crate) fn new(hub: &Arc<str>, count: usize, bytes: usize, at: &Device, near: &Device) -> Result<Arc<Self>> {
         let make = || if at.is_host() { Memory::pinned(near, bytes) } else { Memory::on(at, bytes) };
-        let home = (0..count).map(|_| make()).collect::<Result<VecDeque<_>>>()?;
+        let home = (0..count).map(|_| make().map(Box::new)).collect::<Result<VecDeque<_>>>()?;
         Ok(Arc::new(Self {
             hub: hub.clone(),
             count,
             bytes,
             home: Mutex::new(home),
             idle: AtomicUsize::new(count),
-            lent_to: Mutex::default(),
             listener: OnceLock::new(),
         }))
     }
@@ -71,7 +68,7 @@ impl Pool {
         Some(RawEnvelope::new(memory, Arc::downgrade(self)))
     }
 
-    pub(super) fn put(&self, memory: Memory) {
+    pub(super) fn put(&self, memory: Box<Memory>) {
         let mut home = lock(&self.home);
         home.push_back(memory);
         self.idle.store(home.len(), Ordering::Release);
@@ -81,21 +78,15 @@ impl Pool {
         }
     }
 
-    /// One of its envelopes went into the queue of another hub, or (`-1`) came out.
-    pub(crate) fn lent(&self, hub: &Arc<str>, change: isize) {
-        let mut lent = lock(&self.lent_to);
-        match lent.iter_mut().find(|(name, _)| Arc::ptr_eq(name, hub)) {
-            Some((_, number)) => *number = number.saturating_add_signed(change),
-            None => lent.push((hub.clone(), usize::from(change > 0))),
-        }
-    }
-
-    /// `all 2 envelopes of hub `a -> b` are in use, 1 of them in hub `b -> c``
-    pub(crate) fn whereabouts(&self) -> String {
+    /// `2 of the 2 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c``
+    pub(crate) fn whereabouts(self: &Arc<Self>, hubs: &[&dyn HubState]) -> String {
         let out = self.count - self.idle.load(Ordering::Acquire).min(self.count);
         let mut told = format!("{out} of the {} envelopes of hub `{}` there are in use", self.count, self.hub);
-        for (hub, number) in lock(&self.lent_to).iter().filter(|(_, number)| *number > 0) {
-            told.push_str(&format!(", {number} of them in hub `{hub}`"));
+        for hub in hubs.iter().filter(|hub| *hub.name() != self.hub) {
+            let held = hub.holds(self);
+            if held > 0 {
+                told.push_str(&format!(", {held} of them in hub `{}`", hub.name()));
+            }
         }
         told
     }

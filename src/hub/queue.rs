@@ -161,6 +161,11 @@ impl<M> Queue<M> {
         state.messages.get_mut(at).and_then(Option::as_mut).map(look)
     }
 
+    /// Shows all messages that are not being moved. `look` calls nothing of this queue.
+    pub(crate) fn each(&self, look: impl FnMut(&mut M)) {
+        lock(&self.state).messages.iter_mut().flatten().for_each(look);
+    }
+
     /// Takes the first message, if it may be taken.
     pub(crate) fn take(&self) -> Option<M> {
         if self.ready() == 0 {

@@ -337,9 +337,9 @@ impl Stream {
     fn mark(&self, number: u64) -> Result<Arc<Mark>> {
         let inner = &*self.0;
         let mut order = lock(&inner.order);
-        let at = order.marks.partition_point(|mark| mark.ticket < number);
-        if let Some(mark) = order.marks.get(at) {
-            return Ok(mark.clone());
+        if order.marks.back().is_some_and(|mark| mark.ticket >= number) {
+            let at = order.marks.partition_point(|mark| mark.ticket < number);
+            return Ok(order.marks[at].clone());
         }
         inner.device.check()?;
         let before = inner.completion.passed();
@@ -467,9 +467,12 @@ impl Order {
 
     /// Marks up to this ticket are done. False if there are none.
     fn forget(&mut self, passed: u64) -> bool {
+        if self.marks.front().is_none_or(|mark| mark.ticket > passed) {
+            return false;
+        }
         let done = self.marks.partition_point(|mark| mark.ticket <= passed);
         self.marks.drain(..done).for_each(|mark| self.spares.put(mark));
-        done > 0
+        true
     }
 }
 
