@@ -18,8 +18,8 @@
 //! | `condition` | when may an operator run |
 //! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
-//! | [`memory`] | [`Buffer`], and who uses it when |
-//! | [`stream`] | [`Stream`], [`Ticket`](stream::Ticket), [`Completed`](stream::Completed) |
+//! | [`memory`] | [`Buffer`], and who uses it when; work of [other libraries](Stream::external) |
+//! | [`stream`] | [`Stream`], [`StreamPool`], [`Ticket`](stream::Ticket), [`Completed`](stream::Completed), [`Event`](stream::Event) |
 //! | [`device`] | [`Device`]: CUDA, emulated, host; the one seam to the hardware; the race checker |
 //!
 //! # The tenets
@@ -56,14 +56,14 @@ pub use flow::{Flow, Report, Running};
 pub use hub::{Envelope, Host, Hub, Message};
 pub use memory::Buffer;
 pub use operator::{Cx, Input, Inputs, Operator, Output};
-pub use stream::Stream;
+pub use stream::{Stream, StreamPool};
 pub use wakeline_macros::{Message, Ports, kernel};
 
 /// All that an operator and a flow need.
 pub mod prelude {
     pub use crate::{
         Buffer, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Inputs, Message, Operator, Output,
-        Report, Result, Stream, device::Emulated, operator::Ports,
+        Report, Result, Stream, StreamPool, device::Emulated, operator::Ports,
     };
     pub use wakeline_macros::{Ports, kernel};
 }

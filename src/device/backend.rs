@@ -8,10 +8,10 @@
 //! buffers) lives above the seam. Every call that touches memory says which bytes it reads and writes, so that the
 //! checker can know order from these calls alone, never from the tracker that it checks.
 
-use std::{any::Any, fmt, ptr::NonNull, sync::OnceLock, time::Duration};
+use std::{any::Any, ffi::c_void, fmt, ptr::NonNull, sync::OnceLock, time::Duration};
 
 use super::KernelType;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 
 /// A place in a device's memory. No host pointer, even on the emulated device: only copies and kernels reach it.
 /// Addresses of all the devices of a process differ.
@@ -249,6 +249,22 @@ pub(crate) struct Launch<'a> {
     pub(crate) args: &'a [Arg<'a>],
 }
 
+/// Work that another library enqueues.
+pub(crate) struct External<'a> {
+    /// For people.
+    pub(crate) name: &'static str,
+    /// All that it touches; no scalars.
+    pub(crate) args: &'a [Arg<'a>],
+    /// Enqueues it, given the driver's handle of the stream. Called once, or not at all.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device here has a driver"))]
+    pub(crate) call: &'a mut dyn FnMut(*mut c_void),
+    /// What the emulated device does in its place.
+    pub(crate) emulated: Option<Emulation>,
+}
+
+/// A kernel's body that is used once.
+pub(crate) type Emulation = Box<dyn FnOnce(&[BodyArg]) + Send + 'static>;
+
 /// What a host function does. It runs on a thread of the backend's, must not call the device and must not wait.
 pub(crate) type HostFunction = Box<dyn FnOnce() + Send + 'static>;
 
@@ -287,8 +303,18 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// It came from [`alloc_host`](Self::alloc_host) here with this many bytes, and nothing enqueued may still touch it.
     unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()>;
 
+    /// The least and the greatest urgency that a stream can have: 0 and -5.
+    fn stream_priorities(&self) -> (i32, i32) {
+        (0, 0)
+    }
+
     /// A new stream.
     fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream>;
+
+    /// The stream has another user, and another name for people.
+    fn stream_rename(&self, stream: RawStream, name: &str) {
+        let _ = (stream, name);
+    }
 
     /// Ends a stream. Work already in it still runs.
     fn stream_destroy(&self, stream: RawStream);
@@ -339,6 +365,24 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// # Safety
     /// The arguments are those of the declaration and valid until the kernel is done.
     unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()>;
+
+    /// Lets another library enqueue work, with the device current, or enqueues what stands in for it. If it fails, nothing
+    /// was enqueued and nobody was called.
+    ///
+    /// # Safety
+    /// What is enqueued goes into this stream and touches no memory of the device's but the arguments, each of them valid
+    /// until it is done. What stands in takes the arguments as they are.
+    unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
+        let _ = stream;
+        let message = format!("external work `{}`: {} runs none", external.name, self.name());
+        Err(Error::new(ErrorKind::Usage, message))
+    }
+
+    /// The context of a CUDA device.
+    #[cfg(feature = "cuda")]
+    fn cuda_context(&self) -> Option<&std::sync::Arc<cudarc::driver::CudaContext>> {
+        None
+    }
 
     /// Enqueues a function of the host. It is called once, or never if the device is lost; it is dropped in any case.
     /// A panic in it ends there and is logged.

@@ -25,6 +25,7 @@ use std::{
     any::{Any, TypeId},
     collections::HashMap,
     fmt,
+    ops::RangeInclusive,
     str::FromStr,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, Weak,
@@ -208,6 +209,13 @@ impl Device {
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, [`Driver`](ErrorKind::Driver) if the driver cannot say.
     pub fn memory(&self) -> Result<MemoryInfo> {
         self.0.backend.memory()
+    }
+
+    /// The priorities that its streams can have, lower is more urgent: `-5..=0` on most GPUs. `0..=0` on the host, which
+    /// has no streams.
+    pub fn stream_priorities(&self) -> RangeInclusive<i32> {
+        let (least, greatest) = self.0.backend.stream_priorities();
+        greatest..=least
     }
 
     /// The error that ended the device, if one has.

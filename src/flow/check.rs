@@ -8,7 +8,8 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::{self, Hub, link::LinkPlan},
-    operator::{PortDecl, PortId, PortKind},
+    operator::{PortDecl, PortId, PortKind, lane::OwnStreams},
+    stream::StreamPool,
     sync::lock,
 };
 
@@ -17,8 +18,10 @@ pub(super) fn plan(flow: &Flow) -> Result<Vec<LinkPlan>> {
     let mut problems = Vec::new();
     names(flow, &mut problems);
     ports(flow, &mut problems);
+    pools(flow, &mut problems);
     let plans = hubs(flow, &mut problems);
     if problems.is_empty() {
+        warn_of_small_pools(flow);
         return Ok(plans);
     }
     let told = match &problems[..] {
@@ -64,6 +67,60 @@ fn ports(flow: &Flow, problems: &mut Vec<String>) {
                 problems.push(format!("{kind} `{}.{}` is not connected", entry.name, decl.name));
             }
         }
+    }
+}
+
+/// The operators that were given a pool of streams.
+fn pooled(flow: &Flow) -> impl Iterator<Item = (usize, StreamPool)> {
+    flow.entries.iter().enumerate().filter_map(|(operator, entry)| match &lock(&entry.place).streams {
+        OwnStreams::Pool(pool) => Some((operator, pool.clone())),
+        OwnStreams::Default | OwnStreams::None => None,
+    })
+}
+
+/// A pool's streams are on its operators' device.
+fn pools(flow: &Flow, problems: &mut Vec<String>) {
+    for (operator, pool) in pooled(flow) {
+        let (name, device) = (&flow.entries[operator].name, device_of(flow, operator));
+        if device != *pool.device() {
+            let (on, of) = (if device.is_host() { "the host" } else { device.name() }, pool.device());
+            let again = if on == of.name() { ", which was opened another time" } else { "" };
+            problems.push(format!(
+                "operator `{name}` is on {on}, and its pool of streams `{}` is one of {of}{again}: give it a pool of its \
+                 own device, or put it on the pool's",
+                pool.name()
+            ));
+        }
+    }
+}
+
+/// Whoever finds a pool used up works on others' streams: right, but seldom what was meant.
+fn warn_of_small_pools(flow: &Flow) {
+    let mut shared: Vec<(StreamPool, Vec<&str>)> = Vec::new();
+    for (operator, pool) in pooled(flow) {
+        let name = &*flow.entries[operator].name;
+        match shared.iter_mut().find(|(known, _)| known.is(&pool)) {
+            Some((_, sharers)) => sharers.push(name),
+            None => shared.push((pool, vec![name])),
+        }
+    }
+    for (pool, sharers) in shared {
+        if pool.maximum().is_some_and(|maximum| maximum < sharers.len()) {
+            tracing::warn!(
+                pool = pool.name(),
+                maximum = pool.maximum(),
+                operators = sharers.join(", "),
+                "a pool of streams has fewer than the operators that share it: some will have none of their own"
+            );
+        }
+    }
+}
+
+/// How urgent an operator's streams are.
+fn priority(flow: &Flow, operator: usize) -> i32 {
+    match &lock(&flow.entries[operator].place).streams {
+        OwnStreams::Pool(pool) => pool.priority(),
+        OwnStreams::Default | OwnStreams::None => 0,
     }
 }
 
@@ -125,6 +182,7 @@ fn hubs(flow: &Flow, problems: &mut Vec<String>) -> Vec<LinkPlan> {
             reader,
             near,
             mode: flow.mode,
+            priority: priority(flow, connection.from.operator).min(priority(flow, connection.to.operator)),
         }
     });
     plans.collect()
@@ -151,12 +209,16 @@ fn size(flow: &Flow, connection: &Connection, seen: &mut Vec<PortId>) -> Option<
 
 /// Host memory between two operators on the host may later be copied to a device of the flow.
 fn pinned_for(flow: &Flow) -> Device {
-    let devices = flow.entries.iter().filter_map(|entry| lock(&entry.device).clone());
+    let devices = flow.entries.iter().filter_map(|entry| lock(&entry.place).device.clone());
     devices.into_iter().find(|device| !device.is_host()).unwrap_or_else(Device::host)
 }
 
 fn device(flow: &Flow, port: PortId) -> Device {
-    lock(&flow.entries[port.operator].device).clone().unwrap_or_else(Device::host)
+    device_of(flow, port.operator)
+}
+
+fn device_of(flow: &Flow, operator: usize) -> Device {
+    lock(&flow.entries[operator].place).device.clone().unwrap_or_else(Device::host)
 }
 
 fn decl(flow: &Flow, port: PortId) -> &PortDecl {

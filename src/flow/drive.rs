@@ -35,6 +35,7 @@ use crate::{
     hub::link::{HubState, LinkPlan},
     kernel::Kernel,
     operator::{
+        lane::OwnStreams,
         node::{Node, Rest},
         quiet::Tokens,
         seat::{Ends, How, Seat, caught},
@@ -46,6 +47,7 @@ use crate::{
 pub(super) struct Member {
     pub(super) name: Arc<str>,
     pub(super) device: Device,
+    pub(super) streams: OwnStreams,
     pub(super) seat: Box<dyn Seat>,
 }
 
@@ -142,7 +144,8 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
     joints.iter().for_each(|joint| sources[joint.to.0] = false);
 
     for (member, node) in crew.iter_mut().zip(&nodes) {
-        member.seat.enter(member.name.clone(), member.device.clone(), node.clone(), how);
+        let Member { name, device, streams, seat } = member;
+        seat.enter(name.clone(), device.clone(), streams.clone(), node.clone(), how);
     }
     let mut failure = None;
     let hubs = match build(&mut crew, joints) {
@@ -160,7 +163,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
         if failure.is_some() {
             break;
         }
-        let Member { name, device, seat } = member;
+        let Member { name, device, seat, .. } = member;
         let node = Node::alone();
         let starting = until_abort(&control, attended(&node, device, seat.start()));
         failure = starting.await.err().map(|error| error.at(operator(name)));
@@ -187,7 +190,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
 
     let mut report = Report { setup, ..Report::default() };
     let mut seats = Vec::with_capacity(crew.len());
-    for Member { name, device, mut seat } in crew {
+    for Member { name, device, mut seat, .. } in crew {
         let stopped = attended_to_the_end(&device, seat.stop()).await;
         if let Err(error) = stopped {
             let error = error.at(operator(&name));
@@ -234,7 +237,7 @@ fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Vec<Hub>> {
 /// Resolves when all that the flow has enqueued is done: what nobody waited for may still have failed.
 async fn done(crew: &mut [Member], hubs: &[Hub], control: &Control) -> Result<()> {
     for member in crew {
-        if let Some(last) = member.seat.last() {
+        for last in member.seat.last() {
             until_abort(control, last.completed()).await.map_err(|error| error.at(operator(&member.name)))?;
         }
     }

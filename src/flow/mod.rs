@@ -32,9 +32,10 @@ use crate::{
     },
     operator::{
         InputHandle, Operator, OutputHandle, PortDecl, PortId, Ports,
+        lane::OwnStreams,
         seat::{self, How, Seat},
     },
-    stream::CompletionMode,
+    stream::{CompletionMode, StreamPool},
     sync::lock,
 };
 
@@ -71,7 +72,14 @@ struct Entry {
     /// Away while the flow runs.
     seat: Option<Box<dyn Seat>>,
     ports: Vec<PortDecl>,
-    device: Arc<Mutex<Option<Device>>>,
+    place: Arc<Mutex<Place>>,
+}
+
+/// Where an operator is to run.
+#[derive(Debug, Default)]
+struct Place {
+    device: Option<Device>,
+    streams: OwnStreams,
 }
 
 /// One end of a hub, for the port that it belongs to.
@@ -97,14 +105,42 @@ fn make_link<M: Message>(plan: LinkPlan) -> Result<(End, End, Arc<dyn HubState>)
 pub struct Added<H> {
     handles: H,
     name: Arc<str>,
-    device: Arc<Mutex<Option<Device>>>,
+    place: Arc<Mutex<Place>>,
 }
 
 impl<H> Added<H> {
     /// Puts the operator on a device: its stream is there, and hubs bring envelopes there. On the host if never called.
     #[must_use]
     pub fn on(self, device: &Device) -> Self {
-        *lock(&self.device) = Some(device.clone());
+        lock(&self.place).device = Some(device.clone());
+        self
+    }
+
+    /// Takes the operator's streams from this pool, and not from its device's default one. Several operators may share a
+    /// pool; one whose maximum is below their number is warned of when the flow runs, and a pool of another device is an
+    /// error then.
+    ///
+    /// ```
+    /// use wakeline::{prelude::*, operator::sink};
+    ///
+    /// # let device = Device::emulated(Emulated::new());
+    /// let urgent = StreamPool::builder(&device).name("urgent").priority(-1).build()?;
+    /// let mut flow = Flow::new("two");
+    /// let one = flow.add("one", sink(async |_: u32| Ok(()))).on(&device).streams(&urgent);
+    /// let two = flow.add("two", sink(async |_: u32| Ok(()))).on(&device).streams(&urgent);
+    /// # Ok::<(), wakeline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn streams(self, pool: &StreamPool) -> Self {
+        lock(&self.place).streams = OwnStreams::Pool(pool.clone());
+        self
+    }
+
+    /// Gives the operator no stream of its own: it works on the streams of the messages that it is given. See
+    /// [`Cx::stream`](crate::Cx::stream).
+    #[must_use]
+    pub fn without_own_stream(self) -> Self {
+        lock(&self.place).streams = OwnStreams::None;
         self
     }
 
@@ -162,10 +198,10 @@ impl Flow {
     /// Adds an operator under a name of its own, and returns its ports' handles.
     pub fn add<O: Operator>(&mut self, name: impl Into<String>, operator: O) -> Added<<O::Ports as Ports>::Handles> {
         let name: Arc<str> = name.into().into();
-        let device = Arc::new(Mutex::new(None));
+        let place = Arc::new(Mutex::new(Place::default()));
         let (seat, ports, handles) = seat::seat(operator, self.id, self.entries.len());
-        self.entries.push(Entry { name: name.clone(), seat: Some(seat), ports, device: device.clone() });
-        Added { handles, name, device }
+        self.entries.push(Entry { name: name.clone(), seat: Some(seat), ports, place: place.clone() });
+        Added { handles, name, place }
     }
 
     /// Joins an output to an input by a hub: a queue of one, two envelopes on each side, sizes from the output's
@@ -215,11 +251,14 @@ impl Flow {
         let plans = check::plan(self)?;
         spawn::require_runtime()?;
         let crew = self.entries.iter_mut().map(|entry| {
-            let device = lock(&entry.device).clone().unwrap_or_else(Device::host);
+            let (device, streams) = {
+                let place = lock(&entry.place);
+                (place.device.clone().unwrap_or_else(Device::host), place.streams.clone())
+            };
             let seat = entry.seat.take().ok_or_else(|| {
                 Error::new(ErrorKind::Usage, format!("flow `{}` was aborted: its operators are gone", self.name))
             })?;
-            Ok(drive::Member { name: entry.name.clone(), device, seat })
+            Ok(drive::Member { name: entry.name.clone(), device, streams, seat })
         });
         let crew = crew.collect::<Result<Vec<_>>>()?;
         let hubs = plans

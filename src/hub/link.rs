@@ -20,6 +20,7 @@ use super::{
     envelope::RawEnvelope,
     pool::Pool,
     queue::{Answer, Queue},
+    stamps::Stamps,
 };
 use crate::{
     device::{Device, human},
@@ -47,12 +48,15 @@ pub(crate) struct LinkPlan {
     pub(crate) near: Device,
     /// Of the copies' stream.
     pub(crate) mode: CompletionMode,
+    /// Of the copies' stream: that of the more urgent of the two operators.
+    pub(crate) priority: i32,
 }
 
 /// A hub at work.
 struct Link<M: Message> {
     name: Arc<str>,
     queue: Queue<M>,
+    stamps: Stamps,
     reader: Device,
     blanks: Option<Arc<Pool>>,
     arrivals: Option<Arc<Pool>>,
@@ -110,7 +114,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
     let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
     let copies = match &arrivals {
         Some(_) => {
-            let stream = Stream::named(copier, format!("copies of {name}"))?;
+            let stream = Stream::with_priority(copier, format!("copies of {name}"), plan.priority)?;
             stream.set_completion_mode(plan.mode);
             Some(stream)
         }
@@ -119,6 +123,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
     let link = Arc::new(Link {
         name: name.clone(),
         queue: Queue::new(plan.capacity),
+        stamps: Stamps::default(),
         reader: plan.reader,
         blanks,
         arrivals,
@@ -326,6 +331,18 @@ impl<M: Message> Sender<M> {
         }
     }
 
+    /// As [`try_send`](Self::try_send), with a stamp of this stream; it is the writer's `count`th message.
+    #[inline(never)]
+    pub(crate) fn try_send_stamped(&self, mut message: M, stream: &Stream, count: u64) -> Result<Result<(), M>> {
+        let stamp = stamp(&mut message, stream)?;
+        self.0.stamps.put(count, stamp);
+        let sent = self.try_send(message);
+        if matches!(sent, Ok(Err(_))) {
+            self.0.stamps.take_back(count);
+        }
+        sent
+    }
+
     /// Keeps the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
         self.0.queue.keep_writer(waker);
@@ -338,6 +355,22 @@ impl<M: Message> Sender<M> {
     pub(crate) fn hub(&self) -> &str {
         &self.0.name
     }
+}
+
+/// The point of a stream at which a message's own work is done, marked now: whoever waits for it waits for nothing later.
+fn stamp<M: Message>(message: &mut M, stream: &Stream) -> Result<Ticket> {
+    let mut last = stream.beginning();
+    let mut any = false;
+    message.envelopes(&mut |envelope| {
+        any = true;
+        let write = envelope.memory().last_write().filter(|write| write.stream().is(stream));
+        if let Some(write) = write.filter(|write| write.number() > last.number()) {
+            last = write;
+        }
+    });
+    let mut stamp = if any { last } else { stream.ticket() };
+    stamp.commit()?;
+    Ok(stamp)
 }
 
 impl<M: Message> Receiver<M> {
@@ -374,7 +407,14 @@ impl<M: Message> Receiver<M> {
     pub(crate) fn discard(&self) {
         if self.0.queue.take().is_some() {
             self.0.untaken.fetch_add(1, Ordering::Relaxed);
+            self.0.stamps.discard();
         }
+    }
+
+    /// The stamp of the message that was taken last, the reader's `count`th. Asked once.
+    #[inline]
+    pub(crate) fn stamp(&self, count: u64) -> Option<Ticket> {
+        self.0.stamps.take(count)
     }
 
     /// Messages that can be taken now.

@@ -19,6 +19,7 @@ mod envelope;
 pub(crate) mod link;
 pub(crate) mod pool;
 pub(crate) mod queue;
+mod stamps;
 
 pub use envelope::{Envelope, RawEnvelope};
 

@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData};
 
 use super::{BufferState, HostAccess, Memory, Plain};
 use crate::{
-    device::Device,
+    device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
     stream::Stream,
 };
@@ -222,6 +222,24 @@ impl<T: Plain> Sealed<T> for Buffer<T> {}
 pub struct View<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) len: usize,
+}
+
+impl View<'_> {
+    /// Its start, for work on a stream of the same device.
+    pub(super) fn reachable(&self, stream: &Stream) -> Result<Address> {
+        let address = self.memory.address()?;
+        if self.memory.device() == stream.device() {
+            return Ok(address);
+        }
+        Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "its stream is on {} and an argument on {}: copy it there first",
+                stream.device(),
+                self.memory.device()
+            ),
+        ))
+    }
 }
 
 /// Exclusively borrowed elements: nobody else has a view of this memory while it lives, so no launch gets the same

@@ -8,7 +8,7 @@ use super::{DeviceSlice, DeviceSliceMut, View};
 use crate::{
     device::{
         KernelType,
-        backend::{Address, Arg, KernelDef, Launch, Scalar},
+        backend::{Arg, KernelDef, Launch, Scalar},
     },
     error::{Error, ErrorKind, Result},
     stream::Stream,
@@ -71,7 +71,7 @@ impl<'a> Call<'a> {
             args.push(match arg {
                 Given::Scalar(scalar) => Arg::Scalar(scalar),
                 Given::Slice { view, bytes, write } => Arg::Slice {
-                    address: self.reachable(view).map_err(|error| error.at(place()))?,
+                    address: view.reachable(self.stream).map_err(|error| error.at(place()))?,
                     len: view.len as u64,
                     bytes: *bytes as u64,
                     write: *write,
@@ -105,21 +105,6 @@ impl<'a> Call<'a> {
             }
         }
         Ok(())
-    }
-
-    fn reachable(&self, view: &View<'_>) -> Result<Address> {
-        let address = view.memory.address()?;
-        if view.memory.device() == self.stream.device() {
-            return Ok(address);
-        }
-        Err(Error::new(
-            ErrorKind::Usage,
-            format!(
-                "its stream is on {} and an argument on {}: copy it there first",
-                self.stream.device(),
-                view.memory.device()
-            ),
-        ))
     }
 }
 

@@ -14,6 +14,9 @@
 
 mod access;
 mod buffer;
+#[cfg(feature = "cuda")]
+mod cudarc;
+mod external;
 pub(crate) mod launch;
 mod reclaim;
 mod state;
@@ -29,6 +32,7 @@ pub use access::HostAccess;
 use access::Uses;
 pub(crate) use buffer::Sealed;
 pub use buffer::{Buffer, DeviceSlice, DeviceSliceMut, View, ViewMut};
+pub use external::{Addresses, EmulatedSlice, External, Room};
 use reclaim::{Parked, Reclaim};
 pub use state::BufferState;
 

@@ -9,6 +9,7 @@ use crate::{
     condition::{self, Front, Readiness, Wanted},
     error::Result,
     hub::{Message, link::Receiver},
+    stream::Ticket,
 };
 
 /// Messages of one connection.
@@ -16,11 +17,13 @@ pub(super) struct Arrivals<M: Message> {
     receiver: Receiver<M>,
     /// For a port that waits for more than a message.
     front: Option<Box<Front>>,
+    /// Messages.
+    taken: u64,
 }
 
 impl<M: Message> Arrivals<M> {
     pub(super) fn new(receiver: Receiver<M>, wanted: Wanted) -> Self {
-        Self { receiver, front: Front::new(wanted) }
+        Self { receiver, front: Front::new(wanted), taken: 0 }
     }
 
     /// Is there a message that may be taken, or an error to give?
@@ -41,10 +44,18 @@ impl<M: Message> Arrivals<M> {
     }
 
     pub(super) fn take(&mut self) -> Result<Option<M>> {
-        match &mut self.front {
+        let message = match &mut self.front {
             None => self.receiver.take(),
             Some(front) => front.take(&self.receiver),
-        }
+        }?;
+        self.taken += u64::from(message.is_some());
+        Ok(message)
+    }
+
+    /// The stamp of the message that was taken last. Asked once.
+    #[inline]
+    pub(super) fn stamp(&self) -> Option<Ticket> {
+        self.receiver.stamp(self.taken)
     }
 
     /// Messages that are known to be such as may be taken.

@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     Operator, Ports,
+    lane::{Lane, OwnStreams},
     node::{Method, Node},
     seat::How,
 };
@@ -17,7 +18,7 @@ use crate::{
     device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
     memory::HostAccess,
-    stream::{CompletionMode, DeviceTime, Stream, Ticket},
+    stream::{DeviceTime, Stream, Ticket},
 };
 
 /// As many runs as tokio lets a task have operations at a stretch.
@@ -27,14 +28,12 @@ const LONGEST_STREAK: u32 = 128;
 pub struct Cx {
     name: Arc<str>,
     device: Device,
-    mode: CompletionMode,
+    /// `None` on the host. Gives its streams back when it is dropped, after the operator's `stop`.
+    pub(crate) lane: Option<Arc<Lane>>,
+    /// The stream for its work, once asked for: its own, or this run's.
     stream: Option<Stream>,
-    /// Its runs are timed on the device.
+    /// Its runs are timed on the device, where they have a stream of their own.
     timed: bool,
-    /// Its stream, once it has given it back: for what its runs took.
-    measured: Option<Stream>,
-    /// What its stream had to do last, once it has given it back.
-    pub(crate) last: Option<Ticket>,
     node: Arc<Node>,
     finished: bool,
     /// What the next run waits for.
@@ -52,16 +51,14 @@ pub struct Cx {
 }
 
 impl Cx {
-    pub(crate) fn new(name: Arc<str>, device: Device, node: Arc<Node>, how: How) -> Self {
+    pub(crate) fn new(name: Arc<str>, device: Device, streams: &OwnStreams, node: Arc<Node>, how: How) -> Self {
         let How { mode, timed } = how;
         Self {
+            lane: Lane::new(&name, &device, streams, mode),
             name,
             device,
-            mode,
             stream: None,
             timed,
-            measured: None,
-            last: None,
             node,
             finished: false,
             awaited: Awaited::new(),
@@ -84,33 +81,52 @@ impl Cx {
         &self.device
     }
 
-    /// The operator's own stream: taken at its first use, the same ever after. What it touches is ordered onto it, and
-    /// what it sends carries that order along, without a call.
+    /// The operator's own stream: taken from its pool at its first use, the same ever after. What it touches is ordered
+    /// onto it, and what it sends carries that order along, without a call. Messages without envelopes are ordered onto it
+    /// as they are taken.
+    ///
+    /// If it has none of its own, because it [was asked not to](crate::flow::Added::without_own_stream) or because its
+    /// pool was used up when it asked first: the stream that the first message of this run came with, which all others
+    /// join; and if none came with one, the device's default stream, which is not sent on.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for an operator on the host; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn stream(&mut self) -> Result<&Stream> {
         let stream = match self.stream.take() {
             Some(stream) => stream,
-            None if self.device.is_host() => {
-                return Err(Error::new(
-                    ErrorKind::Usage,
-                    format!(
-                        "`{}` is on the host, which has no streams: put it on a device with `.on(&device)`",
-                        self.name
-                    ),
-                ));
-            }
             None => {
-                let stream = Stream::named(&self.device, &*self.name)?;
-                stream.set_completion_mode(self.mode);
-                if self.timed && self.begun.is_some() {
-                    stream.begin_run();
+                let stream = self.lane()?.stream()?;
+                if self.begun.is_some()
+                    && let Some(timed) = self.timed_stream()
+                {
+                    timed.begin_run();
                 }
                 stream
             }
         };
         Ok(self.stream.insert(stream))
+    }
+
+    /// A further stream of the operator's, from its pool: the same for the same name, and another than
+    /// [`stream`](Self::stream). Outputs carry it only after [`Output::set_stream`](super::Output::set_stream), and
+    /// messages without envelopes are not ordered onto it by themselves: [`Stream::join`] them.
+    ///
+    /// It is given back with the operator's own stream, when the flow ends.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for an operator on the host or without streams of its own, or if its pool is used up;
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn stream_named(&mut self, name: &str) -> Result<Stream> {
+        self.lane()?.named(name)
+    }
+
+    fn lane(&self) -> Result<&Lane> {
+        self.lane.as_deref().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Usage,
+                format!("`{}` is on the host, which has no streams: put it on a device with `.on(&device)`", self.name),
+            )
+        })
     }
 
     /// This run is the operator's last: it ends after it, as a source does that has no more.
@@ -183,7 +199,7 @@ impl Cx {
     async fn after<O: Operator + ?Sized>(&mut self, operator: &mut O, ports: &mut O::Ports) -> Result<()> {
         self.end_run();
         let node = self.node.clone();
-        let last = self.stream.as_ref().map(Stream::ticket);
+        let last = self.lane.as_ref().map(|lane| lane.run_ends()).unwrap_or_default();
         // This runs nothing of an `async fn`, and says whether there is one.
         let after = operator.after(ports, self);
         if node.is_default(Method::After) {
@@ -191,7 +207,7 @@ impl Cx {
             self.calls_after = false;
             return Ok(());
         }
-        if let Some(last) = last {
+        for last in last {
             last.completed().await?;
         }
         after.await
@@ -240,7 +256,10 @@ impl Cx {
                     task.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                if let (true, Some(stream)) = (self.timed, &self.stream) {
+                if self.lane.as_ref().is_some_and(|lane| lane.begin()) {
+                    self.stream = None;
+                }
+                if let Some(stream) = self.timed_stream() {
                     stream.begin_run();
                 }
                 self.begun = Some(now.unwrap_or_else(Ticks::now));
@@ -273,7 +292,7 @@ impl Cx {
         let now = Ticks::now();
         self.runs += 1;
         self.busy += now.since(begun);
-        if let (true, Some(stream)) = (self.timed, &self.stream) {
+        if let Some(stream) = self.timed_stream() {
             stream.end_run();
         }
         Some(now)
@@ -285,24 +304,30 @@ impl Cx {
     }
 
     /// What the device spent on its runs, where that is measured.
-    pub(super) fn device_time(&mut self) -> Option<DeviceTime> {
+    pub(super) fn device_time(&self) -> Option<DeviceTime> {
         if !self.timed || self.device.is_host() {
             return None;
         }
-        Some(self.measured.take().and_then(|stream| stream.device_time()).unwrap_or_default())
+        Some(self.timed_stream().and_then(Stream::device_time).unwrap_or_default())
     }
 
     pub(super) fn node(&self) -> &Arc<Node> {
         &self.node
     }
 
+    /// The stream that its runs are timed on: its own, and no other's.
+    fn timed_stream(&self) -> Option<&Stream> {
+        self.lane.as_ref().filter(|_| self.timed)?.own()
+    }
+
+    /// The last work of each stream that it has used.
+    pub(crate) fn last(&self) -> Vec<Ticket> {
+        self.lane.as_ref().map(|lane| lane.last()).unwrap_or_default()
+    }
+
     /// The last run's time, if it ended with an error.
     pub(crate) fn close(&mut self) {
         self.end_run();
-        if self.timed && self.measured.is_none() {
-            self.measured.clone_from(&self.stream);
-        }
-        self.last = self.stream.take().map(|stream| stream.ticket()).or(self.last.take());
         self.finished = false;
         self.awaited.clear();
     }

@@ -15,12 +15,16 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::arrivals::{Arrivals, Wait};
-use super::ports::{AnyPort, Binder, InputHandle, InputPort, Plan, Port, PortKind, PortOptions, Traffic};
+use super::{
+    arrivals::{Arrivals, Wait},
+    lane::Stamps,
+    ports::{AnyPort, Binder, InputHandle, InputPort, Plan, Port, PortKind, PortOptions, Traffic},
+};
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
     hub::{Message, link::Receiver},
+    stream::Ticket,
 };
 
 /// Messages come in here from any number of outputs: its handle is given to [`Flow::connect`](crate::Flow::connect) once
@@ -66,6 +70,7 @@ pub struct Inputs<M: Message> {
     /// What [`take`](Self::take) gives out; kept for its room.
     taken: Vec<M>,
     traffic: Traffic,
+    stamps: Stamps,
 }
 
 impl<M: Message> Inputs<M> {
@@ -101,9 +106,12 @@ impl<M: Message> Inputs<M> {
         let hub = self.connections.get_mut(connection).ok_or_else(|| {
             Error::new(ErrorKind::Usage, format!("connection {connection} of {count}: they are counted from 0"))
         })?;
-        let message = hub.take()?;
-        if let Some(message) = &message {
+        let mut message = hub.take()?;
+        if let Some(message) = &mut message {
             self.traffic.count(message);
+            if let Some(stamp) = hub.stamp() {
+                self.stamps.note(message, stamp, self.traffic.messages)?;
+            }
         }
         Ok(message)
     }
@@ -148,6 +156,12 @@ impl<M: Message> Inputs<M> {
         let there = there.await;
         drop(waiting);
         if there { self.try_take_any() } else { Ok(None) }
+    }
+
+    /// The streams that this run's messages came from, one entry a message, in the order of taking. See
+    /// [`Input::streams`](super::Input::streams).
+    pub fn streams(&self) -> impl Iterator<Item = Option<&Ticket>> {
+        self.stamps.all(self.traffic.messages)
     }
 
     /// How many connections it has, those that have ended included.
@@ -214,7 +228,8 @@ impl<M: Message> Port for Inputs<M> {
         let ends: Vec<Receiver<M>> = binder.ends(name)?;
         let connections: Vec<_> = ends.into_iter().map(|end| Arrivals::new(end, options.wanted)).collect();
         let taken = Vec::with_capacity(connections.len());
-        Ok(Self { connections, turn: 0, taken, traffic: Traffic::default() })
+        let stamps = Stamps::new(binder.lane.clone());
+        Ok(Self { connections, turn: 0, taken, traffic: Traffic::default(), stamps })
     }
 
     /// All are asked, so that each that lacks one keeps the waker.
@@ -228,6 +243,7 @@ impl<M: Message> Port for Inputs<M> {
     /// This is the only reader: what was there still is.
     #[inline]
     fn claim(&mut self) -> bool {
+        self.stamps.begin(self.traffic.messages);
         true
     }
 

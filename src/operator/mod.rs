@@ -11,6 +11,7 @@ mod arrivals;
 mod cx;
 mod functions;
 mod inputs;
+pub(crate) mod lane;
 pub(crate) mod node;
 mod ports;
 pub(crate) mod quiet;

@@ -6,15 +6,20 @@ use std::{
     fmt,
     future::poll_fn,
     marker::PhantomData,
+    sync::Arc,
     task::{Context, Poll, Waker},
 };
 
-use super::arrivals::{Arrivals, Wait};
+use super::{
+    arrivals::{Arrivals, Wait},
+    lane::{Lane, Stamps},
+};
 use crate::{
     condition::{self, Readiness, Wanted},
     error::{Error, ErrorKind, Result},
     hub::{Envelope, Hub, Message, link::Sender, queue::Answer},
     memory::Plain,
+    stream::{Stream, Ticket},
 };
 
 /// An operator's ports: a struct of [`Input`]s and [`Output`]s. Derive it.
@@ -115,6 +120,7 @@ impl Ports for () {
 pub struct Input<M: Message> {
     arrivals: Arrivals<M>,
     traffic: Traffic,
+    stamps: Stamps,
 }
 
 /// Messages go out here.
@@ -122,6 +128,10 @@ pub struct Output<M: Message> {
     /// `None` once closed.
     sender: Option<Sender<M>>,
     traffic: Traffic,
+    /// `None` on the host.
+    lane: Option<Arc<Lane>>,
+    /// The stream that messages carry, if that was said.
+    chosen: Option<Stream>,
 }
 
 /// What has passed a port.
@@ -161,9 +171,12 @@ impl<M: Message> Input<M> {
     /// # Errors
     /// What went wrong on the way: a copy that failed, a device that was lost.
     pub fn try_take(&mut self) -> Result<Option<M>> {
-        let message = self.arrivals.take()?;
-        if let Some(message) = &message {
+        let mut message = self.arrivals.take()?;
+        if let Some(message) = &mut message {
             self.traffic.count(message);
+            if let Some(stamp) = self.arrivals.stamp() {
+                self.stamps.note(message, stamp, self.traffic.messages)?;
+            }
         }
         Ok(message)
     }
@@ -185,6 +198,17 @@ impl<M: Message> Input<M> {
         let there = there.await;
         drop(waiting);
         if there { self.try_take() } else { Ok(None) }
+    }
+
+    /// The streams that this run's messages came from, one entry a message, in the order of taking: the point in its
+    /// sender's stream at which the message's own work is done; `None` from a sender without one. Looking changes nothing.
+    ///
+    /// For [`Stream::join`], where a message brings what wakeline does not track (another library's pointer, say) onto a
+    /// stream other than the operator's own: that one joins by itself as the message is taken. Envelopes need none of it.
+    ///
+    /// Of more than 1024 messages in one run the oldest are forgotten.
+    pub fn streams(&self) -> impl Iterator<Item = Option<&Ticket>> {
+        self.stamps.all(self.traffic.messages)
     }
 
     /// Messages that can be taken now. Where the port waits for their work, those that are known to be done: the device
@@ -240,12 +264,27 @@ impl<M: Message> Output<M> {
             return Err(self.closed());
         };
         let bytes = message.size_in_bytes() as u64;
-        let sent = sender.try_send(message)?;
+        let sent = match (&self.chosen, &self.lane) {
+            (None, None) => sender.try_send(message)?,
+            (chosen, lane) => match chosen.clone().or_else(|| lane.as_ref().and_then(|lane| lane.sends())) {
+                Some(stream) => sender.try_send_stamped(message, &stream, self.traffic.messages + 1)?,
+                None => sender.try_send(message)?,
+            },
+        };
         if sent.is_ok() {
             self.traffic.messages += 1;
             self.traffic.bytes += bytes;
         }
         Ok(sent)
+    }
+
+    /// From now on messages carry this stream; with `None` the operator's own again, as they do without a call.
+    ///
+    /// It is what the reader sees in [`Input::streams`]; and whatever it touches that wakeline does not track comes after
+    /// what was put into this stream before the message was sent. A [named](crate::Cx::stream_named) stream is sent on only
+    /// by this.
+    pub fn set_stream<'a>(&mut self, stream: impl Into<Option<&'a Stream>>) {
+        self.chosen = stream.into().cloned();
     }
 
     /// Says that nothing more will be sent: the reader ends once it has taken what is left, and so does this operator.
@@ -385,6 +424,7 @@ pub struct Plan {
 /// Hands out the ends of hubs when a flow is built.
 #[doc(hidden)]
 pub struct Binder<'a> {
+    pub(crate) lane: Option<Arc<Lane>>,
     /// By port, in the order of connecting.
     pub(crate) ends: &'a mut HashMap<&'static str, Vec<Box<dyn Any + Send>>>,
 }
@@ -557,7 +597,8 @@ impl<M: Message> Port for Input<M> {
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
-        Ok(Self { arrivals: Arrivals::new(binder.end(name)?, options.wanted), traffic: Traffic::default() })
+        let (arrivals, stamps) = (Arrivals::new(binder.end(name)?, options.wanted), Stamps::new(binder.lane.clone()));
+        Ok(Self { arrivals, traffic: Traffic::default(), stamps })
     }
 
     #[inline]
@@ -568,6 +609,7 @@ impl<M: Message> Port for Input<M> {
     /// This is the only reader: what was there still is.
     #[inline]
     fn claim(&mut self) -> bool {
+        self.stamps.begin(self.traffic.messages);
         true
     }
 
@@ -582,7 +624,8 @@ impl<M: Message> Port for Output<M> {
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, _options: PortOptions) -> Result<Self> {
-        Ok(Self { sender: Some(binder.end(name)?), traffic: Traffic::default() })
+        let (sender, lane) = (Some(binder.end(name)?), binder.lane.clone());
+        Ok(Self { sender, traffic: Traffic::default(), lane, chosen: None })
     }
 
     #[inline]

@@ -9,6 +9,7 @@ use futures::FutureExt;
 
 use super::{
     Binder, Cx, Operator, Plan, PortDecl, Ports, Traffic,
+    lane::OwnStreams,
     node::{Method, Node},
 };
 use crate::{
@@ -43,7 +44,7 @@ pub(crate) struct How {
 #[async_trait]
 pub(crate) trait Seat: Send {
     /// Gives it its surroundings. From here on it can be stopped.
-    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, how: How);
+    fn enter(&mut self, name: Arc<str>, device: Device, streams: OwnStreams, node: Arc<Node>, how: How);
     /// Gives it its ends.
     fn bind(&mut self, ends: Ends) -> Result<()>;
     async fn start(&mut self) -> Result<()>;
@@ -52,10 +53,9 @@ pub(crate) trait Seat: Send {
     async fn stop(&mut self) -> Result<()>;
     /// Closes what an abort left open.
     fn close(&mut self);
-    /// The last work that its stream was given.
-    fn last(&mut self) -> Option<Ticket>;
-    /// After its last work is done, or lost.
-    fn tally(&mut self) -> Tally;
+    /// The last work that its streams were given.
+    fn last(&self) -> Vec<Ticket>;
+    fn tally(&self) -> Tally;
 }
 
 pub(crate) struct Place<O: Operator> {
@@ -114,13 +114,14 @@ fn unbound() -> Error {
 
 #[async_trait]
 impl<O: Operator> Seat for Place<O> {
-    fn enter(&mut self, name: Arc<str>, device: Device, node: Arc<Node>, how: How) {
-        self.cx = Some(Cx::new(name, device, node, how));
+    fn enter(&mut self, name: Arc<str>, device: Device, streams: OwnStreams, node: Arc<Node>, how: How) {
+        self.cx = Some(Cx::new(name, device, &streams, node, how));
         self.tally = Tally::default();
     }
 
     fn bind(&mut self, mut ends: Ends) -> Result<()> {
-        self.ports = Some(O::Ports::bind(&mut Binder { ends: &mut ends })?);
+        let lane = self.cx.as_ref().and_then(|cx| cx.lane.clone());
+        self.ports = Some(O::Ports::bind(&mut Binder { lane, ends: &mut ends })?);
         Ok(())
     }
 
@@ -150,9 +151,11 @@ impl<O: Operator> Seat for Place<O> {
     }
 
     async fn stop(&mut self) -> Result<()> {
-        let cx = self.cx.as_mut().ok_or_else(unbound)?;
-        let stopped = caught(self.operator.stop(cx)).await;
-        cx.close();
+        // Gone afterwards: its streams go back to their pool.
+        let mut cx = self.cx.take().ok_or_else(unbound)?;
+        let stopped = caught(self.operator.stop(&mut cx)).await;
+        // Its last work is done by now, or lost.
+        self.tally.device = cx.device_time();
         stopped
     }
 
@@ -171,12 +174,11 @@ impl<O: Operator> Seat for Place<O> {
         }
     }
 
-    fn last(&mut self) -> Option<Ticket> {
-        self.cx.as_mut().and_then(|cx| cx.last.take())
+    fn last(&self) -> Vec<Ticket> {
+        self.cx.as_ref().map(Cx::last).unwrap_or_default()
     }
 
-    fn tally(&mut self) -> Tally {
-        self.tally.device = self.cx.as_mut().and_then(Cx::device_time);
+    fn tally(&self) -> Tally {
         self.tally.clone()
     }
 }

@@ -18,12 +18,17 @@
 mod clock;
 mod completed;
 pub(crate) mod completion;
+mod current;
 mod effort;
 mod forecast;
+mod held;
+mod join;
 mod lookout;
 mod mark;
+mod marker;
 mod meter;
 mod mode;
+mod pool;
 mod streams;
 mod ticket;
 mod timer;
@@ -43,11 +48,15 @@ use clock::Clock;
 pub use completed::Completed;
 use completion::Completion;
 use forecast::Forecast;
+pub(crate) use held::Held;
+pub use join::Point;
 use mark::{Mark, Spares};
+pub use marker::Event;
 pub use meter::DeviceTime;
 use meter::Meter;
 use mode::AtomicMode;
 pub use mode::CompletionMode;
+pub use pool::{PooledStream, StreamPool, StreamPoolBuilder};
 pub(crate) use streams::Streams;
 pub use ticket::Ticket;
 pub use timer::Timer;
@@ -80,6 +89,7 @@ pub struct Stream(Arc<Inner>);
 pub(crate) struct Inner {
     device: Device,
     streams: Arc<Streams>,
+    held: Arc<Held>,
     raw: RawStream,
     /// Of all streams of the process.
     id: u64,
@@ -132,18 +142,24 @@ impl Stream {
     /// # Errors
     /// As [`Stream::new`].
     pub fn named(device: &Device, name: impl Into<String>) -> Result<Self> {
+        Self::with_priority(device, name.into(), 0)
+    }
+
+    pub(crate) fn with_priority(device: &Device, name: String, priority: i32) -> Result<Self> {
+        let spec = StreamSpec { name: name.clone(), priority, non_blocking: true };
+        Self::over(device, name, Held::new(device, &spec)?)
+    }
+
+    pub(crate) fn over(device: &Device, name: String, held: Arc<Held>) -> Result<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
-        device.check()?;
-        let name = name.into();
         let streams = Streams::of(device);
-        let spec = StreamSpec { name: name.clone(), priority: 0, non_blocking: true };
-        let raw = streams.heed(device.backend().stream_create(&spec))?;
         let mut spares = Spares::default();
-        streams.heed(spares.grow(&streams)).inspect_err(|_| device.backend().stream_destroy(raw))?;
+        streams.heed(spares.grow(&streams))?;
         let stream = Self(Arc::new(Inner {
             device: device.clone(),
             streams,
-            raw,
+            raw: held.raw,
+            held,
             id: IDS.fetch_add(1, Ordering::Relaxed),
             name,
             order: Mutex::new(Order {
@@ -225,13 +241,27 @@ impl Stream {
         self.enqueue(|backend, raw| backend.host_function(raw, function)).map(drop)
     }
 
-    /// The ticket of the latest work.
+    /// The ticket of the latest work. Where others put work into the stream too, unseen, one that comes after that.
     pub fn ticket(&self) -> Ticket {
+        if self.0.held.is_shared()
+            && let Ok(ticket) = self.enqueue(|_, _| Ok(()))
+        {
+            return ticket;
+        }
         Ticket::new(self.clone(), self.0.issued.load(Ordering::Acquire))
+    }
+
+    /// The point before all of its work.
+    pub(crate) fn beginning(&self) -> Ticket {
+        Ticket::new(self.clone(), 0)
     }
 
     pub(crate) fn streams(&self) -> &Arc<Streams> {
         &self.0.streams
+    }
+
+    pub(crate) fn raw(&self) -> RawStream {
+        self.0.raw
     }
 
     pub(crate) fn is(&self, other: &Stream) -> bool {
@@ -427,7 +457,8 @@ impl Inner {
             return Ok(*side);
         }
         let backend = self.device.backend();
-        let spec = StreamSpec { name: format!("{}, signals", self.name), priority: 0, non_blocking: true };
+        let name = format!("{}, signals", self.name);
+        let spec = StreamSpec { name, priority: self.held.priority, non_blocking: true };
         let made = backend.stream_create(&spec)?;
         if self.side.set(made).is_err() {
             backend.stream_destroy(made);
@@ -482,7 +513,6 @@ impl Drop for Inner {
         if let Some(side) = self.side.get() {
             backend.stream_destroy(*side);
         }
-        backend.stream_destroy(self.raw);
     }
 }
 

@@ -17,6 +17,8 @@ pub(crate) struct Streams {
     device: WeakDevice,
     backend: Arc<dyn Backend>,
     live: Mutex<Vec<Weak<Inner>>>,
+    /// The device's default stream, while anybody holds it.
+    pub(super) default: Mutex<Weak<Inner>>,
     lookout: Lookout,
     /// Tasks that ask for their work again and again.
     pub(super) pollers: AtomicUsize,
@@ -29,6 +31,7 @@ impl Streams {
                 device: device.downgrade(),
                 backend: device.backend().clone(),
                 live: Mutex::default(),
+                default: Mutex::default(),
                 lookout: Lookout::new(device),
                 pollers: AtomicUsize::new(0),
             })

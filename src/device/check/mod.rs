@@ -50,8 +50,8 @@ use self::{
 };
 use super::{
     backend::{
-        Address, Arg, Backend, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream,
-        StreamSpec,
+        Address, Arg, Backend, External, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent,
+        RawStream, StreamSpec,
     },
     human,
 };
@@ -153,6 +153,13 @@ fn place(place: Place, bytes: u64, write: bool) -> Touch {
     }
 }
 
+fn touch(arg: &Arg<'_>) -> Option<Touch> {
+    match arg {
+        Arg::Slice { address, bytes, write, .. } => Some(place(Place::Device(*address), *bytes, *write)),
+        Arg::Scalar(_) => None,
+    }
+}
+
 impl Backend for Checked {
     fn name(&self) -> &str {
         &self.name
@@ -196,10 +203,19 @@ impl Backend for Checked {
         })
     }
 
+    fn stream_priorities(&self) -> (i32, i32) {
+        self.inner.stream_priorities()
+    }
+
     fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
         let stream = self.inner.stream_create(spec)?;
         universe().add_stream(self.key(stream), &self.name, &spec.name, !spec.non_blocking);
         Ok(stream)
+    }
+
+    fn stream_rename(&self, stream: RawStream, name: &str) {
+        universe().rename_stream(self.key(stream), &self.name, name);
+        self.inner.stream_rename(stream, name);
     }
 
     fn stream_destroy(&self, stream: RawStream) {
@@ -296,14 +312,24 @@ impl Backend for Checked {
     }
 
     unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()> {
-        let touches = launch.args.iter().filter_map(|arg| match arg {
-            Arg::Slice { address, bytes, write, .. } => Some(place(Place::Device(*address), *bytes, *write)),
-            Arg::Scalar(_) => None,
-        });
-        self.access(stream, What::Kernel(launch.kernel.name), &touches.collect(), || {
+        let touches = launch.args.iter().filter_map(touch).collect();
+        self.access(stream, What::Kernel(launch.kernel.name), &touches, || {
             // SAFETY: as our caller vouches.
             unsafe { self.inner.launch(stream, launch) }
         })
+    }
+
+    unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
+        let touches = external.args.iter().filter_map(touch).collect();
+        self.access(stream, What::External(external.name), &touches, || {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.external(stream, external) }
+        })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_context(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
+        self.inner.cuda_context()
     }
 
     fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()> {

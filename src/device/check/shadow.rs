@@ -32,6 +32,8 @@ pub(super) enum What {
     /// Its direction.
     Copy(&'static str),
     Fill,
+    /// Another library's work, by the name that its enqueuer gave it.
+    External(&'static str),
 }
 
 /// An earlier access that a new one is not ordered after.

@@ -140,6 +140,13 @@ impl Universe {
         component
     }
 
+    pub(super) fn rename_stream(&mut self, key: Key, device_name: &Arc<str>, name: &str) {
+        let component = self.stream(key, device_name);
+        if let Some(line) = self.lines.get_mut(&component) {
+            line.name = name.into();
+        }
+    }
+
     pub(super) fn remove_stream(&mut self, key: Key) {
         if let Some(component) = self.streams.remove(&key) {
             self.fade(component);
@@ -445,6 +452,7 @@ impl Universe {
             What::Kernel(name) => format!("kernel `{name}`"),
             What::Copy(direction) => format!("copy {direction}"),
             What::Fill => "fill".into(),
+            What::External(name) => format!("external work `{name}`"),
         };
         let mut text = format!("{what} on stream {}", self.describe_line(stamp.component));
         let device = |component: &Component| self.lines.get(component).map(|line| (line.device, &line.device_name));

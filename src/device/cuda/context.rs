@@ -100,6 +100,11 @@ impl Context {
         Ok(Self { driver, name, device, owner: host::Owner::new(), ordinal, raw, primary, lost: OnceLock::new() })
     }
 
+    /// As cudarc has it.
+    pub(super) fn primary(&self) -> &Arc<CudaContext> {
+        &self.primary
+    }
+
     pub(super) fn raw(&self) -> *mut CUctx_st {
         self.raw.raw()
     }

@@ -43,13 +43,15 @@ use std::{
     time::Duration,
 };
 
+use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags};
 
 use self::{
     context::Context, driver::Code, driver::Driver, gate::Gate, kernel::Kernels, memory::Memory, pinned::Pinned,
 };
 use super::backend::{
-    Address, Backend, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream, StreamSpec,
+    Address, Backend, External, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream,
+    StreamSpec,
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -187,6 +189,10 @@ impl Backend for CudaBackend {
         // SAFETY: the same contract.
         unsafe { self.pinned.free(memory, bytes) };
         self.cx.enter().map(drop)
+    }
+
+    fn stream_priorities(&self) -> (i32, i32) {
+        self.priorities
     }
 
     fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
@@ -339,6 +345,16 @@ impl Backend for CudaBackend {
             }
         };
         self.cx.check(code, "cuMemsetAsync")
+    }
+
+    unsafe fn external(&self, raw: RawStream, external: External<'_>) -> Result<()> {
+        self.cx.enter()?;
+        (external.call)(stream(raw).cast());
+        Ok(())
+    }
+
+    fn cuda_context(&self) -> Option<&Arc<CudaContext>> {
+        Some(self.cx.primary())
     }
 
     fn load(&self, kernel: &'static KernelDef) -> Result<()> {

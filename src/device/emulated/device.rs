@@ -22,13 +22,15 @@ use super::{
 };
 use crate::{
     device::backend::{
-        Address, Backend, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream, StreamSpec,
+        Address, Backend, External, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream,
+        StreamSpec,
     },
     error::{Error, ErrorKind, Result},
 };
 
 /// Priorities as CUDA has them here: lower is more urgent.
-const PRIORITIES: (i32, i32) = (-5, 0);
+const LEAST: i32 = 0;
+const GREATEST: i32 = -5;
 
 /// One emulated device.
 #[derive(Debug)]
@@ -138,13 +140,23 @@ impl Backend for Device {
         self.memory.free_host(memory, bytes).map_err(|error| self.here(error))
     }
 
+    fn stream_priorities(&self) -> (i32, i32) {
+        (LEAST, GREATEST)
+    }
+
     fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
         let id = fresh_id();
-        let priority = spec.priority.clamp(PRIORITIES.0, PRIORITIES.1);
+        let priority = spec.priority.clamp(GREATEST, LEAST);
         self.engine
             .with(|machine| machine.add_stream(self.id, id, spec.name.clone(), priority, spec.non_blocking))
             .map_err(|error| self.here(error))?;
         Ok(RawStream(id))
+    }
+
+    fn stream_rename(&self, stream: RawStream, name: &str) {
+        if stream != RawStream(0) {
+            self.engine.with(|machine| machine.rename_stream(stream.0, name));
+        }
     }
 
     fn stream_destroy(&self, stream: RawStream) {
@@ -222,6 +234,18 @@ impl Backend for Device {
             stream,
             Work::Kernel { kernel: launch.kernel, args: launch.args.iter().map(Held::from).collect(), planned },
         )
+    }
+
+    unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
+        self.alive()?;
+        let External { name, args, emulated, .. } = external;
+        let Some(body) = emulated else {
+            let message =
+                "this device is emulated and runs no CUDA work: say with `.emulated(..)` what stands in for it";
+            return Err(self.here(Error::new(ErrorKind::Usage, message)));
+        };
+        let planned = self.plan.kernel(name);
+        self.enqueue(stream, Work::External { name, args: args.iter().map(Held::from).collect(), body, planned })
     }
 
     fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()> {

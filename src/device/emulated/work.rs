@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::memory::{Reach, reach};
 use crate::{
     device::{
-        backend::{Address, Arg, BodyArg, HostFunction, KernelDef, Launch, Pattern, Place, Scalar},
+        backend::{Address, Arg, BodyArg, Emulation, HostFunction, KernelDef, Launch, Pattern, Place, Scalar},
         human,
     },
     error::{Error, ErrorKind, Result},
@@ -37,6 +37,13 @@ pub(super) enum Work {
     Kernel {
         kernel: &'static KernelDef,
         args: Box<[Held]>,
+        planned: bool,
+    },
+    /// What stands in for another library's work.
+    External {
+        name: &'static str,
+        args: Box<[Held]>,
+        body: Emulation,
         planned: bool,
     },
     Host(HostFunction),
@@ -85,6 +92,7 @@ impl Work {
             Work::Copy { to, from, bytes, .. } => format!("copy {} of {bytes} bytes", human::direction(*to, *from)),
             Work::Fill { bytes, .. } => format!("fill of {bytes} bytes"),
             Work::Kernel { kernel, .. } => format!("kernel `{}`", kernel.name),
+            Work::External { name, .. } => format!("external work `{name}`"),
             Work::Host(_) | Work::Lost => "host function".into(),
         }
     }
@@ -100,8 +108,13 @@ impl Work {
             Work::Copy { to, from, bytes, planned } => unsafe { copy(to, from, bytes, planned) },
             // SAFETY: as the caller vouches.
             Work::Fill { to, pattern, bytes } => unsafe { fill(to, pattern, bytes) },
-            // SAFETY: as the caller vouches.
-            Work::Kernel { kernel, args, planned } => unsafe { launch(kernel, &args, planned) },
+            Work::Kernel { kernel, args, planned } => {
+                launch(&args, planned, |body| {
+                    // SAFETY: as the caller vouches; `launch` has found the slices, and holds them.
+                    unsafe { (kernel.body)(body) }
+                })
+            }
+            Work::External { args, body, planned, .. } => launch(&args, planned, body),
             Work::Host(function) => {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(function)) {
                     tracing::error!(panic = panic_message(&*panic), "a host function panicked");
@@ -155,9 +168,8 @@ unsafe fn fill(to: Address, pattern: Pattern, bytes: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// # Safety
-/// As [`Work::run`].
-unsafe fn launch(kernel: &'static KernelDef, args: &[Held], planned: bool) -> Result<(), Fault> {
+/// Calls a body with the arguments' host bytes: each slice lies inside a live block, held for as long, and is aligned.
+fn launch(args: &[Held], planned: bool, run: impl FnOnce(&[BodyArg])) -> Result<(), Fault> {
     if planned {
         return Err(Fault("trapped: a planned fault".into()));
     }
@@ -178,10 +190,7 @@ unsafe fn launch(kernel: &'static KernelDef, args: &[Held], planned: bool) -> Re
             }
         });
     }
-    // SAFETY: the arguments are those that the kernel declares, as the launch vouched; each slice lies inside a live
-    // block that `held` keeps, is aligned, and is touched by nobody else, or is only read, as the launch vouched.
-    catch_unwind(AssertUnwindSafe(|| unsafe { (kernel.body)(&body) }))
-        .map_err(|panic| Fault(format!("trapped: {}", panic_message(&*panic))))
+    catch_unwind(AssertUnwindSafe(|| run(&body))).map_err(|panic| Fault(format!("trapped: {}", panic_message(&*panic))))
 }
 
 /// The most that elements of this size can ask for: the largest power of two that divides it, up to 256.

@@ -187,6 +187,12 @@ impl<W> Machine<W> {
         Ok(())
     }
 
+    pub(in super::super) fn rename_stream(&mut self, id: StreamId, name: &str) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.name = name.into();
+        }
+    }
+
     pub(super) fn close_stream(&mut self, stream: StreamId) {
         let Some(closed) = self.streams.get_mut(&stream) else { return };
         closed.closing = true;

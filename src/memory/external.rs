@@ -1,0 +1,283 @@
+//! Work that other libraries enqueue: what it touches is declared, its order and its ticket are wakeline's.
+//!
+//! ```text
+//!   declared: reads a, writes b      the stream waits for what these must come after, as for a kernel's arguments
+//!   the caller's function            puts cuBLAS's, cuDNN's or anybody's work into the raw stream
+//!   a ticket, noted in a and b       whatever the function returned: something may have been enqueued all the same
+//! ```
+//!
+//! The stream is not locked while the function runs. The ticket is made after it, so it covers all that the function
+//! enqueued, and perhaps a little more; nobody else writes what it reads, nor touches what it writes, as both are
+//! borrowed until then.
+
+use std::{
+    any::TypeId,
+    ffi::c_void,
+    fmt,
+    marker::PhantomData,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+};
+
+use smallvec::SmallVec;
+
+use super::{DeviceSlice, DeviceSliceMut, Plain, View};
+use crate::{
+    device::backend::{self, Arg, BodyArg, Emulation},
+    error::{Error, Result},
+    stream::Stream,
+};
+
+impl Stream {
+    /// Begins to declare work that another library is to enqueue into this stream: cuBLAS, cuDNN, one's own FFI. The
+    /// name is for errors and for the race checker.
+    ///
+    /// ```
+    /// use wakeline::{Buffer, Stream, device::{Device, Emulated}};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// # let device = Device::emulated(Emulated::new());
+    /// # fn gemv(_: *mut std::ffi::c_void, _: u64, _: u64) -> std::io::Result<()> { Ok(()) }
+    /// let stream = Stream::new(&device)?;
+    /// let x = Buffer::from_slice(&stream, &[1.0_f32, 2.0, 3.0])?;
+    /// let mut y = Buffer::<f32>::new(&device, 3)?;
+    /// let call = stream.external("double").read(&x).write(&mut y).emulated(|[x, mut y]| {
+    ///     for (y, x) in y.as_mut_slice::<f32>().iter_mut().zip(x.as_slice::<f32>()) {
+    ///         *y = 2.0 * x;
+    ///     }
+    /// });
+    /// // SAFETY: it enqueues into this stream alone, reads `x` and writes `y`, both of three elements, and nothing else.
+    /// unsafe { call.enqueue(|stream, [x, y]| gemv(stream, x, y)) }?;
+    /// assert_eq!(y.to_vec(&stream).await?, [2.0, 4.0, 6.0]);
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn external(&self, name: &'static str) -> External<'_> {
+        External { stream: self, name, uses: SmallVec::new(), emulated: None, of: PhantomData }
+    }
+}
+
+/// Work of another library in the making: what it touches. See [`Stream::external`].
+#[must_use = "nothing happens before `enqueue`"]
+pub struct External<'a, A = [u64; 0]> {
+    stream: &'a Stream,
+    name: &'static str,
+    uses: SmallVec<[Use<'a>; 8]>,
+    emulated: Option<Emulation>,
+    of: PhantomData<fn() -> A>,
+}
+
+struct Use<'a> {
+    view: View<'a>,
+    bytes: usize,
+    write: bool,
+    element: Element,
+}
+
+#[derive(Clone, Copy)]
+struct Element {
+    id: TypeId,
+    name: &'static str,
+}
+
+impl Element {
+    fn of<T: 'static>() -> Self {
+        Self { id: TypeId::of::<T>(), name: std::any::type_name::<T>() }
+    }
+}
+
+impl<'a, A: Room> External<'a, A> {
+    /// It reads these elements, in device memory.
+    pub fn read<T: Plain>(self, slice: &'a (impl DeviceSlice<T> + ?Sized)) -> External<'a, A::More> {
+        self.using::<T>(slice.view(), false)
+    }
+
+    /// It writes these elements, in device memory, and may read them.
+    pub fn write<T: Plain>(self, slice: &'a mut (impl DeviceSliceMut<T> + ?Sized)) -> External<'a, A::More> {
+        self.using::<T>(slice.view_mut().0, true)
+    }
+
+    fn using<T: Plain>(mut self, view: View<'a>, write: bool) -> External<'a, A::More> {
+        self.uses.push(Use { view, bytes: view.len * size_of::<T>(), write, element: Element::of::<T>() });
+        External { stream: self.stream, name: self.name, uses: self.uses, emulated: None, of: PhantomData }
+    }
+}
+
+impl<A: Addresses> External<'_, A> {
+    /// What stands in for it on the emulated device: a function of the slices as they were declared, in their order. It
+    /// runs when its turn in the stream comes; a panic in it is a trap.
+    ///
+    /// Say it after the last slice. Without it the work is an error there.
+    pub fn emulated(mut self, body: impl for<'s> FnOnce(A::Slices<'s>) + Send + 'static) -> Self {
+        let of: SmallVec<[(Element, bool); 8]> = self.uses.iter().map(|used| (used.element, used.write)).collect();
+        self.emulated = Some(Box::new(move |args: &[BodyArg]| {
+            let slice = |at: usize| match (args[at], of[at]) {
+                (BodyArg::Slice(start, len), (element, write)) => {
+                    EmulatedSlice { start, len, element, write, of: PhantomData }
+                }
+                (BodyArg::Scalar(_), _) => unreachable!("only slices are declared"),
+            };
+            body(A::slices(slice));
+        }));
+        self
+    }
+
+    /// Orders the stream after what its slices must come after, calls the function, and notes their use. The function
+    /// gets the driver's stream, a `CUstream`, and the slices' addresses (`CUdeviceptr`s) in the order of their
+    /// declaration. The device's context is current. Nothing of wakeline is locked meanwhile.
+    ///
+    /// An error or a panic of the function is passed on, and the slices count as used all the same: what it had
+    /// enqueued before runs. On the emulated device its [counterpart](Self::emulated) is enqueued in its place.
+    ///
+    /// # Errors
+    /// The function's, with the place; [`Usage`](crate::ErrorKind::Usage) for a slice that is not on the stream's device
+    /// or, on the emulated device, without a counterpart; [`Race`](crate::ErrorKind::Race) if the checker finds one, and
+    /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault: then the function was not called.
+    ///
+    /// # Safety
+    /// What the function enqueues goes into the given stream, or is ordered within it (forked from it and joined to
+    /// it) when the function returns. It touches no device memory of wakeline's but the declared slices, within their
+    /// lengths, and writes only those that are declared to be written; what it writes are values of their type. The
+    /// stream is not destroyed, captured or reset.
+    pub unsafe fn enqueue<E: Into<Error>>(self, call: impl FnOnce(*mut c_void, A) -> Result<(), E>) -> Result<()> {
+        let Self { stream, name, uses, emulated, .. } = self;
+        let place = || format!("external work `{name}` on `{}`", stream.name());
+        let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(uses.len());
+        for Use { view, bytes, write, .. } in &uses {
+            let address = view.reachable(stream).map_err(|error| error.at(place()))?;
+            args.push(Arg::Slice { address, len: view.len as u64, bytes: *bytes as u64, write: *write });
+        }
+        for Use { view, write, .. } in &uses {
+            let ordered = if *write { view.memory.before_write(stream) } else { view.memory.before_read(stream) };
+            ordered.map_err(|error| error.at(place()))?;
+        }
+        let addresses = A::addresses(|at| match args[at] {
+            Arg::Slice { address, .. } => address.0,
+            Arg::Scalar(_) => unreachable!("only slices are declared"),
+        });
+        let mut call = Some(|raw| call(raw, addresses).map_err(Into::into));
+        let mut called = None;
+        let mut once = |raw| {
+            if let Some(call) = call.take() {
+                called = Some(catch_unwind(AssertUnwindSafe(|| call(raw))));
+            }
+        };
+        let external = backend::External { name, args: &args, call: &mut once, emulated };
+        // SAFETY: by this function's contract the work touches no more than `args` says. Each slice lies in memory of
+        // this device (`reachable`); it stays valid until the work is done, as a ticket of after it is noted in it below
+        // and memory with an open ticket is parked, not freed.
+        let taken = unsafe { stream.device().backend().external(stream.raw(), external) };
+        // If the device did not take it, nothing was enqueued.
+        stream.streams().heed(taken).map_err(|error| error.at(place()))?;
+        let ticket = stream.enqueue(|_, _| Ok(())).map_err(|error| error.at(place()))?;
+        for Use { view, write, .. } in &uses {
+            match write {
+                true => view.memory.note_write(ticket.clone()),
+                false => view.memory.note_read(ticket.clone()),
+            }
+        }
+        match called {
+            None => Ok(()),
+            Some(Ok(outcome)) => outcome.map_err(|error: Error| error.at(place())),
+            Some(Err(panic)) => resume_unwind(panic),
+        }
+    }
+}
+
+impl<A> fmt::Debug for External<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("External").field("name", &self.name).field("slices", &self.uses.len()).finish_non_exhaustive()
+    }
+}
+
+/// A slice of device memory, as the emulated counterpart of external work gets it.
+pub struct EmulatedSlice<'s> {
+    start: *mut u8,
+    len: usize,
+    element: Element,
+    write: bool,
+    of: PhantomData<&'s mut [u8]>,
+}
+
+impl EmulatedSlice<'_> {
+    /// Its elements.
+    ///
+    /// # Panics
+    /// If it was declared with elements of another type.
+    pub fn as_slice<T: Plain>(&self) -> &[T] {
+        self.check::<T>();
+        // SAFETY: the emulated device calls the body with slices that are valid and aligned for its length, in the
+        // elements that they were declared with, and those are `T`s; nobody else writes to it meanwhile (`enqueue`).
+        unsafe { std::slice::from_raw_parts(self.start.cast(), self.len) }
+    }
+
+    /// Its elements, to write to.
+    ///
+    /// # Panics
+    /// If it was declared with elements of another type, or only to be read.
+    pub fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
+        self.check::<T>();
+        assert!(self.write, "this slice was declared with `read`: to change it, declare it with `write`");
+        // SAFETY: as in `as_slice`; it was declared to be written, so nobody else touches it meanwhile, and this value
+        // is the only one of it and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len) }
+    }
+
+    fn check<T: Plain>(&self) {
+        let name = self.element.name;
+        assert!(
+            self.element.id == TypeId::of::<T>(),
+            "this slice was declared with elements of `{name}`, not `{}`",
+            std::any::type_name::<T>()
+        );
+    }
+}
+
+impl fmt::Debug for EmulatedSlice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmulatedSlice").field("of", &self.element.name).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// The addresses of so many slices: `[u64; N]`. Sealed.
+pub trait Addresses: Sealed {
+    /// As the emulated counterpart gets them.
+    type Slices<'s>;
+
+    #[doc(hidden)]
+    fn addresses(address: impl FnMut(usize) -> u64) -> Self;
+    #[doc(hidden)]
+    fn slices<'s>(slice: impl FnMut(usize) -> EmulatedSlice<'s>) -> Self::Slices<'s>;
+}
+
+/// Fewer than twelve slices: one more can be declared. Sealed.
+#[diagnostic::on_unimplemented(message = "external work has at most twelve slices")]
+pub trait Room: Addresses {
+    /// One more.
+    type More: Addresses;
+}
+
+mod sealed {
+    #[allow(unreachable_pub, reason = "public in a private module: that is what seals it")]
+    pub trait Sealed {}
+}
+use sealed::Sealed;
+
+impl<const N: usize> Sealed for [u64; N] {}
+
+impl<const N: usize> Addresses for [u64; N] {
+    type Slices<'s> = [EmulatedSlice<'s>; N];
+
+    fn addresses(address: impl FnMut(usize) -> u64) -> Self {
+        std::array::from_fn(address)
+    }
+
+    fn slices<'s>(slice: impl FnMut(usize) -> EmulatedSlice<'s>) -> Self::Slices<'s> {
+        std::array::from_fn(slice)
+    }
+}
+
+macro_rules! room {
+    ($($count:literal)*) => { $(impl Room for [u64; $count] { type More = [u64; $count + 1]; })* };
+}
+
+room!(0 1 2 3 4 5 6 7 8 9 10 11);

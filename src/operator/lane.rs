@@ -1,0 +1,284 @@
+//! Which stream an operator's work goes to, and which streams its messages came from.
+//!
+//! ```text
+//!   asked for the first time:
+//!     the pool has one             ──> its own: the same ever after; outputs carry it
+//!     asked not to, or used up     ──> in each run anew, when asked:
+//!          a message came from a stream      ──> that one, the first of the run; the others join it; outputs carry it
+//!          none did                          ──> the device's default stream; outputs carry none
+//! ```
+//!
+//! A message is stamped with a ticket: the point of its sender's stream at which its own work is done (see
+//! `hub/stamps.rs`). Where it carries envelopes, their memory keeps the order and the stamp is only there to
+//! be looked at; where it carries none, the operator's stream waits for the stamp as the message is taken.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, OnceLock},
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    device::Device,
+    error::{Error, ErrorKind, Result},
+    hub::Message,
+    stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
+    sync::lock,
+};
+
+/// Where an operator on a device takes its streams from.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum OwnStreams {
+    /// The device's default pool.
+    #[default]
+    Default,
+    Pool(StreamPool),
+    /// It was asked to have none.
+    None,
+}
+
+/// What an operator on a device and its ports share.
+pub(crate) struct Lane {
+    name: Arc<str>,
+    device: Device,
+    /// `None`: it was asked to have none of its own.
+    pool: Option<StreamPool>,
+    mode: CompletionMode,
+    own: OnceLock<PooledStream>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    named: Vec<(Box<str>, PooledStream)>,
+    /// It asked for a stream of its own and got none.
+    refused: bool,
+    /// Of messages without envelopes, one a stream: what work on the operator's stream has to come after.
+    loose: Tickets,
+    /// Of this run's messages, one a stream, in the order of taking. Kept while it has no stream of its own.
+    received: Tickets,
+    /// This run's stream, for one that has none of its own; and whether it was received.
+    borrowed: Option<(Stream, bool)>,
+    /// All that it has borrowed.
+    lenders: SmallVec<[Stream; 1]>,
+}
+
+type Tickets = SmallVec<[Ticket; 2]>;
+
+fn note(tickets: &mut Tickets, ticket: &Ticket) {
+    match tickets.iter_mut().find(|known| known.stream().is(ticket.stream())) {
+        Some(known) if known.number() < ticket.number() => *known = ticket.clone(),
+        Some(_) => {}
+        None => tickets.push(ticket.clone()),
+    }
+}
+
+impl Lane {
+    /// `None` on the host, where there are no streams.
+    pub(crate) fn new(
+        name: &Arc<str>,
+        device: &Device,
+        streams: &OwnStreams,
+        mode: CompletionMode,
+    ) -> Option<Arc<Self>> {
+        let pool = match streams {
+            _ if device.is_host() => return None,
+            OwnStreams::Default => StreamPool::default_of(device).ok(),
+            OwnStreams::Pool(pool) => Some(pool.clone()),
+            OwnStreams::None => None,
+        };
+        Some(Arc::new(Self {
+            name: name.clone(),
+            device: device.clone(),
+            pool,
+            mode,
+            own: OnceLock::new(),
+            state: Mutex::default(),
+        }))
+    }
+
+    /// A run begins. True if it chooses its stream anew.
+    pub(super) fn begin(&self) -> bool {
+        if self.own.get().is_some() {
+            return false;
+        }
+        let mut state = lock(&self.state);
+        state.received.clear();
+        state.borrowed = None;
+        state.loose.retain(|ticket| !ticket.has_passed());
+        true
+    }
+
+    /// The stream for its work.
+    pub(super) fn stream(&self) -> Result<Stream> {
+        if let Some(own) = self.own.get() {
+            return Ok(own.stream().clone());
+        }
+        let mut state = lock(&self.state);
+        if !state.refused {
+            if let Some(own) = self.take(&self.name)? {
+                let stream = own.stream().clone();
+                stream.join(&state.loose)?;
+                state.loose.clear();
+                state.received.clear();
+                // Nobody else sets it: only this operator asks.
+                let _ = self.own.set(own);
+                return Ok(stream);
+            }
+            state.refused = true;
+            tracing::debug!(operator = &*self.name, "no stream of its own: it works on those that it receives");
+        }
+        if let Some((stream, _)) = &state.borrowed {
+            return Ok(stream.clone());
+        }
+        let first = state.received.iter().find(|ticket| *ticket.stream().device() == self.device);
+        let (stream, received) = match first {
+            Some(ticket) => (ticket.stream().clone(), true),
+            None => (Stream::default_of(&self.device)?, false),
+        };
+        stream.join(&state.received)?;
+        stream.join(&state.loose)?;
+        if !state.lenders.contains(&stream) {
+            state.lenders.push(stream.clone());
+        }
+        state.borrowed = Some((stream.clone(), received));
+        Ok(stream)
+    }
+
+    fn take(&self, name: &str) -> Result<Option<PooledStream>> {
+        let Some(pool) = &self.pool else { return Ok(None) };
+        let taken = pool.take_as(name)?;
+        Ok(taken.inspect(|stream| stream.set_completion_mode(self.mode)))
+    }
+
+    /// A further stream of the pool.
+    pub(super) fn named(&self, name: &str) -> Result<Stream> {
+        let mut state = lock(&self.state);
+        if let Some((_, stream)) = state.named.iter().find(|(known, _)| **known == *name) {
+            return Ok(stream.stream().clone());
+        }
+        let refused = |error: Error| error.at(format!("stream `{name}` of `{}`", self.name));
+        let Some(pool) = &self.pool else {
+            let text = "the operator was asked to have no streams of its own: give it a pool with `.streams(&pool)`";
+            return Err(refused(Error::new(ErrorKind::Usage, text)));
+        };
+        let taken = self.take(&format!("{}, {name}", self.name)).map_err(refused)?;
+        let pooled = taken.ok_or_else(|| refused(pool.used_up()))?;
+        let stream = pooled.stream().clone();
+        state.named.push((name.into(), pooled));
+        Ok(stream)
+    }
+
+    /// The stream that outputs carry.
+    pub(super) fn sends(&self) -> Option<Stream> {
+        if let Some(own) = self.own.get() {
+            return Some(own.stream().clone());
+        }
+        lock(&self.state).borrowed.as_ref().filter(|(_, received)| *received).map(|(stream, _)| stream.clone())
+    }
+
+    /// A message has been taken. `loose`: it carries no envelopes.
+    fn received(&self, ticket: &Ticket, loose: bool) -> Result<()> {
+        if let Some(own) = self.own.get() {
+            return if loose { own.wait(ticket) } else { Ok(()) };
+        }
+        let mut state = lock(&self.state);
+        note(&mut state.received, ticket);
+        if loose {
+            note(&mut state.loose, ticket);
+        }
+        match &state.borrowed {
+            Some((stream, _)) => stream.wait(ticket),
+            None => Ok(()),
+        }
+    }
+
+    /// Its own stream, if it has one.
+    pub(super) fn own(&self) -> Option<&Stream> {
+        self.own.get().map(PooledStream::stream)
+    }
+
+    /// The present ends of the streams that its run may have used.
+    pub(super) fn run_ends(&self) -> SmallVec<[Ticket; 2]> {
+        let state = lock(&self.state);
+        let named = state.named.iter().map(|(_, stream)| stream.stream());
+        let borrowed = state.borrowed.iter().map(|(stream, _)| stream);
+        self.own().into_iter().chain(borrowed).chain(named).map(Stream::ticket).collect()
+    }
+
+    /// The last work of each stream that it has used.
+    pub(super) fn last(&self) -> Vec<Ticket> {
+        let state = lock(&self.state);
+        let named = state.named.iter().map(|(_, stream)| stream.stream());
+        self.own().into_iter().chain(named).chain(&state.lenders).map(Stream::ticket).collect()
+    }
+}
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lane").field("own", &self.own.get()).field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+/// The stamps of the messages that an input's operator has taken in this run.
+///
+/// The port's own count of messages says how many there are, so that those without a stamp leave no trace here.
+#[derive(Debug, Default)]
+pub(super) struct Stamps {
+    /// `None` on the host.
+    lane: Option<Arc<Lane>>,
+    /// The port's count when the run began.
+    begun: u64,
+    /// Up to the last that has one.
+    taken: Vec<Option<Ticket>>,
+}
+
+impl Stamps {
+    /// An operator that takes messages without ever beginning a run keeps no more than this.
+    const MOST: usize = 1024;
+
+    pub(super) fn new(lane: Option<Arc<Lane>>) -> Self {
+        Self { lane, ..Self::default() }
+    }
+
+    #[inline]
+    pub(super) fn begin(&mut self, count: u64) {
+        self.begun = count;
+        if !self.taken.is_empty() {
+            self.taken.clear();
+        }
+    }
+
+    /// A message has one; it is the port's `count`th.
+    #[inline(never)]
+    pub(super) fn note<M: Message>(&mut self, message: &mut M, ticket: Ticket, count: u64) -> Result<()> {
+        if let Some(lane) = &self.lane {
+            lane.received(&ticket, !carries_any(message))?;
+        }
+        let mut before = (count - self.begun) as usize - 1;
+        if before >= Self::MOST {
+            let gone = before - Self::MOST / 2;
+            self.taken.drain(..gone.min(self.taken.len()));
+            self.begun += gone as u64;
+            before -= gone;
+        }
+        self.taken.resize(before, None);
+        self.taken.push(Some(ticket));
+        Ok(())
+    }
+
+    pub(super) fn all(&self, count: u64) -> impl Iterator<Item = Option<&Ticket>> {
+        let unstamped = (count - self.begun) as usize - self.taken.len();
+        self.taken.iter().map(Option::as_ref).chain(std::iter::repeat_n(None, unstamped.min(Self::MOST)))
+    }
+}
+
+/// Whether there is any envelope in a message.
+fn carries_any<M: Message>(message: &mut M) -> bool {
+    let mut any = false;
+    if M::CARRIES_ENVELOPES {
+        message.envelopes(&mut |_| any = true);
+    }
+    any
+}

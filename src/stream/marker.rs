@@ -1,0 +1,188 @@
+//! [`Event`]: a point in a stream's work that one names oneself.
+//!
+//! A record is a [`Ticket`], marked at once so that nobody who waits for it waits for more; a timed one has an event of
+//! the device's behind it besides, made anew for each record. So a record is never moved: who waited for the old one
+//! keeps it.
+
+use std::{
+    fmt,
+    future::{IntoFuture, ready},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::{FutureExt, future::BoxFuture};
+
+use super::{Stream, Ticket};
+use crate::{
+    device::{Device, backend::RawEvent},
+    error::{Error, ErrorKind, Result},
+    sync::lock,
+};
+
+/// A point in a stream's work: recorded on one stream, waited for by others and by the host.
+///
+/// Work on buffers and envelopes is ordered without events; this is for what wakeline does not see, and for time.
+///
+/// ```
+/// use wakeline::{Buffer, Stream, device::{Device, Emulated}, stream::Event};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let device = Device::emulated(Emulated::new());
+/// let (main, side) = (Stream::new(&device)?, Stream::new(&device)?);
+/// let mut buffer = Buffer::<u8>::new(&device, 1 << 10)?;
+/// let (begin, end) = (Event::timed(), Event::timed());
+/// begin.record(&main)?;
+/// main.fill(&mut buffer, 0)?;
+/// end.record(&main)?;
+/// end.wait(&side)?;                       // what comes next on `side` comes after the fill
+/// (&end).await?;                          // and so does this task
+/// println!("{:?}", end.since(&begin).await?);
+/// # Ok::<(), wakeline::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Default)]
+pub struct Event {
+    timed: bool,
+    record: Mutex<Option<Record>>,
+}
+
+#[derive(Clone)]
+struct Record {
+    ticket: Ticket,
+    clock: Option<Arc<Clock>>,
+}
+
+/// A timed event of the device's.
+struct Clock {
+    device: Device,
+    raw: RawEvent,
+}
+
+impl Event {
+    /// An event without a record: whoever waits for it waits for nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// One whose records have a time on the device.
+    pub fn timed() -> Self {
+        Self { timed: true, ..Self::default() }
+    }
+
+    /// Records the stream's present end, in place of what was recorded before. Waits that were made before keep what
+    /// they wait for.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        let mut record = if self.timed {
+            let device = stream.device();
+            let raw = stream.streams().heed(device.backend().event_create(true))?;
+            let clock = Clock { device: device.clone(), raw };
+            let ticket = stream.enqueue(|backend, stream| backend.event_record(raw, stream))?;
+            Record { ticket, clock: Some(Arc::new(clock)) }
+        } else {
+            Record { ticket: stream.ticket(), clock: None }
+        };
+        record.ticket.commit()?;
+        // The old one goes after the lock.
+        let _old = lock(&self.record).replace(record);
+        Ok(())
+    }
+
+    /// Work enqueued into `stream` from now on waits, on the device, for the record as it is now.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if the two devices are of different makes; [`DeviceLost`](ErrorKind::DeviceLost)
+    /// after a fault.
+    pub fn wait(&self, stream: &Stream) -> Result<()> {
+        self.last().map_or(Ok(()), |record| stream.wait(&record.ticket))
+    }
+
+    /// Asks the device whether the recorded work is done. True too where nothing is recorded.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn query(&self) -> Result<bool> {
+        let Some(mut record) = self.last() else { return Ok(true) };
+        let done = record.ticket.look()?;
+        if done {
+            record.ticket.sound()?;
+        }
+        Ok(done)
+    }
+
+    /// Resolves when the work as it is recorded now is done; at once where nothing is. So does `(&event).await`.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn completed(&self) -> impl Future<Output = Result<()>> + Send + use<> {
+        match self.last() {
+            Some(record) => record.ticket.completed().left_future(),
+            None => ready(Ok(())).right_future(),
+        }
+    }
+
+    /// The device's time from `earlier`'s record to this one's, both as they are now, once both are done. Nothing if
+    /// they passed the other way round.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if one is not [timed](Self::timed), not recorded, or on another device;
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn since(&self, earlier: &Event) -> impl Future<Output = Result<Duration>> + Send + use<> {
+        let (from, to) = (earlier.time(), self.time());
+        async move {
+            let ((began, from), (ended, to)) = (from?, to?);
+            if from.device != to.device {
+                let text =
+                    format!("the time between an event of {} and one of {} is not defined", from.device, to.device);
+                return Err(Error::new(ErrorKind::Usage, text));
+            }
+            began.completed().await?;
+            ended.completed().await?;
+            ended.stream().streams().heed(to.device.backend().event_elapsed(from.raw, to.raw))
+        }
+    }
+
+    fn last(&self) -> Option<Record> {
+        lock(&self.record).clone()
+    }
+
+    fn time(&self) -> Result<(Ticket, Arc<Clock>)> {
+        let wrong = |what: &str| Err(Error::new(ErrorKind::Usage, what));
+        match self.last() {
+            _ if !self.timed => wrong("an event that tells no times: make it with `Event::timed`"),
+            Some(Record { ticket, clock: Some(clock) }) => Ok((ticket, clock)),
+            _ => wrong("an event that was never recorded has no time: call `record` first"),
+        }
+    }
+}
+
+impl IntoFuture for &Event {
+    type Output = Result<()>;
+    type IntoFuture = BoxFuture<'static, Result<()>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        self.completed().boxed()
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        self.device.backend().event_destroy(self.raw);
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ticket = self.last().map(|record| record.ticket);
+        f.debug_struct("Event").field("timed", &self.timed).field("record", &ticket).finish()
+    }
+}

@@ -1,0 +1,973 @@
+//! Scenarios S1 to S6 and S8: pools of streams, an operator's own stream and what it is when it has none, the streams that
+//! messages carry, joining, the default stream.
+//!
+//! What has to be ordered by a message's stream alone is tested with the tracking of buffers switched off: then nothing
+//! else orders it, and the race checker tells if nothing does.
+
+mod common;
+
+use std::{
+    marker::PhantomData,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use common::*;
+use futures::{FutureExt, future::BoxFuture};
+use wakeline::{
+    Inputs, StreamPool,
+    device::{Emulated, Simulation},
+    prelude::*,
+    stream::Ticket,
+};
+
+struct Each<P, F>(F, PhantomData<fn(P)>);
+
+impl<P, F> Operator for Each<P, F>
+where
+    P: Ports,
+    F: for<'a> FnMut(&'a mut P, &'a mut Cx) -> BoxFuture<'a, Result<()>> + Send + 'static,
+{
+    type Ports = P;
+
+    async fn compute(&mut self, ports: &mut P, cx: &mut Cx) -> Result<()> {
+        (self.0)(ports, cx).await
+    }
+}
+
+/// An operator whose `compute` is this function.
+fn each<P, F>(compute: F) -> impl Operator<Ports = P>
+where
+    P: Ports,
+    F: for<'a> FnMut(&'a mut P, &'a mut Cx) -> BoxFuture<'a, Result<()>> + Send + 'static,
+{
+    Each(compute, PhantomData)
+}
+
+/// A buffer as host data: no envelope, so a hub neither moves it nor looks at it.
+type Loose = Host<Buffer<u32>>;
+
+/// Sends a buffer that its stream has filled with `value`, `runs` times.
+fn fills(value: u32, runs: u32) -> impl Operator<Ports = SourcePorts<Loose>> {
+    let mut left = runs;
+    each(move |ports: &mut SourcePorts<Loose>, cx| {
+        left -= 1;
+        let last = left == 0;
+        async move {
+            let mut buffer = Buffer::new(cx.device(), 64)?;
+            cx.stream()?.fill(&mut buffer, value)?;
+            if last {
+                cx.finish();
+            }
+            ports.output.send(Host(buffer)).await
+        }
+        .boxed()
+    })
+}
+
+/// The stream of each stamp, by name.
+fn names<'a>(streams: impl Iterator<Item = Option<&'a Ticket>>) -> Vec<Option<String>> {
+    streams.map(|stamp| stamp.map(|ticket| ticket.stream().name().to_string())).collect()
+}
+
+#[derive(Ports)]
+struct MergePorts {
+    #[input]
+    parts: Inputs<Loose>,
+}
+
+#[derive(Ports)]
+struct PairPorts {
+    #[input]
+    left: Input<Loose>,
+    #[input]
+    right: Input<Loose>,
+    #[output]
+    output: Output<Loose>,
+}
+
+// S1: pools.
+
+on_both!(s1_what_is_given_back_is_used_again, async |device: Device| {
+    let pool = StreamPool::builder(&device).name("few").reserved(1).maximum(2).build().unwrap();
+    assert_eq!((pool.made(), pool.in_use(), pool.maximum()), (1, 0, Some(2)), "what is reserved is made at once");
+    let one = pool.take().unwrap();
+    assert_eq!((pool.made(), pool.in_use()), (1, 1));
+    let two = pool.take().unwrap();
+    assert!(*one != *two);
+    assert_eq!(one.device(), &device);
+    let error = pool.clone().take().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    assert!(error.to_string().contains("pool `few` is used up: its maximum of 2 streams is in use"), "{error}");
+    // Given back in the middle of its work: who gets it next comes after that.
+    let mut buffer = Buffer::from_slice(&two, &[1_u32; 8]).unwrap();
+    let held = hold(&two);
+    increment::launch(&two, &mut buffer).unwrap();
+    drop(two);
+    let again = pool.take().unwrap();
+    assert_eq!((pool.made(), pool.in_use()), (2, 2));
+    increment::launch(&again, &mut buffer).unwrap();
+    assert!(!again.ticket().has_passed());
+    drop(held);
+    assert_eq!(buffer.to_vec(&again).await.unwrap(), [3; 8]);
+    drop((one, again));
+    assert_eq!((pool.made(), pool.in_use()), (2, 0));
+});
+
+on_both!(s1_the_default_pool, async |device: Device| {
+    let pool = StreamPool::default_of(&device).unwrap();
+    assert_eq!((pool.maximum(), pool.priority()), (None, 0));
+    let many: Vec<_> = (0..20).map(|_| pool.take().unwrap()).collect();
+    drop(many);
+    let same = StreamPool::default_of(&device).unwrap();
+    assert_eq!((same.made(), same.in_use()), (20, 0), "one a device");
+});
+
+#[test]
+fn s1_a_pool_that_cannot_be() {
+    let device = emulated();
+    let told = |pool: wakeline::stream::StreamPoolBuilder| {
+        let error = pool.name("bad").build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert!(error.to_string().contains("pool `bad`"), "{error}");
+        error.to_string()
+    };
+    assert!(told(StreamPool::builder(&device).maximum(0)).contains("its maximum is 0"));
+    assert!(
+        told(StreamPool::builder(&device).maximum(1).reserved(2))
+            .contains("2 streams are reserved, and its maximum is 1")
+    );
+    assert!(told(StreamPool::builder(&Device::host())).contains("the host has no streams"));
+}
+
+on_both!(s1_priorities_are_within_what_the_device_has, async |device: Device| {
+    let range = device.stream_priorities();
+    assert!(range.contains(&0), "{range:?}");
+    for (asked, has) in [(0, 0), (i32::MIN, *range.start()), (i32::MAX, *range.end())] {
+        let pool = StreamPool::builder(&device).priority(asked).build().unwrap();
+        assert_eq!((pool.priority(), pool.take().unwrap().priority()), (has, has));
+    }
+    assert_eq!(Stream::new(&device).unwrap().priority(), 0);
+});
+
+/// One worker, and it is busy: of what waits for it, the urgent stream's work goes first, and what signals its end too.
+#[tokio::test]
+async fn s1_urgent_streams_go_first() {
+    let device = emulated_with(Emulated::new().workers(1));
+    let pool = |priority| StreamPool::builder(&device).priority(priority).build().unwrap();
+    let (calm, urgent) = (pool(0).take().unwrap(), pool(-3).take().unwrap());
+    let busy = Stream::new(&device).unwrap();
+    let order = shared();
+    for _ in 0..20 {
+        let held = hold(&busy);
+        for (stream, name) in [(&calm, "calm"), (&urgent, "urgent")] {
+            let order = order.clone();
+            stream.host_function(move || lock(&order).push(name)).unwrap();
+        }
+        drop(held);
+        within(calm.completed()).await.unwrap();
+        within(urgent.completed()).await.unwrap();
+    }
+    assert_eq!(*lock(&order), ["urgent", "calm"].repeat(20));
+}
+
+on_both!(s1_operators_share_a_pool, async |device: Device| {
+    let pool = StreamPool::builder(&device).maximum(3).build().unwrap();
+    let seen = shared();
+    let mut flow = Flow::new("s1");
+    let produce = flow.add("produce", Produce::new((0..20).map(|n| vec![n; 64])));
+    let mut from = produce.output;
+    for name in ["one", "two", "three"] {
+        let add = flow.add(name, Increment).on(&device).streams(&pool);
+        flow.connect_with(from, add.input, Hub::default().envelope_bytes(256));
+        from = add.output;
+    }
+    let consume = flow.add("consume", Collect(seen.clone()));
+    flow.connect(from, consume.input);
+    for _ in 0..3 {
+        flow.run().await.unwrap();
+        assert_eq!((pool.made(), pool.in_use()), (3, 0), "given back at the end, and used again");
+    }
+    assert_eq!(*lock(&seen), (0..20).map(|n| vec![n + 3; 64]).collect::<Vec<_>>());
+    assert_eq!(StreamPool::default_of(&device).unwrap().made(), 0, "nobody took one there");
+});
+
+/// Hears what is said on this thread.
+#[derive(Clone, Default)]
+struct Warnings(Shared<String>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0.push_str(&format!("{field}={value:?}; "));
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        lock(&self.0).push(text.0);
+    }
+
+    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+
+    fn enter(&self, _span: &tracing::span::Id) {}
+
+    fn exit(&self, _span: &tracing::span::Id) {}
+}
+
+#[tokio::test]
+async fn s1_a_pool_smaller_than_its_sharers_is_warned_of_before_running() {
+    let device = emulated();
+    let warnings = Warnings::default();
+    let _hearing = tracing::subscriber::set_default(warnings.clone());
+    for (maximum, warned) in [(1, true), (2, false)] {
+        let pool = StreamPool::builder(&device).name("narrow").maximum(maximum).build().unwrap();
+        let mut flow = Flow::new("s1");
+        let produce = flow.add("produce", Produce::new([vec![1_u32; 4]]));
+        let one = flow.add("one", Increment).on(&device).streams(&pool);
+        let two = flow.add("two", Increment).on(&device).streams(&pool);
+        let consume = flow.add("consume", Collect(shared()));
+        flow.connect_with(produce.output, one.input, Hub::default().envelope_bytes(16));
+        flow.connect(one.output, two.input);
+        flow.connect(two.output, consume.input);
+        let running = flow.spawn().unwrap();
+        let told = std::mem::take(&mut *lock(&warnings.0));
+        assert_eq!(told.len(), usize::from(warned), "before anything has run: {told:?}");
+        if warned {
+            for part in ["narrow", "maximum=1", "one, two", "fewer than the operators that share it"] {
+                assert!(told[0].contains(part), "{part} in: {}", told[0]);
+            }
+        }
+        within(running).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn s1_a_pool_of_another_device_is_an_error_before_running() {
+    let (device, other) = (emulated(), emulated());
+    let pool = StreamPool::builder(&other).name("far").build().unwrap();
+    let mut flow = Flow::new("s1");
+    let one = flow.add("one", sink(async |_: u32| Ok(()))).on(&device).streams(&pool);
+    let _two = flow.add("two", sink(async |_: u32| Ok(()))).streams(&pool);
+    let once = flow.add("once", source(async || Ok(None::<u32>)));
+    flow.connect(once.output, one.input);
+    let error = flow.run().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    let told = error.to_string();
+    let far = format!("and its pool of streams `far` is one of {other}");
+    for part in [
+        format!("operator `one` is on {device}, {far}"),
+        format!("operator `two` is on the host, {far}"),
+        "input `two.input` is not connected".into(),
+    ] {
+        assert!(told.contains(&part), "{part} in: {told}");
+    }
+}
+
+// S2, S5: an operator's own stream and its named ones.
+
+on_both!(s2_an_operators_own_stream_is_the_same_ever_after, async |device: Device| {
+    let seen: Shared<(Stream, Stream, Stream, Stream)> = shared();
+    let list = seen.clone();
+    let pool = StreamPool::builder(&device).maximum(3).build().unwrap();
+    let mut flow = Flow::new("s2");
+    let fill = flow.add("fill", fills(7, 5)).on(&device);
+    let own = flow.add(
+        "own",
+        each(move |ports: &mut SinkPorts<Loose>, cx| {
+            let list = list.clone();
+            async move {
+                let Host(mut buffer) = ports.input.take()?;
+                let received = ports.input.streams().next().flatten().expect("it was filled on one").stream().clone();
+                let (copies, other) = (cx.stream_named("copies")?, cx.stream_named("other")?);
+                let own = cx.stream()?;
+                increment::launch(own, &mut buffer)?;
+                assert_eq!(buffer.to_vec(own).await?, [8; 64]);
+                lock(&list).push((own.clone(), received, copies, other));
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let own = own.on(&device).streams(&pool);
+    flow.connect(fill.output, own.input);
+    flow.run().await.unwrap();
+    let seen = lock(&seen);
+    assert_eq!(seen.len(), 5);
+    let (own, received, copies, other) = &seen[0];
+    assert!(seen.iter().all(|run| run == &seen[0]), "the same in every run, by their names too");
+    let default = Stream::default_of(&device).unwrap();
+    let all = [own, received, copies, other, &default];
+    for (at, stream) in all.iter().enumerate() {
+        assert!(all[..at].iter().all(|before| before != stream), "{stream:?} is another than those before it");
+        assert_eq!(stream.device(), &device);
+    }
+    assert_eq!(
+        [own, received, copies, other].map(|stream| stream.name()),
+        ["own", "fill", "own, copies", "own, other"]
+    );
+    assert_eq!((pool.made(), pool.in_use()), (3, 0));
+});
+
+on_both!(s5_named_streams_are_refused_when_there_are_none, async |device: Device| {
+    let pool = StreamPool::builder(&device).name("one").maximum(1).build().unwrap();
+    let told = shared();
+    for streams in [Some(&pool), None] {
+        let list = told.clone();
+        let mut flow = Flow::new("s5");
+        let alone = flow.add(
+            "alone",
+            each(move |_: &mut (), cx| {
+                cx.finish();
+                let list = list.clone();
+                async move {
+                    cx.stream()?;
+                    let error = cx.stream_named("copies").unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Usage);
+                    lock(&list).push(error.to_string());
+                    Ok(())
+                }
+                .boxed()
+            }),
+        );
+        let alone = alone.on(&device);
+        let _alone = match streams {
+            Some(pool) => alone.streams(pool),
+            None => alone.without_own_stream(),
+        };
+        flow.run().await.unwrap();
+    }
+    let told = lock(&told);
+    assert!(told.iter().all(|told| told.contains("stream `copies` of `alone`")), "{told:?}");
+    assert!(told[0].contains("pool `one` is used up: its maximum of 1 stream is in use"), "{}", told[0]);
+    assert!(told[1].contains("asked to have no streams"), "{}", told[1]);
+});
+
+// S3: messages without envelopes are ordered by the streams they carry, and by nothing else here.
+
+on_both!(s3_two_inputs_from_two_streams_are_ordered_onto_it, async |device: Device| {
+    device.switch_tracking_off();
+    let sums = shared();
+    let list = sums.clone();
+    let mut flow = Flow::new("s3");
+    let (left, right) = (flow.add("left", fills(3, 8)).on(&device), flow.add("right", fills(4, 8)).on(&device));
+    let add = each(move |ports: &mut PairPorts, cx| {
+        async move {
+            // Before and after it has its stream.
+            let Host(left) = ports.left.take()?;
+            let own = cx.stream()?;
+            let Host(mut right) = ports.right.take()?;
+            let mut sum = Buffer::new(own.device(), 1)?;
+            common::sum::launch(own, &left, &mut sum)?;
+            increment::launch(own, &mut right)?;
+            // The buffers' uses are not tracked: they may go when the work is done.
+            own.completed().await?;
+            ports.output.send(Host(sum)).await
+        }
+        .boxed()
+    });
+    let add = flow.add("add", add).on(&device);
+    let read = each(move |ports: &mut SinkPorts<Loose>, cx| {
+        let list = list.clone();
+        async move {
+            let Host(sum) = ports.input.take()?;
+            let sum = sum.to_vec(cx.stream()?).await?;
+            lock(&list).push(sum);
+            Ok(())
+        }
+        .boxed()
+    });
+    let read = flow.add("read", read).on(&device);
+    flow.connect(left.output, add.left);
+    flow.connect(right.output, add.right);
+    flow.connect(add.output, read.input);
+    flow.run().await.unwrap();
+    assert_eq!(*lock(&sums), vec![vec![3 * 64]; 8]);
+});
+
+on_both!(s3_a_message_waits_for_its_own_work_only, async |device: Device| {
+    let go = Arc::new(tokio::sync::Notify::new());
+    let done = go.clone();
+    let mut flow = Flow::new("s3");
+    let early = each(move |ports: &mut SourcePorts<Loose>, cx| {
+        let done = done.clone();
+        async move {
+            cx.finish();
+            let mut buffer = Buffer::new(cx.device(), 64)?;
+            let stream = cx.stream()?.clone();
+            stream.fill(&mut buffer, 5)?;
+            ports.output.send(Host(buffer)).await?;
+            // Whoever waits for the stream, and not for the message, waits for ever.
+            let held = hold(&stream);
+            done.notified().await;
+            drop(held);
+            Ok(())
+        }
+        .boxed()
+    });
+    let early = flow.add("early", early).on(&device);
+    let late = each(move |ports: &mut SinkPorts<Loose>, cx| {
+        let go = go.clone();
+        async move {
+            let stream = cx.stream()?.clone();
+            let Host(mut buffer) = ports.input.take()?;
+            increment::launch(&stream, &mut buffer)?;
+            assert_eq!(buffer.to_vec(&stream).await?, [6; 64]);
+            // Also where it is joined by hand.
+            let other = cx.stream_named("other")?;
+            other.join(ports.input.streams())?;
+            other.fill(&mut buffer, 0)?;
+            other.completed().await?;
+            go.notify_one();
+            Ok(())
+        }
+        .boxed()
+    });
+    let late = flow.add("late", late).on(&device);
+    flow.connect(early.output, late.input);
+    flow.run().await.unwrap();
+});
+
+on_both!(s3_the_streams_of_all_senders_are_seen, async |device: Device| {
+    let seen = shared();
+    let list = seen.clone();
+    let pool = StreamPool::builder(&device).build().unwrap();
+    let mut flow = Flow::new("s3");
+    let look = each(move |ports: &mut MergePorts, _cx| {
+        let list = list.clone();
+        async move {
+            assert_eq!(names(ports.parts.streams()), [], "nothing taken in this run");
+            let taken: Vec<_> = ports.parts.take()?.collect();
+            assert_eq!(taken.len(), ports.parts.streams().count());
+            lock(&list).push(names(ports.parts.streams()));
+            Ok(())
+        }
+        .boxed()
+    });
+    let look = flow.add("look", look).on(&device).streams(&pool);
+    for name in ["a", "b", "c"] {
+        let part = flow.add(name, fills(1, 2)).on(&device);
+        flow.connect(part.output, look.parts);
+    }
+    // Two that are on a device and use no stream.
+    for name in ["d", "e"] {
+        let (at, mut left) = (device.clone(), 2);
+        let silent = source(move || {
+            left -= 1;
+            std::future::ready(Ok((left >= 0).then(|| Host(Buffer::new(&at, 64).unwrap()))))
+        });
+        let silent = flow.add(name, silent).on(&device);
+        flow.connect(silent.output, look.parts);
+    }
+    flow.run().await.unwrap();
+    let row = ["a", "b", "c"].map(|name| Some(name.to_string())).into_iter().chain([None, None]).collect::<Vec<_>>();
+    assert_eq!(*lock(&seen), [row.clone(), row], "five messages, three with a stream");
+    assert_eq!(pool.made(), 0, "looking takes no stream");
+});
+
+// An envelope's stamp is at its last write on the stream that it carries, and no later: what comes after on that stream is
+// nobody's business.
+on_both!(s3_an_envelope_carries_its_own_write, async |device: Device| {
+    let seen = shared();
+    let list = seen.clone();
+    let mut flow = Flow::new("s3");
+    let produce = flow.add("produce", Produce::new([vec![1_u32; 16]]));
+    let work = each(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
+        async move {
+            let mut envelope = ports.input.take()?;
+            assert_eq!(names(ports.input.streams()), [None], "the host has no stream");
+            let stream = cx.stream()?;
+            increment::launch(stream, &mut envelope)?;
+            let written = stream.ticket().number();
+            stream.host_function(|| ())?;
+            assert_eq!(stream.ticket().number(), written + 1);
+            ports.output.send(envelope).await
+        }
+        .boxed()
+    });
+    let work = flow.add("work", work).on(&device);
+    // Passes it on without a look: on its stream there is no work of it at all.
+    let pass = each(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
+        let list = list.clone();
+        async move {
+            let envelope = ports.input.take()?;
+            let stamp = ports.input.streams().next().flatten().cloned().expect("a stream");
+            lock(&list).push((stamp.stream().name().to_string(), stamp.number() < stamp.stream().ticket().number()));
+            cx.stream()?.host_function(|| ())?;
+            ports.output.send(envelope).await
+        }
+        .boxed()
+    });
+    let pass = flow.add("pass", pass).on(&device);
+    let list = seen.clone();
+    let end = each(move |ports: &mut SinkPorts<Envelope<u32>>, _cx| {
+        let list = list.clone();
+        async move {
+            let envelope = ports.input.take()?;
+            let stamp = ports.input.streams().next().flatten().cloned().expect("a stream");
+            lock(&list).push((stamp.stream().name().to_string(), stamp.number() == 0));
+            assert_eq!(envelope.read().await?, [2; 16]);
+            Ok(())
+        }
+        .boxed()
+    });
+    let end = flow.add("end", end);
+    flow.connect_with(produce.output, work.input, Hub::default().envelope_bytes(64));
+    flow.connect(work.output, pass.input);
+    flow.connect(pass.output, end.input);
+    flow.run().await.unwrap();
+    assert_eq!(*lock(&seen), [("work".to_string(), true), ("pass".to_string(), true)]);
+});
+
+// S4: who has a stream, and who has not.
+
+#[derive(Ports)]
+struct ForkPorts {
+    #[output]
+    left: Output<Loose>,
+    #[output]
+    right: Output<Loose>,
+}
+
+on_both!(s4_two_sinks_that_share_a_pool_have_two_streams, async |device: Device| {
+    let pool = StreamPool::builder(&device).maximum(2).build().unwrap();
+    let seen: Shared<Stream> = shared();
+    let mut flow = Flow::new("s4");
+    let fork = each(move |ports: &mut ForkPorts, cx| {
+        async move {
+            cx.finish();
+            for output in [&mut ports.left, &mut ports.right] {
+                let mut buffer = Buffer::new(cx.device(), 8)?;
+                cx.stream()?.fill(&mut buffer, 1)?;
+                output.send(Host(buffer)).await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    });
+    let fork = flow.add("fork", fork).on(&device);
+    let sinks = ["one", "two"].map(|name| {
+        let list = seen.clone();
+        let sink = each(move |ports: &mut SinkPorts<Loose>, cx| {
+            let list = list.clone();
+            async move {
+                ports.input.take()?;
+                lock(&list).push(cx.stream()?.clone());
+                Ok(())
+            }
+            .boxed()
+        });
+        flow.add(name, sink).on(&device).streams(&pool)
+    });
+    flow.connect(fork.left, sinks[0].input);
+    flow.connect(fork.right, sinks[1].input);
+    flow.run().await.unwrap();
+    let seen = lock(&seen);
+    assert!(seen.len() == 2 && seen[0] != seen[1]);
+    assert_eq!((pool.made(), pool.in_use()), (2, 0));
+});
+
+/// Two senders, an operator that has no stream of its own, a reader. Returns the streams' names: that operator's in each
+/// run, and what the reader saw.
+async fn borrowed(device: &Device, pool: Option<&StreamPool>) -> Vec<[Option<String>; 2]> {
+    device.switch_tracking_off();
+    let seen = shared();
+    let mut flow = Flow::new("s4");
+    let (left, right) = (flow.add("left", fills(3, 6)).on(device), flow.add("right", fills(4, 6)).on(device));
+    let mut run = 0;
+    let add = each(move |ports: &mut PairPorts, cx| {
+        run += 1;
+        let turned = run % 2 == 0;
+        async move {
+            // Whichever is taken first. In every third run the stream is asked for in between.
+            let (mut left, mut right) = (None, None);
+            for is_left in [!turned, turned] {
+                if is_left {
+                    left = Some(ports.left.take()?.0);
+                } else {
+                    right = Some(ports.right.take()?.0);
+                }
+                if run % 3 == 0 {
+                    cx.stream()?;
+                }
+            }
+            let (Some(left), Some(mut right)) = (left, right) else { unreachable!() };
+            let mut sum = Buffer::new(cx.device(), 1)?;
+            let stream = cx.stream()?.clone();
+            assert_eq!(stream.name(), if turned { "right" } else { "left" });
+            common::sum::launch(&stream, &left, &mut sum)?;
+            increment::launch(&stream, &mut right)?;
+            stream.completed().await?;
+            ports.output.send(Host(sum)).await
+        }
+        .boxed()
+    });
+    let add = flow.add("add", add).on(device);
+    let add = match pool {
+        Some(pool) => add.streams(pool),
+        None => add.without_own_stream(),
+    };
+    let list = seen.clone();
+    let read = each(move |ports: &mut SinkPorts<Loose>, cx| {
+        let list = list.clone();
+        async move {
+            let Host(sum) = ports.input.take()?;
+            let [name] = &names(ports.input.streams())[..] else { panic!("one message") };
+            assert_eq!(sum.to_vec(cx.stream()?).await?, [3 * 64]);
+            lock(&list).push([name.clone(), Some(cx.stream()?.name().to_string())]);
+            Ok(())
+        }
+        .boxed()
+    });
+    let read = flow.add("read", read).on(device);
+    flow.connect(left.output, add.left);
+    flow.connect(right.output, add.right);
+    flow.connect(add.output, read.input);
+    flow.run().await.unwrap();
+    lock(&seen).clone()
+}
+
+fn alternating() -> Vec<[Option<String>; 2]> {
+    let row = |from: &str| [Some(from.to_string()), Some("read".to_string())];
+    (0..6).map(|run| row(if run % 2 == 0 { "left" } else { "right" })).collect()
+}
+
+on_both!(s4_asked_not_to_the_first_received_stream_is_the_operators, async |device: Device| {
+    assert_eq!(borrowed(&device, None).await, alternating());
+});
+
+on_both!(s4_with_its_pool_used_up_too, async |device: Device| {
+    let pool = StreamPool::builder(&device).maximum(1).build().unwrap();
+    let used = pool.take().unwrap();
+    assert_eq!(borrowed(&device, Some(&pool)).await, alternating());
+    drop(used);
+});
+
+#[derive(Ports)]
+struct BlankPorts {
+    #[output(envelope_bytes = 256)]
+    output: Output<Envelope<u32>>,
+}
+
+#[derive(Ports)]
+struct TwoPorts {
+    #[input]
+    left: Input<Envelope<u32>>,
+    #[input]
+    right: Input<Envelope<u32>>,
+}
+
+// Envelopes join as well: seen where their memory's own order is switched off.
+on_both!(s4_envelopes_join_too, async |device: Device| {
+    device.switch_tracking_off();
+    let sum = shared();
+    let list = sum.clone();
+    let mut flow = Flow::new("s4");
+    let fill = |value: u32| {
+        each(move |ports: &mut BlankPorts, cx| {
+            async move {
+                cx.finish();
+                let mut blank = ports.output.blank().await?;
+                blank.set_len(64)?;
+                cx.stream()?.fill(&mut blank, value)?;
+                ports.output.send(blank).await
+            }
+            .boxed()
+        })
+    };
+    let (left, right) = (flow.add("left", fill(1)).on(&device), flow.add("right", fill(2)).on(&device));
+    let add = each(move |ports: &mut TwoPorts, cx| {
+        let list = list.clone();
+        async move {
+            let (mut left, mut right) = (ports.left.take()?, ports.right.take()?);
+            let mut total = Buffer::new(cx.device(), 1)?;
+            let stream = cx.stream()?;
+            assert_eq!(stream.name(), "left");
+            increment::launch(stream, &mut left)?;
+            increment::launch(stream, &mut right)?;
+            common::sum::launch(stream, &right, &mut total)?;
+            let total = total.to_vec(stream).await?;
+            lock(&list).push(total);
+            Ok(())
+        }
+        .boxed()
+    });
+    let add = flow.add("add", add).on(&device).without_own_stream();
+    flow.connect(left.output, add.left);
+    flow.connect(right.output, add.right);
+    flow.run().await.unwrap();
+    assert_eq!(*lock(&sum), [[3 * 64]]);
+});
+
+on_both!(s4_nothing_received_is_the_default_stream_and_nothing_sent_on, async |device: Device| {
+    let seen = shared();
+    let list = seen.clone();
+    let mut flow = Flow::new("s4");
+    let produce = flow.add("produce", Produce::new((0..10).map(|n| vec![n; 64])));
+    let add = each(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
+        async move {
+            let mut envelope = ports.input.take()?;
+            let default = Stream::default_of(cx.device())?;
+            assert_eq!(*cx.stream()?, default);
+            increment::launch(cx.stream()?, &mut envelope)?;
+            ports.output.send(envelope).await
+        }
+        .boxed()
+    });
+    let add = flow.add("add", add).on(&device).without_own_stream();
+    // Order of the buffers is kept all the same.
+    let again = each(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
+        let list = list.clone();
+        async move {
+            let mut envelope = ports.input.take()?;
+            lock(&list).extend(names(ports.input.streams()));
+            increment::launch(cx.stream()?, &mut envelope)?;
+            ports.output.send(envelope).await
+        }
+        .boxed()
+    });
+    let again = flow.add("again", again).on(&device);
+    let numbers = shared();
+    let consume = flow.add("consume", Collect(numbers.clone()));
+    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(256));
+    flow.connect(add.output, again.input);
+    flow.connect(again.output, consume.input);
+    flow.run().await.unwrap();
+    assert_eq!(*lock(&seen), vec![None; 10]);
+    assert_eq!(*lock(&numbers), (0..10).map(|n| vec![n + 2; 64]).collect::<Vec<_>>());
+});
+
+// S5: what outputs carry, and joining.
+
+on_both!(s5_a_named_stream_is_sent_on_only_when_the_output_says_so, async |device: Device| {
+    device.switch_tracking_off();
+    let seen = shared();
+    let list = seen.clone();
+    let mut flow = Flow::new("s5");
+    let mut run = 0;
+    let write = each(move |ports: &mut SourcePorts<Loose>, cx| {
+        run += 1;
+        let now = run;
+        async move {
+            let (own, named) = (cx.stream()?.clone(), cx.stream_named("named")?);
+            match now {
+                2 => ports.output.set_stream(&named),
+                3 => {}
+                _ => ports.output.set_stream(None),
+            }
+            if now == 4 {
+                cx.finish();
+            }
+            let mut buffer = Buffer::new(cx.device(), 64)?;
+            let on = if matches!(now, 2 | 3) { &named } else { &own };
+            on.fill(&mut buffer, 9)?;
+            ports.output.send(Host(buffer)).await
+        }
+        .boxed()
+    });
+    let write = flow.add("write", write).on(&device);
+    let read = each(move |ports: &mut SinkPorts<Loose>, cx| {
+        let list = list.clone();
+        async move {
+            let Host(buffer) = ports.input.take()?;
+            lock(&list).extend(names(ports.input.streams()));
+            assert_eq!(buffer.to_vec(cx.stream()?).await?, [9; 64]);
+            Ok(())
+        }
+        .boxed()
+    });
+    let read = flow.add("read", read).on(&device);
+    flow.connect(write.output, read.input);
+    flow.run().await.unwrap();
+    let seen: Vec<_> = lock(&seen).iter().flatten().cloned().collect();
+    assert_eq!(seen, ["write", "write, named", "write, named", "write"]);
+});
+
+// A host operator that has made a stream itself may send that one.
+on_both!(s5_an_operator_on_the_host_may_send_a_stream_too, async |device: Device| {
+    device.switch_tracking_off();
+    let stream = Stream::named(&device, "mine").unwrap();
+    let mut flow = Flow::new("s5");
+    let at = device.clone();
+    let write = each(move |ports: &mut SourcePorts<Loose>, cx| {
+        let (stream, at) = (stream.clone(), at.clone());
+        async move {
+            cx.finish();
+            let mut buffer = Buffer::new(&at, 64)?;
+            stream.fill(&mut buffer, 9)?;
+            ports.output.set_stream(&stream);
+            ports.output.send(Host(buffer)).await
+        }
+        .boxed()
+    });
+    let write = flow.add("write", write);
+    let read = each(move |ports: &mut SinkPorts<Loose>, cx| {
+        async move {
+            let Host(buffer) = ports.input.take()?;
+            assert_eq!(names(ports.input.streams()), [Some("mine".into())]);
+            assert_eq!(buffer.to_vec(cx.stream()?).await?, [9; 64]);
+            Ok(())
+        }
+        .boxed()
+    });
+    let read = flow.add("read", read).on(&device);
+    flow.connect(write.output, read.input);
+    flow.run().await.unwrap();
+});
+
+on_both!(s5_several_streams_join_one, async |device: Device| {
+    let [main, left, right, late] = ["main", "left", "right", "late"].map(|name| Stream::named(&device, name).unwrap());
+    let mut buffers: Vec<_> = (0..3).map(|_| Buffer::from_slice(&main, &[1_u32; 64]).unwrap()).collect();
+    main.completed().await.unwrap();
+    device.switch_tracking_off();
+    increment::launch(&left, &mut buffers[0]).unwrap();
+    increment::launch(&right, &mut buffers[1]).unwrap();
+    let before = late.ticket();
+    increment::launch(&late, &mut buffers[2]).unwrap();
+    // Itself and none are skipped; a ticket stands for no later work.
+    main.join([Some(&left), None, Some(&main), Some(&right)]).unwrap();
+    main.join([before]).unwrap();
+    main.join(std::iter::empty::<Stream>()).unwrap();
+    increment::launch(&main, &mut buffers[0]).unwrap();
+    increment::launch(&main, &mut buffers[1]).unwrap();
+    let error = increment::launch(&main, &mut buffers[2]).unwrap_err();
+    assert!(error.is_race() && error.to_string().contains("missing is a wait of `main` for `late`"), "{error}");
+    main.join([late.ticket()]).unwrap();
+    increment::launch(&main, &mut buffers[2]).unwrap();
+    for buffer in &buffers {
+        assert_eq!(buffer.to_vec(&main).await.unwrap(), [3; 64]);
+    }
+    // A wait for itself would never end.
+    main.join([&main, &main]).unwrap();
+    main.completed().await.unwrap();
+});
+
+on_both!(s5_the_default_stream_joins_when_it_is_named, async |device: Device| {
+    let (main, side) = (Stream::named(&device, "main").unwrap(), Stream::named(&device, "side").unwrap());
+    let default = Stream::default_of(&device).unwrap();
+    assert_eq!((default.name(), default.device()), ("default", &device));
+    assert_eq!(default, Stream::default_of(&device).unwrap(), "the same at every call");
+    let mut buffer = Buffer::from_slice(&main, &[1_u32; 64]).unwrap();
+    main.completed().await.unwrap();
+    device.switch_tracking_off();
+    increment::launch(&default, &mut buffer).unwrap();
+    main.join([&side]).unwrap();
+    let error = increment::launch(&main, &mut buffer).unwrap_err();
+    assert!(error.is_race() && error.to_string().contains("missing is a wait of `main` for `default`"), "{error}");
+    main.join([&side, &default]).unwrap();
+    increment::launch(&main, &mut buffer).unwrap();
+    assert_eq!(buffer.to_vec(&main).await.unwrap(), [3; 64]);
+});
+
+// S6: no device.
+
+#[test]
+fn s6_the_host_has_no_pool_and_no_default_stream() {
+    let host = Device::host();
+    for error in [
+        StreamPool::builder(&host).build().map(drop).unwrap_err(),
+        StreamPool::default_of(&host).map(drop).unwrap_err(),
+        Stream::default_of(&host).map(drop).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert!(error.to_string().contains("the host has no streams: choose a device"), "{error}");
+    }
+    assert_eq!(host.stream_priorities(), 0..=0);
+}
+
+// S8: the default stream, blocking and non-blocking streams, in one flow, on the same envelopes.
+
+on_both!(s8_default_and_non_blocking_streams_in_one_flow, async |device: Device| {
+    let blocking = StreamPool::builder(&device).blocking(true).build().unwrap();
+    let seen = shared();
+    let mut flow = Flow::new("s8");
+    let produce = flow.add("produce", Produce::new((0..100).map(|n| vec![n; 64])));
+    let first = flow.add("first", Increment).on(&device);
+    let by_default = each(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
+        async move {
+            let mut envelope = ports.input.take()?;
+            increment::launch(&Stream::default_of(cx.device())?, &mut envelope)?;
+            ports.output.send(envelope).await
+        }
+        .boxed()
+    });
+    let by_default = flow.add("by default", by_default).on(&device);
+    let third = flow.add("third", Increment).on(&device).streams(&blocking);
+    let last = flow.add("last", Increment).on(&device);
+    let consume = flow.add("consume", Collect(seen.clone()));
+    flow.connect_with(produce.output, first.input, Hub::bounded(2).envelope_bytes(256));
+    flow.connect(first.output, by_default.input);
+    flow.connect(by_default.output, third.input);
+    flow.connect(third.output, last.input);
+    flow.connect(last.output, consume.input);
+    flow.run().await.unwrap();
+    assert_eq!(*lock(&seen), (0..100).map(|n| vec![n + 4; 64]).collect::<Vec<_>>());
+    drop(flow);
+    freed(&device).await;
+});
+
+/// Whatever the order of the device's and the host's steps.
+#[tokio::test]
+async fn s4_in_many_orders() {
+    for seed in 0..40 {
+        let simulation = Simulation::new(seed);
+        let device = Device::simulated(&simulation, Emulated::new()).race_checked();
+        let pool = StreamPool::builder(&device).maximum(1).build().unwrap();
+        let seen = shared();
+        let mut flow = Flow::new("s4");
+        let produce = flow.add("produce", Produce::new((0..6).map(|n| vec![n; 16])));
+        let first = flow.add("first", Increment).on(&device).streams(&pool);
+        let borrows = flow.add("borrows", Increment).on(&device).streams(&pool);
+        let last = flow.add("last", Increment).on(&device).without_own_stream();
+        let consume = flow.add("consume", Collect(seen.clone()));
+        flow.connect_with(produce.output, first.input, Hub::bounded(2).envelope_bytes(64));
+        flow.connect(first.output, borrows.input);
+        flow.connect(borrows.output, last.input);
+        flow.connect(last.output, consume.input);
+        within(simulation.run(flow.run())).await.unwrap();
+        assert_eq!(*lock(&seen), (0..6).map(|n| vec![n + 3; 16]).collect::<Vec<_>>(), "seed {seed}");
+        assert_eq!(pool.in_use(), 0, "seed {seed}");
+    }
+}
+
+/// An operator without a stream of its own is not a leak: what it borrowed and what it was given goes.
+#[tokio::test]
+async fn s4_nothing_is_left_behind() {
+    let device = emulated();
+    let pool = StreamPool::builder(&device).maximum(1).build().unwrap();
+    let runs = Arc::new(AtomicUsize::new(0));
+    for _ in 0..50 {
+        let mut flow = Flow::new("s4");
+        let fill = flow.add("fill", fills(1, 20)).on(&device).streams(&pool);
+        let count = runs.clone();
+        let read = each(move |ports: &mut SinkPorts<Loose>, cx| {
+            let count = count.clone();
+            async move {
+                let Host(mut buffer) = ports.input.take()?;
+                increment::launch(cx.stream()?, &mut buffer)?;
+                count.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+            .boxed()
+        });
+        let read = flow.add("read", read).on(&device).without_own_stream();
+        flow.connect(fill.output, read.input);
+        within(flow.run()).await.unwrap();
+        assert_eq!((pool.made(), pool.in_use()), (1, 0));
+    }
+    assert_eq!(runs.load(Ordering::Relaxed), 1000);
+    freed(&device).await;
+}
