@@ -43,6 +43,7 @@ impl<M: Message> Arrivals<M> {
         }
     }
 
+    #[inline]
     pub(super) fn take(&mut self) -> Result<Option<M>> {
         let message = match &mut self.front {
             None => self.receiver.take(),

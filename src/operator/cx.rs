@@ -187,16 +187,14 @@ impl Cx {
         self.until_ready(ports, |_, _| true).await
     }
 
-    /// The same, with what an operator's own methods have to say, after one run and before the next.
-    pub(super) async fn next<O: Operator + ?Sized>(&mut self, operator: &mut O, ports: &mut O::Ports) -> Result<bool> {
-        if self.calls_after && self.begun.is_some() {
-            self.after(operator, ports).await?;
-        }
-        Ok(self.until_ready(ports, |ports, cx| operator.may_run(ports, cx)).await)
+    /// Whether a run has ended after which [`after`](Self::after) is to be called.
+    #[inline]
+    pub(super) fn has_run(&self) -> bool {
+        self.calls_after && self.begun.is_some()
     }
 
     /// A run has ended: what the operator does when its device work is done, too.
-    async fn after<O: Operator + ?Sized>(&mut self, operator: &mut O, ports: &mut O::Ports) -> Result<()> {
+    pub(super) async fn after<O: Operator + ?Sized>(&mut self, operator: &mut O, ports: &mut O::Ports) -> Result<()> {
         self.end_run();
         let node = self.node.clone();
         let last = self.lane.as_ref().map(|lane| lane.run_ends()).unwrap_or_default();
@@ -213,7 +211,13 @@ impl Cx {
         after.await
     }
 
-    async fn until_ready<P: Ports>(&mut self, ports: &mut P, mut may_run: impl FnMut(&P, &Cx) -> bool) -> bool {
+    /// As [`ready`](Self::ready), with what the operator's own `may_run` has to say.
+    #[inline]
+    pub(super) async fn until_ready<P: Ports>(
+        &mut self,
+        ports: &mut P,
+        mut may_run: impl FnMut(&P, &Cx) -> bool,
+    ) -> bool {
         let mut asking = Asking { cx: self, ports, waits: false };
         poll_fn(|task| {
             let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
@@ -223,6 +227,7 @@ impl Cx {
         .await
     }
 
+    #[inline]
     fn poll_ready<P: Ports>(
         &mut self,
         ports: &mut P,
@@ -243,8 +248,11 @@ impl Cx {
         }
         let budget = ready!(tokio::task::coop::poll_proceed(task));
         self.node.begin();
-        let awaited = condition::buffers(&mut self.awaited, task);
-        match ports.poll_ready(task).and(awaited) {
+        let mut asked = ports.poll_ready(task);
+        if !self.awaited.is_empty() {
+            asked = asked.and(condition::buffers(&mut self.awaited, task));
+        }
+        match asked {
             Readiness::Ready => {
                 budget.made_progress();
                 if self.asks_may_run && !self.may_run(ports, may_run, task.waker()) {
@@ -276,6 +284,7 @@ impl Cx {
     }
 
     /// Asks the operator itself, of whose conditions all are ready.
+    #[cold]
     fn may_run<P: Ports>(&mut self, ports: &mut P, may_run: &mut impl FnMut(&P, &Cx) -> bool, waker: &Waker) -> bool {
         // A port that has what it waits for keeps no waker; but the next message is a reason to ask again. Kept first, so
         // that none comes unseen.
@@ -287,6 +296,7 @@ impl Cx {
     }
 
     /// The present run's end, if there is one.
+    #[inline]
     fn end_run(&mut self) -> Option<Ticks> {
         let begun = self.begun.take()?;
         let now = Ticks::now();

@@ -169,8 +169,11 @@ pub trait Operator: Send + 'static {
     fn run(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         cx.not_written(Method::Run);
         async move {
-            while cx.next(self, ports).await? {
+            while cx.until_ready(ports, |ports, cx| self.may_run(ports, cx)).await {
                 self.compute(ports, cx).await?;
+                if cx.has_run() {
+                    cx.after(self, ports).await?;
+                }
             }
             Ok(())
         }
