@@ -17,7 +17,7 @@ use wakeline::{
     device::{Emulated, Faults, Simulation},
     memory::BufferState,
     prelude::*,
-    stream::Ticket,
+    stream::{Event, Ticket},
 };
 
 /// Of an operator that is shown a message when it is done.
@@ -375,7 +375,7 @@ struct Frame {
     #[envelope]
     pixels: Envelope<u32>,
     #[event]
-    decoded: Option<Ticket>,
+    decoded: Event,
     #[event("scaled")]
     small: Option<Ticket>,
 }
@@ -412,13 +412,12 @@ fn counts<P: Ports>(ran: &Arc<AtomicUsize>, take: fn(&mut P) -> Result<()>) -> i
 fn half_done(device: &Device) -> (Frame, Hold) {
     let stream = Stream::named(device, "writer").unwrap();
     let mut pixels = written(&stream, 1);
-    let decoded = stream.ticket();
-    // Somebody waits for it now, so it is this point that others wait for later.
-    Stream::named(device, "waits").unwrap().wait_for(&stream).unwrap();
+    let decoded = Event::new();
+    decoded.record(&stream).unwrap();
     let held = hold(&stream);
     increment::launch(&stream, &mut pixels).unwrap();
     let small = Some(stream.ticket());
-    (Frame { pixels: pixels.into(), decoded: Some(decoded), small }, held)
+    (Frame { pixels: pixels.into(), decoded, small }, held)
 }
 
 // Each reader waits for the event that it names, whatever else the message's stream has to do.
@@ -462,7 +461,7 @@ on_both!(c8_event_all_of_a_list_and_none_this_time, async |device: Device| {
         later.push(held);
     }
     let (mut without, held) = half_done(&device);
-    (without.decoded, without.small) = (None, None);
+    (without.decoded, without.small) = (Event::new(), None);
     later.push(held);
     let last = later.remove(2);
     drop(later.drain(..2));
@@ -558,7 +557,7 @@ on_both!(c8_buffer_that_no_message_carries, async |device: Device| {
     flow.connect_with(send.output, own.input, Hub::bounded(3));
     let running = flow.spawn().unwrap();
     for run in 1..=3 {
-        until("it has run again", || lock(&states).len() == run).await;
+        until("it has run again", || lock(&states).len() == run && !lock(&held).is_empty()).await;
         a_while().await;
         assert_eq!(lock(&states).len(), run, "its work is held up");
         let held = lock(&held).pop();
@@ -669,4 +668,32 @@ on_both!(c8_stream_at_a_port_for_any_number, async |device: Device| {
         seen.sort_unstable();
         assert_eq!(seen, [0, 1, 2]);
     }
+});
+
+// A number that an operator on a device sends comes with its stream, and is done when that has done what came before.
+on_both!(c8_stream_that_a_number_came_with, async |device: Device| {
+    let (held, is_held) = tokio::sync::oneshot::channel();
+    let (mut held, ran) = (Some(held), Arc::new(AtomicUsize::new(0)));
+    let mut flow = Flow::new("c8");
+    let send = flow.add(
+        "send",
+        task(move |ports: &mut SourcePorts<u32>, cx: &mut Cx| {
+            let held = held.take().unwrap();
+            async move {
+                let _ = held.send(hold(cx.stream()?));
+                ports.output.send(7).await
+            }
+            .boxed()
+        }),
+    );
+    let send = send.on(&device);
+    let take = flow.add("take", counts(&ran, |ports: &mut DonePorts<u32>| ports.input.take().map(drop)));
+    flow.connect(send.output, take.input);
+    let running = flow.spawn().unwrap();
+    let held = is_held.await.unwrap();
+    a_while().await;
+    assert_eq!(ran.load(Ordering::Relaxed), 0, "it is held up");
+    drop(held);
+    running.await.unwrap();
+    assert_eq!(ran.load(Ordering::Relaxed), 1);
 });

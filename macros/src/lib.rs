@@ -95,8 +95,8 @@ pub fn derive_ports(item: TokenStream) -> TokenStream {
 /// # On a field
 ///
 /// - `#[envelope]`: the field's type is itself a `Message`, and its envelopes are this message's.
-/// - `#[event]`, `#[event("decoded")]`: the field is a `Ticket`, or an `Option` of one: an event of that name, or of the
-///   field's, which an input can wait for with `#[input(event = "decoded")]`.
+/// - `#[event]`, `#[event("decoded")]`: the field is an `Event` (or a `Ticket`, or an `Option` of one), of that
+///   name or of the field's, which an input can wait for with `#[input(event = "decoded")]`.
 ///
 /// A generic type is a message where it is `Send + 'static` and its marked fields are messages.
 #[proc_macro_derive(Message, attributes(envelope, event))]

@@ -212,7 +212,7 @@ fn misplaced(attributes: &[Attribute], errors: &mut Errors) {
         if attribute.path().is_ident("envelope") {
             errors.at(attribute, "`#[envelope]` goes on a field: the one that holds the envelopes");
         } else if attribute.path().is_ident("event") {
-            errors.at(attribute, "`#[event]` goes on a field: the one that holds the ticket");
+            errors.at(attribute, "`#[event]` goes on a field: the one that holds the `Event`");
         }
     }
 }

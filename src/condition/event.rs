@@ -1,11 +1,15 @@
 //! The event condition, `#[input(event = "decoded")]`: a message counts once the event of that name in it has passed.
 //!
-//! An event is a point in a stream's work, a [`Ticket`]. A message carries it as a field that is marked `#[event]`. A
-//! message that carries several of one name (a list of frames) waits for all of them, one that carries none this time (a
-//! field that is `None`, another variant) waits for nothing. A name that messages of this type never have is an error
+//! A message carries an [`Event`](crate::stream::Event) as a field that is marked `#[event]`, recorded on whatever stream,
+//! and is waited for as it is recorded when the message is asked about. A [`Ticket`] does as well; it is marked when the
+//! message is sent, so what its stream was given until then is waited for, too. A message that carries several of one name (a list of frames) waits for all of them, one that carries none this time (an
+//! event without a record, a field that is `None`, another variant) waits for nothing. A name that messages of this type never have is an error
 //! when the port is compiled.
 
-use crate::{hub::Message, stream::Ticket};
+use crate::{
+    hub::Message,
+    stream::{Event, Ticket},
+};
 
 /// The events of this name.
 pub(super) fn named<M: Message>(message: &mut M, name: &str, visit: &mut dyn FnMut(&Ticket)) {
@@ -16,11 +20,19 @@ pub(super) fn named<M: Message>(message: &mut M, name: &str, visit: &mut dyn FnM
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an event",
-    label = "`#[event]` stands on a `Ticket`, or on an `Option` of one"
+    label = "`#[event]` stands on an `Event` or a `Ticket`, or on an `Option` of one"
 )]
 pub trait EventField {
     #[doc(hidden)]
     fn show(&mut self, visit: &mut dyn FnMut(&mut Ticket));
+}
+
+impl EventField for Event {
+    fn show(&mut self, visit: &mut dyn FnMut(&mut Ticket)) {
+        if let Some(mut ticket) = self.ticket() {
+            visit(&mut ticket);
+        }
+    }
 }
 
 impl EventField for Ticket {

@@ -47,6 +47,8 @@ pub(crate) struct Front {
     /// Of the first message; kept for its room, so that the next one allocates nothing.
     open: SmallVec<[Completed; 2]>,
     state: State,
+    /// Messages that came out of the queue, also those that nobody was given.
+    taken: u64,
 }
 
 enum State {
@@ -57,14 +59,25 @@ enum State {
 }
 
 impl Wanted {
-    /// Shows the tickets that a message is waited for by.
-    fn tickets<M: Message>(self, message: &mut M, mut visit: impl FnMut(&Ticket)) {
-        if self.done {
-            super::stream::written(message, &mut visit);
-        }
-        if let Some(name) = self.event {
-            super::event::named(message, name, &mut visit);
-        }
+    /// Shows the tickets that the message at `at`, with `taken` before the first, is waited for by. False if there is no
+    /// message.
+    fn tickets<M: Message>(
+        self,
+        receiver: &Receiver<M>,
+        taken: u64,
+        at: usize,
+        mut visit: impl FnMut(&Ticket),
+    ) -> bool {
+        let stamp = if self.done { receiver.stamp_of(taken + at as u64 + 1) } else { None };
+        let shown = receiver.peek(at, |message| {
+            if self.done {
+                super::stream::written(message, stamp.as_ref(), &mut visit);
+            }
+            if let Some(name) = self.event {
+                super::event::named(message, name, &mut visit);
+            }
+        });
+        shown.is_some()
     }
 }
 
@@ -72,7 +85,7 @@ impl Front {
     /// `None` for a port that takes what is there.
     pub(crate) fn new(wanted: Wanted) -> Option<Box<Self>> {
         let more = wanted.done || wanted.event.is_some();
-        more.then(|| Box::new(Self { wanted, open: SmallVec::new(), state: State::Unknown }))
+        more.then(|| Box::new(Self { wanted, open: SmallVec::new(), state: State::Unknown, taken: 0 }))
     }
 
     /// Is there a message, and has it what is waited for? Also ready where `take` has an error to give.
@@ -116,6 +129,8 @@ impl Front {
         if !self.has_one(receiver) {
             return receiver.check().map(|()| None);
         }
+        receiver.check()?;
+        self.taken += 1;
         match std::mem::replace(&mut self.state, State::Unknown) {
             State::Failed(error) => {
                 receiver.discard();
@@ -127,12 +142,11 @@ impl Front {
 
     /// How many messages `take` would give, as far as that is known without asking the device.
     pub(crate) fn len<M: Message>(&self, receiver: &Receiver<M>) -> usize {
-        let has_all = |message: &mut M| {
+        let has_all = |at: &usize| {
             let mut has_all = true;
-            self.wanted.tickets(message, |ticket| has_all &= ticket.has_passed());
-            has_all
+            self.wanted.tickets(receiver, self.taken, *at, |ticket| has_all &= ticket.has_passed()) && has_all
         };
-        (0..receiver.len()).take_while(|at| receiver.peek(*at, has_all) == Some(true)).count()
+        (0..receiver.len()).take_while(has_all).count()
     }
 
     /// Waits for the device no longer, until it is polled again: one who waits and is not polled is of no use to others
@@ -145,15 +159,13 @@ impl Front {
     }
 
     fn ask<M: Message>(&mut self, receiver: &Receiver<M>) {
-        let (wanted, open) = (self.wanted, &mut self.open);
-        let asked = receiver.peek(0, |message| {
-            wanted.tickets(message, |ticket| {
-                if !ticket.is_settled() {
-                    open.push(ticket.completed());
-                }
-            });
+        let open = &mut self.open;
+        let there = self.wanted.tickets(receiver, self.taken, 0, |ticket| {
+            if !ticket.is_settled() {
+                open.push(ticket.completed());
+            }
         });
-        if asked.is_some() {
+        if there {
             self.state = State::Open;
         }
     }

@@ -6,8 +6,9 @@
 //!
 //! Readiness is per message, never per stream: each envelope knows the ticket of its last write, and the message counts
 //! when all of those have passed, whatever else their streams have to do. An envelope that was copied to where the
-//! reader is has the copy as its last write, and that came after what it copied. A message without envelopes, and an
-//! envelope that no stream has written, are done.
+//! reader is has the copy as its last write, and that came after what it copied. An envelope that no stream has written is
+//! done. A message without envelopes is done when the stream that it came with has done what it was given before the
+//! message was sent, and at once if it came with none, as from an operator on the host.
 //!
 //! Where others look at the state of a message's buffer (Holoscan's `CudaBufferAvailableCondition`) and wait for "data
 //! available", that is this same condition here: the state follows from the tracked uses, and nobody sets it. What is
@@ -15,13 +16,18 @@
 
 use crate::{hub::Message, stream::Ticket};
 
-/// The last write of every envelope.
-pub(super) fn written<M: Message>(message: &mut M, visit: &mut dyn FnMut(&Ticket)) {
+/// The last write of every envelope; where it has none, the message's stamp.
+pub(super) fn written<M: Message>(message: &mut M, stamp: Option<&Ticket>, visit: &mut dyn FnMut(&Ticket)) {
+    let mut any = false;
     if M::CARRIES_ENVELOPES {
         message.envelopes(&mut |envelope| {
+            any = true;
             if let Some(write) = envelope.memory().last_write() {
                 visit(&write);
             }
         });
+    }
+    if let (false, Some(stamp)) = (any, stamp) {
+        visit(stamp);
     }
 }

@@ -417,6 +417,11 @@ impl<M: Message> Receiver<M> {
         self.0.stamps.take(count)
     }
 
+    /// The stamp of a message that is still in the queue, the writer's `count`th.
+    pub(crate) fn stamp_of(&self, count: u64) -> Option<Ticket> {
+        self.0.stamps.look(count)
+    }
+
     /// Messages that can be taken now.
     pub(crate) fn len(&self) -> usize {
         self.0.queue.ready()

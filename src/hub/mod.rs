@@ -103,7 +103,7 @@ impl Hub {
 /// `#[input(event = "decoded")]` does not run before that one has passed.
 ///
 /// ```
-/// use wakeline::{Envelope, Message, stream::Ticket};
+/// use wakeline::{Envelope, Message, stream::Event};
 ///
 /// #[derive(Message)]
 /// struct Frame {
@@ -111,7 +111,7 @@ impl Hub {
 ///     pixels: Envelope<u8>,
 ///     /// After it the pixels are there; the thumbnails come later.
 ///     #[event]
-///     decoded: Ticket,
+///     decoded: Event,
 /// }
 /// ```
 #[diagnostic::on_unimplemented(

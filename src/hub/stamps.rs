@@ -45,6 +45,14 @@ impl Stamps {
         self.discarded.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// While the message is in the queue: it is the writer's `count`th.
+    pub(super) fn look(&self, count: u64) -> Option<Ticket> {
+        if !self.any.load(Ordering::Relaxed) {
+            return None;
+        }
+        lock(&self.of).iter().find(|(number, _)| *number == count).map(|(_, stamp)| stamp.clone())
+    }
+
     /// After the message came out of the queue.
     #[inline]
     pub(super) fn take(&self, count: u64) -> Option<Ticket> {

@@ -99,8 +99,8 @@ pub trait Operator: Send + 'static {
     /// keeps what it uses.
     fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send;
 
-    /// After each run that went well: called once when all that the run has put into the operator's own stream is done,
-    /// before it may run again. For what needs the results: look at them, send them, count them. An operator that does
+    /// After each run that went well: called once when all that the run has put into the operator's streams
+    /// ([`Cx::stream`] and the named ones) is done, before it may run again. For what needs the results: look at them, send them, count them. An operator that does
     /// not write it never waits for its device.
     ///
     /// ```

@@ -48,18 +48,19 @@ use crate::{
 ///
 /// Without one of the last two an operator runs as soon as a message is there, and what it enqueues comes after the
 /// message's own work by itself. With `done` it is woken when all work that wrote the message's envelopes is done, not
-/// before, and nothing polls: it may look at the data without waiting. Messages without envelopes are done. If the device
+/// before, and nothing polls: it may look at the data without waiting. Messages without envelopes are done when the stream that
+/// they came with is, and at once if they came with none. If the device
 /// is lost meanwhile, the operator runs and [`Input::take`] gives the error. Readiness is per message; each of a queue
 /// waits for its own work only. The two may stand together, then both must be.
 ///
 /// ```
-/// # use wakeline::{prelude::*, stream::Ticket};
+/// # use wakeline::{prelude::*, stream::Event};
 /// #[derive(Message)]
 /// struct Frame {
 ///     #[envelope]
 ///     pixels: Envelope<u8>,
 ///     #[event]
-///     decoded: Ticket,
+///     decoded: Event,
 /// }
 ///
 /// #[derive(Ports)]

@@ -151,6 +151,11 @@ impl Event {
         }
     }
 
+    /// The record as it is now.
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        self.last().map(|record| record.ticket)
+    }
+
     fn last(&self) -> Option<Record> {
         lock(&self.record).clone()
     }
