@@ -7,6 +7,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     memory::{Buffer, BufferState, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Plain, Sealed, View, ViewMut},
+    stream::{Stream, Ticket},
 };
 
 /// Memory for elements of one type, at one place: a device or the host. The first [`len`](Self::len) elements are its
@@ -32,11 +33,13 @@ pub struct RawEnvelope {
     /// Of the valid part.
     bytes: usize,
     home: Weak<Pool>,
+    /// The point of its sender's stream at which it was written, while it is on its way.
+    stamp: Option<Ticket>,
 }
 
 impl RawEnvelope {
     pub(crate) fn new(memory: Box<Memory>, home: Weak<Pool>) -> Self {
-        Self { memory: Some(memory), bytes: 0, home }
+        Self { memory: Some(memory), bytes: 0, home, stamp: None }
     }
 
     pub(crate) fn memory(&self) -> &Memory {
@@ -64,6 +67,23 @@ impl RawEnvelope {
 
     pub(crate) fn home(&self) -> &Weak<Pool> {
         &self.home
+    }
+
+    /// It is sent, by an operator with this stream: its uses are marked, for whoever comes after them elsewhere.
+    pub(super) fn depart(&mut self, stream: Option<&Stream>) -> Result<()> {
+        let write = self.memory().commit_by(stream)?;
+        self.stamp = stream.map(|stream| write.unwrap_or_else(|| stream.beginning()));
+        Ok(())
+    }
+
+    /// This one takes the other's place in a message.
+    pub(super) fn relieve(&mut self, other: &mut Self) {
+        self.bytes = other.bytes;
+        self.stamp = other.stamp.take();
+    }
+
+    pub(super) fn take_stamp(&mut self) -> Option<Ticket> {
+        self.stamp.take()
     }
 }
 

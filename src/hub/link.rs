@@ -221,7 +221,7 @@ impl<M: Message> Link<M> {
             ));
         }
         let Some(mut arrival) = arrivals.take() else { return Ok(false) };
-        arrival.set_bytes(envelope.bytes());
+        arrival.relieve(envelope);
         transfer::copy(copies, envelope.memory(), arrival.memory(), envelope.bytes())?;
         // Marked now: whoever waits for it waits for this copy and for none after it.
         arrival.memory().commit()?;
@@ -292,55 +292,54 @@ impl<M: Message> Sender<M> {
         }
     }
 
-    /// Sends, if there is room; otherwise the message comes back.
-    pub(crate) fn try_send(&self, mut message: M) -> Result<Result<(), M>> {
+    /// Sends, if there is room; otherwise the message comes back. `origin`: the stream that it carries, and its number
+    /// among the writer's messages.
+    pub(crate) fn try_send(&self, mut message: M, origin: Option<(&Stream, u64)>) -> Result<Result<(), M>> {
         let link = &*self.0;
         link.check()?;
-        let mut committed = Ok(());
+        let mut ready = Ok(());
         for name in M::EVENTS {
             message.events(name, &mut |ticket| {
-                if committed.is_ok() {
-                    committed = ticket.commit();
+                if ready.is_ok() {
+                    ready = ticket.commit();
                 }
             });
         }
-        if !M::CARRIES_ENVELOPES {
-            committed?;
-            return Ok(link.queue.push(message, true));
-        }
+        let mut stamped = false;
         let mut misplaced = None;
-        message.envelopes(&mut |envelope| {
-            if committed.is_ok() {
-                committed = envelope.memory().commit();
-            }
-            if link.arrivals.is_none() && !envelope.memory().is_at(&link.reader) {
-                misplaced.get_or_insert_with(|| link.misplaced(envelope));
-            }
-        });
-        committed?;
+        if M::CARRIES_ENVELOPES {
+            message.envelopes(&mut |envelope| {
+                stamped = true;
+                if ready.is_ok() {
+                    ready = envelope.depart(origin.map(|(stream, _)| stream));
+                }
+                if link.arrivals.is_none() && !envelope.memory().is_at(&link.reader) {
+                    misplaced.get_or_insert_with(|| link.misplaced(envelope));
+                }
+            });
+        }
+        ready?;
         if let Some(error) = misplaced {
             return Err(link.fail(error));
         }
-        if link.arrivals.is_none() {
-            // Nothing here is ever moved.
-            return Ok(link.queue.push(message, true));
+        let origin = origin.filter(|_| !stamped);
+        if let Some((stream, count)) = origin {
+            let mut stamp = stream.ticket();
+            stamp.commit()?;
+            link.stamps.put(count, stamp);
         }
-        match link.queue.push(message, false) {
-            Ok(()) => link.pump().map(Ok),
-            Err(message) => Ok(Err(message)),
+        // Where nothing is ever moved, it can be taken at once.
+        let moves = M::CARRIES_ENVELOPES && link.arrivals.is_some();
+        match link.queue.push(message, !moves) {
+            Ok(()) if moves => link.pump().map(Ok),
+            Ok(()) => Ok(Ok(())),
+            Err(message) => {
+                if let Some((_, count)) = origin {
+                    link.stamps.take_back(count);
+                }
+                Ok(Err(message))
+            }
         }
-    }
-
-    /// As [`try_send`](Self::try_send), with a stamp of this stream; it is the writer's `count`th message.
-    #[inline(never)]
-    pub(crate) fn try_send_stamped(&self, mut message: M, stream: &Stream, count: u64) -> Result<Result<(), M>> {
-        let stamp = stamp(&mut message, stream)?;
-        self.0.stamps.put(count, stamp);
-        let sent = self.try_send(message);
-        if matches!(sent, Ok(Err(_))) {
-            self.0.stamps.take_back(count);
-        }
-        sent
     }
 
     /// Keeps the waker for the next change.
@@ -355,22 +354,6 @@ impl<M: Message> Sender<M> {
     pub(crate) fn hub(&self) -> &str {
         &self.0.name
     }
-}
-
-/// The point of a stream at which a message's own work is done, marked now: whoever waits for it waits for nothing later.
-fn stamp<M: Message>(message: &mut M, stream: &Stream) -> Result<Ticket> {
-    let mut last = stream.beginning();
-    let mut any = false;
-    message.envelopes(&mut |envelope| {
-        any = true;
-        let write = envelope.memory().last_write().filter(|write| write.stream().is(stream));
-        if let Some(write) = write.filter(|write| write.number() > last.number()) {
-            last = write;
-        }
-    });
-    let mut stamp = if any { last } else { stream.ticket() };
-    stamp.commit()?;
-    Ok(stamp)
 }
 
 impl<M: Message> Receiver<M> {
@@ -411,10 +394,19 @@ impl<M: Message> Receiver<M> {
         }
     }
 
-    /// The stamp of the message that was taken last, the reader's `count`th. Asked once.
+    /// The stamp of a message that was taken, the reader's `count`th. Asked once.
     #[inline]
-    pub(crate) fn stamp(&self, count: u64) -> Option<Ticket> {
-        self.0.stamps.take(count)
+    pub(crate) fn stamp(&self, message: &mut M, count: u64) -> Option<Ticket> {
+        let mut last: Option<Ticket> = None;
+        if M::CARRIES_ENVELOPES {
+            message.envelopes(&mut |envelope| {
+                let stamp = envelope.take_stamp();
+                if last.as_ref().is_none_or(|last| stamp.as_ref().is_some_and(|stamp| stamp.number() > last.number())) {
+                    last = stamp;
+                }
+            });
+        }
+        last.or_else(|| self.0.stamps.take(count))
     }
 
     /// The stamp of a message that is still in the queue, the writer's `count`th.

@@ -1,11 +1,11 @@
-//! The stamps of a queue's messages, beside the queue.
+//! The stamps of messages without envelopes, beside their queue.
 //!
 //! A stamp is a ticket of the stream that a message's sender says it was made on, at which the message's own work is
 //! done: the latest of that stream's writes to its envelopes or, where it has no envelopes, all that the stream was given
 //! until the message was sent. So whoever waits for a stamp waits for no later work of the sender's.
 //!
-//! Beside the queue and not in it, since most messages between operators on the host have none: those pay for one look
-//! at a flag.
+//! Envelopes carry theirs themselves. For other messages they lie beside the queue and not in it, since most messages
+//! between operators on the host have none: those pay for one look at a flag.
 
 use std::{
     collections::VecDeque,

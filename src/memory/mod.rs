@@ -194,6 +194,13 @@ impl Memory {
         self.uses().commit()
     }
 
+    /// The same; and the last write, if it is this stream's.
+    pub(crate) fn commit_by(&self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
+        let mut uses = self.uses();
+        uses.commit()?;
+        Ok(stream.and_then(|stream| uses.write.as_ref().filter(|write| write.stream().is(stream)).cloned()))
+    }
+
     /// What the host must wait for before it reads (`write`: or writes).
     pub(crate) fn host_access(&self, write: bool) -> HostAccess {
         let uses = self.uses();

@@ -55,8 +55,8 @@ impl<M: Message> Arrivals<M> {
 
     /// The stamp of the message that was taken last. Asked once.
     #[inline]
-    pub(super) fn stamp(&self) -> Option<Ticket> {
-        self.receiver.stamp(self.taken)
+    pub(super) fn stamp(&self, message: &mut M) -> Option<Ticket> {
+        self.receiver.stamp(message, self.taken)
     }
 
     /// Messages that are known to be such as may be taken.

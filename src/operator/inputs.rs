@@ -109,7 +109,7 @@ impl<M: Message> Inputs<M> {
         let mut message = hub.take()?;
         if let Some(message) = &mut message {
             self.traffic.count(message);
-            if let Some(stamp) = hub.stamp() {
+            if let Some(stamp) = hub.stamp(message) {
                 self.stamps.note(message, stamp, self.traffic.messages)?;
             }
         }

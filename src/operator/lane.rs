@@ -170,11 +170,8 @@ impl Lane {
         Ok(stream)
     }
 
-    /// The stream that outputs carry.
-    pub(super) fn sends(&self) -> Option<Stream> {
-        if let Some(own) = self.own.get() {
-            return Some(own.stream().clone());
-        }
+    /// The stream that outputs carry where it has none of its own: the one that it has received in this run.
+    pub(super) fn lent(&self) -> Option<Stream> {
         lock(&self.state).borrowed.as_ref().filter(|(_, received)| *received).map(|(stream, _)| stream.clone())
     }
 

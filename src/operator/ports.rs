@@ -175,7 +175,7 @@ impl<M: Message> Input<M> {
         let mut message = self.arrivals.take()?;
         if let Some(message) = &mut message {
             self.traffic.count(message);
-            if let Some(stamp) = self.arrivals.stamp() {
+            if let Some(stamp) = self.arrivals.stamp(message) {
                 self.stamps.note(message, stamp, self.traffic.messages)?;
             }
         }
@@ -265,11 +265,14 @@ impl<M: Message> Output<M> {
             return Err(self.closed());
         };
         let bytes = message.size_in_bytes() as u64;
+        let number = self.traffic.messages + 1;
+        let origin = |stream| Some((stream, number));
         let sent = match (&self.chosen, &self.lane) {
-            (None, None) => sender.try_send(message)?,
-            (chosen, lane) => match chosen.clone().or_else(|| lane.as_ref().and_then(|lane| lane.sends())) {
-                Some(stream) => sender.try_send_stamped(message, &stream, self.traffic.messages + 1)?,
-                None => sender.try_send(message)?,
+            (Some(chosen), _) => sender.try_send(message, origin(chosen))?,
+            (None, None) => sender.try_send(message, None)?,
+            (None, Some(lane)) => match lane.own() {
+                Some(own) => sender.try_send(message, origin(own))?,
+                None => sender.try_send(message, lane.lent().as_ref().and_then(origin))?,
             },
         };
         if sent.is_ok() {

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 pub(super) struct Clock(SmallVec<[(u64, u64); 8]>);
 
 /// What a clock remembers at most: streams beyond that are forgotten, the ones that are oldest first.
-const LONGEST: usize = 32;
+const LONGEST: usize = 8;
 
 impl Clock {
     pub(super) fn reached(&self, stream: u64) -> u64 {

@@ -32,7 +32,10 @@ use super::{
     driver::{Code, Driver, Handle},
     host,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    device::backend::RawStream,
+    error::{Error, ErrorKind, Result},
+};
 
 /// Devices that a fault has ended in this process, by ordinal.
 static LOST: Mutex<BTreeMap<usize, Error>> = Mutex::new(BTreeMap::new());
@@ -119,6 +122,18 @@ impl Context {
         let code = unsafe { (self.driver.ctx_set_current)(self.raw.raw()) };
         self.check(code, "cuCtxSetCurrent")?;
         Ok(self.driver)
+    }
+
+    /// Begins a call that needs no current context: `cuEventQuery`, and `cuEventRecord` and `cuStreamWaitEvent` on a
+    /// stream that was made (tried on a thread without a context, driver 580.159.04). The default stream is that of
+    /// the current one.
+    #[inline]
+    pub(super) fn enter_for(&self, stream: Option<RawStream>) -> Result<&'static Driver> {
+        match self.lost.get() {
+            _ if stream == Some(RawStream::DEFAULT) => self.enter(),
+            Some(error) => Err(error.again()),
+            None => Ok(self.driver),
+        }
     }
 
     /// Ends a call: what the driver answered.

@@ -256,13 +256,13 @@ impl Backend for CudaBackend {
     }
 
     fn event_record(&self, raw: RawEvent, at: RawStream) -> Result<()> {
-        let driver = self.cx.enter()?;
+        let driver = self.cx.enter_for(Some(at))?;
         // SAFETY: a live event and a live stream of this context: the seam's callers own what they name.
         self.cx.check(unsafe { (driver.event_record)(event(raw), stream(at)) }, "cuEventRecord")
     }
 
     fn event_query(&self, raw: RawEvent) -> Result<bool> {
-        let driver = self.cx.enter()?;
+        let driver = self.cx.enter_for(None)?;
         // SAFETY: a live event: the seam's callers own what they name.
         self.cx.check_ready(unsafe { (driver.event_query)(event(raw)) }, "cuEventQuery")
     }
@@ -282,7 +282,7 @@ impl Backend for CudaBackend {
     }
 
     fn stream_wait(&self, raw: RawStream, awaited: RawEvent) -> Result<()> {
-        let driver = self.cx.enter()?;
+        let driver = self.cx.enter_for(Some(raw))?;
         // SAFETY: a live stream of this context and a live event of this or another device's.
         self.cx.check(unsafe { (driver.stream_wait_event)(stream(raw), event(awaited), 0) }, "cuStreamWaitEvent")
     }
