@@ -49,7 +49,7 @@ impl RawEnvelope {
         }
     }
 
-    fn memory_mut(&mut self) -> &mut Memory {
+    pub(super) fn memory_mut(&mut self) -> &mut Memory {
         match &mut self.memory {
             Some(memory) => memory,
             None => unreachable!("an envelope has its memory until it is dropped"),
@@ -71,7 +71,7 @@ impl RawEnvelope {
 
     /// It is sent, by an operator with this stream: its uses are marked, for whoever comes after them elsewhere.
     pub(super) fn depart(&mut self, stream: Option<&Stream>) -> Result<()> {
-        let write = self.memory().commit_by(stream)?;
+        let write = self.memory_mut().commit_by(stream)?;
         self.stamp = stream.map(|stream| write.unwrap_or_else(|| stream.beginning()));
         Ok(())
     }
@@ -89,7 +89,7 @@ impl RawEnvelope {
 
 impl Drop for RawEnvelope {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
+        let Some(mut memory) = self.memory.take() else { return };
         // A hub that is gone has no use for it: the memory is freed once nothing uses it.
         if let Some(home) = self.home.upgrade() {
             // Marked by whoever used it, for whoever is given it next; what is wrong with the device, that one learns.
@@ -268,7 +268,8 @@ impl<T: Plain> DeviceSlice<T> for Envelope<T> {
 
 impl<T: Plain> DeviceSliceMut<T> for Envelope<T> {
     fn view_mut(&mut self) -> ViewMut<'_> {
-        ViewMut(self.view())
+        let len = self.len();
+        ViewMut { memory: self.raw.memory_mut(), len }
     }
 }
 

@@ -222,9 +222,9 @@ impl<M: Message> Link<M> {
         }
         let Some(mut arrival) = arrivals.take() else { return Ok(false) };
         arrival.relieve(envelope);
-        transfer::copy(copies, envelope.memory(), arrival.memory(), envelope.bytes())?;
+        transfer::copy(copies, envelope.memory(), arrival.memory_mut(), envelope.bytes())?;
         // Marked now: whoever waits for it waits for this copy and for none after it.
-        arrival.memory().commit()?;
+        arrival.memory_mut().commit()?;
         replaced.push(std::mem::replace(envelope, arrival));
         Ok(true)
     }

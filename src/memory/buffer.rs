@@ -6,7 +6,7 @@ use super::{BufferState, HostAccess, Memory, Plain};
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
-    stream::Stream,
+    stream::{Stream, Ticket},
 };
 
 /// Owned memory for `len` elements, on a device or on the host.
@@ -224,29 +224,65 @@ pub struct View<'a> {
     pub(crate) len: usize,
 }
 
-impl View<'_> {
-    /// Its start, for work on a stream of the same device.
-    pub(super) fn reachable(&self, stream: &Stream) -> Result<Address> {
-        let address = self.memory.address()?;
-        if self.memory.device() == stream.device() {
-            return Ok(address);
-        }
-        Err(Error::new(
-            ErrorKind::Usage,
-            format!(
-                "its stream is on {} and an argument on {}: copy it there first",
-                stream.device(),
-                self.memory.device()
-            ),
-        ))
-    }
-}
-
 /// Exclusively borrowed elements: nobody else has a view of this memory while it lives, so no launch gets the same
 /// memory twice.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct ViewMut<'a>(pub(crate) View<'a>);
+pub struct ViewMut<'a> {
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) len: usize,
+}
+
+/// Elements that a piece of work uses, and how.
+#[derive(Debug)]
+pub(super) enum Access<'a> {
+    Read(View<'a>),
+    Write(ViewMut<'a>),
+}
+
+impl Access<'_> {
+    pub(super) fn writes(&self) -> bool {
+        matches!(self, Self::Write(_))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Read(view) => view.len,
+            Self::Write(view) => view.len,
+        }
+    }
+
+    /// Their start, for work on a stream of the same device.
+    pub(super) fn reachable(&self, stream: &Stream) -> Result<Address> {
+        let memory = match self {
+            Self::Read(view) => view.memory,
+            Self::Write(view) => &*view.memory,
+        };
+        let address = memory.address()?;
+        if memory.device() == stream.device() {
+            return Ok(address);
+        }
+        Err(Error::new(
+            ErrorKind::Usage,
+            format!("its stream is on {} and an argument on {}: copy it there first", stream.device(), memory.device()),
+        ))
+    }
+
+    /// Makes the stream wait for what must come before.
+    pub(super) fn order(&mut self, stream: &Stream) -> Result<()> {
+        match self {
+            Self::Read(view) => view.memory.before_read(stream),
+            Self::Write(view) => view.memory.before_write(stream),
+        }
+    }
+
+    pub(super) fn note(&mut self, ticket: Ticket) {
+        match self {
+            Self::Read(view) => view.memory.note_read(ticket),
+            Self::Write(view) => view.memory.note_write(ticket),
+        }
+    }
+}
 
 impl<T: Plain> DeviceSlice<T> for Buffer<T> {
     fn view(&self) -> View<'_> {
@@ -256,6 +292,6 @@ impl<T: Plain> DeviceSlice<T> for Buffer<T> {
 
 impl<T: Plain> DeviceSliceMut<T> for Buffer<T> {
     fn view_mut(&mut self) -> ViewMut<'_> {
-        ViewMut(self.view())
+        ViewMut { memory: &mut self.memory, len: self.len }
     }
 }

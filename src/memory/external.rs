@@ -20,7 +20,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{DeviceSlice, DeviceSliceMut, Plain, View};
+use super::{DeviceSlice, DeviceSliceMut, Plain, buffer::Access};
 use crate::{
     device::backend::{self, Arg, BodyArg, Emulation},
     error::{Error, Result},
@@ -67,9 +67,8 @@ pub struct External<'a, A = [u64; 0]> {
 }
 
 struct Use<'a> {
-    view: View<'a>,
+    access: Access<'a>,
     bytes: usize,
-    write: bool,
     element: Element,
 }
 
@@ -88,16 +87,16 @@ impl Element {
 impl<'a, A: Room> External<'a, A> {
     /// It reads these elements, in device memory.
     pub fn read<T: Plain>(self, slice: &'a (impl DeviceSlice<T> + ?Sized)) -> External<'a, A::More> {
-        self.using::<T>(slice.view(), false)
+        self.using::<T>(Access::Read(slice.view()))
     }
 
     /// It writes these elements, in device memory, and may read them.
     pub fn write<T: Plain>(self, slice: &'a mut (impl DeviceSliceMut<T> + ?Sized)) -> External<'a, A::More> {
-        self.using::<T>(slice.view_mut().0, true)
+        self.using::<T>(Access::Write(slice.view_mut()))
     }
 
-    fn using<T: Plain>(mut self, view: View<'a>, write: bool) -> External<'a, A::More> {
-        self.uses.push(Use { view, bytes: view.len * size_of::<T>(), write, element: Element::of::<T>() });
+    fn using<T: Plain>(mut self, access: Access<'a>) -> External<'a, A::More> {
+        self.uses.push(Use { bytes: access.len() * size_of::<T>(), access, element: Element::of::<T>() });
         External { stream: self.stream, name: self.name, uses: self.uses, emulated: None, of: PhantomData }
     }
 }
@@ -108,7 +107,8 @@ impl<A: Addresses> External<'_, A> {
     ///
     /// Say it after the last slice. Without it the work is an error there.
     pub fn emulated(mut self, body: impl for<'s> FnOnce(A::Slices<'s>) + Send + 'static) -> Self {
-        let of: SmallVec<[(Element, bool); 8]> = self.uses.iter().map(|used| (used.element, used.write)).collect();
+        let of: SmallVec<[(Element, bool); 8]> =
+            self.uses.iter().map(|used| (used.element, used.access.writes())).collect();
         self.emulated = Some(Box::new(move |args: &[BodyArg]| {
             let slice = |at: usize| match (args[at], of[at]) {
                 (BodyArg::Slice(start, len), (element, write)) => {
@@ -139,16 +139,13 @@ impl<A: Addresses> External<'_, A> {
     /// lengths, and writes only those that are declared to be written; what it writes are values of their type. The
     /// stream is not destroyed, captured or reset.
     pub unsafe fn enqueue<E: Into<Error>>(self, call: impl FnOnce(*mut c_void, A) -> Result<(), E>) -> Result<()> {
-        let Self { stream, name, uses, emulated, .. } = self;
+        let Self { stream, name, mut uses, emulated, .. } = self;
         let place = || format!("external work `{name}` on `{}`", stream.name());
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(uses.len());
-        for Use { view, bytes, write, .. } in &uses {
-            let address = view.reachable(stream).map_err(|error| error.at(place()))?;
-            args.push(Arg::Slice { address, len: view.len as u64, bytes: *bytes as u64, write: *write });
-        }
-        for Use { view, write, .. } in &uses {
-            let ordered = if *write { view.memory.before_write(stream) } else { view.memory.before_read(stream) };
-            ordered.map_err(|error| error.at(place()))?;
+        for Use { access, bytes, .. } in &mut uses {
+            let address = access.reachable(stream).map_err(|error| error.at(place()))?;
+            access.order(stream).map_err(|error| error.at(place()))?;
+            args.push(Arg::Slice { address, len: access.len() as u64, bytes: *bytes as u64, write: access.writes() });
         }
         let addresses = A::addresses(|at| match args[at] {
             Arg::Slice { address, .. } => address.0,
@@ -169,12 +166,7 @@ impl<A: Addresses> External<'_, A> {
         // If the device did not take it, nothing was enqueued.
         stream.streams().heed(taken).map_err(|error| error.at(place()))?;
         let ticket = stream.enqueue(|_, _| Ok(())).map_err(|error| error.at(place()))?;
-        for Use { view, write, .. } in &uses {
-            match write {
-                true => view.memory.note_write(ticket.clone()),
-                false => view.memory.note_read(ticket.clone()),
-            }
-        }
+        uses.iter_mut().for_each(|used| used.access.note(ticket.clone()));
         match called {
             None => Ok(()),
             Some(Ok(outcome)) => outcome.map_err(|error: Error| error.at(place())),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{DeviceSlice, DeviceSliceMut, View};
+use super::{DeviceSlice, DeviceSliceMut, buffer::Access};
 use crate::{
     device::{
         KernelType,
@@ -25,7 +25,7 @@ pub struct Call<'a> {
 }
 
 enum Given<'a> {
-    Slice { view: View<'a>, bytes: usize, write: bool },
+    Slice { access: Access<'a>, bytes: usize },
     Scalar(&'a [u8]),
 }
 
@@ -36,13 +36,16 @@ impl<'a> Call<'a> {
     }
 
     pub fn slice<T: KernelType, S: DeviceSlice<T> + ?Sized>(&mut self, slice: &'a S) {
-        let view = slice.view();
-        self.args.push(Given::Slice { view, bytes: view.len * size_of::<T>(), write: false });
+        self.push::<T>(Access::Read(slice.view()));
     }
 
     pub fn slice_mut<T: KernelType, S: DeviceSliceMut<T> + ?Sized>(&mut self, slice: &'a mut S) {
-        let view = slice.view_mut().0;
-        self.args.push(Given::Slice { view, bytes: view.len * size_of::<T>(), write: true });
+        self.push::<T>(Access::Write(slice.view_mut()));
+    }
+
+    fn push<T>(&mut self, access: Access<'a>) {
+        let bytes = access.len() * size_of::<T>();
+        self.args.push(Given::Slice { access, bytes });
     }
 
     pub fn scalar<T: KernelType>(&mut self, value: &'a T) {
@@ -53,56 +56,48 @@ impl<'a> Call<'a> {
     /// # Safety
     /// The arguments are those of the kernel's declaration, in its order, and the kernel keeps to its declaration.
     pub unsafe fn enqueue(self) -> Result<()> {
-        let place = || format!("kernel `{}` on `{}`", self.def.name, self.stream.name());
+        let Self { def, stream, shape, args: mut given } = self;
+        let place = || format!("kernel `{}` on `{}`", def.name, stream.name());
         let longest = |write: bool| {
             let of = |arg: &Given<'_>| match arg {
-                Given::Slice { view, write: writes, .. } if *writes == write => Some(view.len as u64),
+                Given::Slice { access, .. } if access.writes() == write => Some(access.len() as u64),
                 _ => None,
             };
-            self.args.iter().filter_map(of).max()
+            given.iter().filter_map(of).max()
         };
         // A kernel of scalars alone runs one block.
         let elements = longest(true).or_else(|| longest(false)).unwrap_or(1);
-        let Some((grid, block)) = self.shape.resolve(elements).map_err(|error| error.at(place()))? else {
+        let Some((grid, block)) = shape.resolve(elements).map_err(|error| error.at(place()))? else {
             return Ok(());
         };
-        let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(self.args.len());
-        for arg in &self.args {
+        let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(given.len());
+        for arg in &mut given {
             args.push(match arg {
                 Given::Scalar(scalar) => Arg::Scalar(scalar),
-                Given::Slice { view, bytes, write } => Arg::Slice {
-                    address: view.reachable(self.stream).map_err(|error| error.at(place()))?,
-                    len: view.len as u64,
-                    bytes: *bytes as u64,
-                    write: *write,
-                },
+                Given::Slice { access, bytes } => {
+                    let address = access.reachable(stream).map_err(|error| error.at(place()))?;
+                    access.order(stream).map_err(|error| error.at(place()))?;
+                    Arg::Slice { address, len: access.len() as u64, bytes: *bytes as u64, write: access.writes() }
+                }
             });
         }
-        for arg in &self.args {
-            match arg {
-                Given::Slice { view, write: true, .. } => view.memory.before_write(self.stream),
-                Given::Slice { view, .. } => view.memory.before_read(self.stream),
-                Given::Scalar(_) => Ok(()),
-            }
-            .map_err(|error| error.at(place()))?;
-        }
         // Compiled, if it has to be, before the stream is locked: others ask it how far it is.
-        let backend = self.stream.device().backend();
-        self.stream.streams().heed(backend.load(self.def)).map_err(|error| error.at(place()))?;
-        let launch = Launch { kernel: self.def, grid, block, shared_bytes: self.shape.shared_bytes, args: &args };
-        let enqueued = self.stream.enqueue(|backend, raw| {
+        stream.streams().heed(stream.device().backend().load(def)).map_err(|error| error.at(place()))?;
+        let launch = Launch { kernel: def, grid, block, shared_bytes: shape.shared_bytes, args: &args };
+        let enqueued = stream.enqueue(|backend, raw| {
             // SAFETY: by this function's contract the arguments are the declaration's. Each slice lies in memory of
             // this device (`reachable`) and is in bounds; it stays valid until the kernel is done, as the ticket is
             // noted in it below and memory with an open ticket is parked, not freed.
             unsafe { backend.launch(raw, &launch) }
         });
         let ticket = enqueued.map_err(|error| error.at(place()))?;
-        for arg in &self.args {
-            match arg {
-                Given::Slice { view, write: true, .. } => view.memory.note_write(ticket.clone()),
-                Given::Slice { view, .. } => view.memory.note_read(ticket.clone()),
-                Given::Scalar(_) => {}
-            }
+        let mut accesses = given.iter_mut().filter_map(|arg| match arg {
+            Given::Slice { access, .. } => Some(access),
+            Given::Scalar(_) => None,
+        });
+        if let Some(first) = accesses.next() {
+            accesses.for_each(|access| access.note(ticket.clone()));
+            first.note(ticket);
         }
         Ok(())
     }

@@ -153,6 +153,11 @@ impl Memory {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The same, for whoever has it alone: no lock.
+    fn own_uses(&mut self) -> &mut Uses {
+        self.uses.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Makes `stream` wait for what a read must come after.
     pub(crate) fn before_read(&self, stream: &Stream) -> Result<()> {
         self.on_known_device(stream)?;
@@ -163,12 +168,12 @@ impl Memory {
     }
 
     /// Makes `stream` wait for what a write must come after.
-    pub(crate) fn before_write(&self, stream: &Stream) -> Result<()> {
+    pub(crate) fn before_write(&mut self, stream: &Stream) -> Result<()> {
         self.on_known_device(stream)?;
         if !self.device.tracked() {
             return Ok(());
         }
-        self.uses().each(|ticket| stream.wait(ticket))
+        self.own_uses().each(|ticket| stream.wait(ticket))
     }
 
     fn on_known_device(&self, stream: &Stream) -> Result<()> {
@@ -185,20 +190,21 @@ impl Memory {
         self.uses().read_by(ticket);
     }
 
-    pub(crate) fn note_write(&self, ticket: Ticket) {
-        self.uses().written_by(ticket);
+    pub(crate) fn note_write(&mut self, ticket: Ticket) {
+        self.own_uses().written_by(ticket);
     }
 
     /// Marks its uses now, for whoever comes after them elsewhere.
-    pub(crate) fn commit(&self) -> Result<()> {
-        self.uses().commit()
+    pub(crate) fn commit(&mut self) -> Result<()> {
+        self.own_uses().commit()
     }
 
     /// The same; and the last write, if it is this stream's.
-    pub(crate) fn commit_by(&self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
-        let mut uses = self.uses();
+    pub(crate) fn commit_by(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
+        let uses = self.own_uses();
         uses.commit()?;
-        Ok(stream.and_then(|stream| uses.write.as_ref().filter(|write| write.stream().is(stream)).cloned()))
+        let write = uses.write.as_ref().filter(|write| stream.is_some_and(|stream| write.stream().is(stream)));
+        Ok(write.map(Ticket::point))
     }
 
     /// What the host must wait for before it reads (`write`: or writes).
@@ -265,7 +271,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let mut uses = std::mem::take(&mut *self.uses());
+        let mut uses = std::mem::take(self.own_uses());
         uses.forget_passed();
         let parked = Parked { home: self.home, bytes: self.bytes, open: uses.all() };
         self.reclaim.take(parked);

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Enqueues a copy of the first `bytes` bytes.
-pub(crate) fn copy(stream: &Stream, from: &Memory, to: &Memory, bytes: usize) -> Result<()> {
+pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
     if bytes > from.bytes() || bytes > to.bytes() {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -39,7 +39,7 @@ impl Stream {
         from: &(impl DeviceSlice<T> + ?Sized),
         to: &mut (impl DeviceSliceMut<T> + ?Sized),
     ) -> Result<()> {
-        let (from, to) = (from.view(), to.view_mut().0);
+        let (from, to) = (from.view(), to.view_mut());
         if from.len != to.len {
             return Err(Error::new(
                 ErrorKind::Usage,
@@ -56,7 +56,7 @@ impl Stream {
     /// [`Usage`](ErrorKind::Usage) for memory of the host, or for a value that repeats no 4 bytes;
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn fill<T: Plain>(&self, to: &mut (impl DeviceSliceMut<T> + ?Sized), value: T) -> Result<()> {
-        let to = to.view_mut().0;
+        let to = to.view_mut();
         let bytes = to.len * size_of::<T>();
         if bytes == 0 {
             return Ok(());

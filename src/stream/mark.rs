@@ -41,8 +41,9 @@ impl Spares {
     /// A mark that nobody else holds, its event not yet recorded for this use.
     pub(super) fn take(&mut self) -> Option<Arc<Mark>> {
         for _ in 0..Self::TRIES.min(self.idle.len()) {
-            let mut mark = self.idle.pop_front()?;
-            if Arc::get_mut(&mut mark).is_some() {
+            let mark = self.idle.pop_front()?;
+            // Nobody can come by another handle to it: there is none to clone.
+            if Arc::strong_count(&mark) == 1 {
                 return Some(mark);
             }
             self.idle.push_back(mark);

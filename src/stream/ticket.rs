@@ -34,6 +34,11 @@ impl Ticket {
         self.stream.0.completion.passed() >= self.number
     }
 
+    /// The same point, without its mark: whoever needs that finds it with the stream.
+    pub(crate) fn point(&self) -> Self {
+        Self::new(self.stream.clone(), self.number)
+    }
+
     /// Resolves when the work is done.
     pub fn completed(&self) -> Completed {
         Completed::new(self.clone())
