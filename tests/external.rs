@@ -399,8 +399,10 @@ async fn s9_an_event_on_a_lost_device() {
     let stream = Stream::new(&device).unwrap();
     let mut a = Buffer::from_slice(&stream, &[1_u32; 4]).unwrap();
     let event = Event::timed();
+    let held = hold(&stream);
     increment::launch(&stream, &mut a).unwrap();
     event.record(&stream).unwrap();
+    drop(held);
     assert!(within(event.completed()).await.unwrap_err().is_device_lost());
     assert!(event.query().unwrap_err().is_device_lost());
     assert!(event.record(&stream).unwrap_err().is_device_lost());

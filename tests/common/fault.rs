@@ -43,6 +43,12 @@ macro_rules! a_fault {
 }
 pub(crate) use a_fault;
 
+/// Keeps a GPU busy; the emulated device is held up in another way.
+#[kernel(unsafe(cuda = "../kernels/spin_for.cu"))]
+fn spin_for(x: &mut [u32], _nanoseconds: u64) {
+    x[0] += 1;
+}
+
 /// Increments, until it meets the fault.
 struct Faulty {
     launch: Launch,
@@ -99,7 +105,12 @@ pub(crate) async fn fault(device: Device, launch: Launch) {
     let mut here = Buffer::<u32>::pinned(&device, 64).unwrap();
     bystander.completed().await.unwrap();
     let timer = Timer::start(&bystander).unwrap();
-    let held = hold(&bystander);
+    // Not by a host function on a GPU: while one runs, the driver tells of no failed assertion.
+    let mut word = Buffer::from_slice(&bystander, &[0_u32]).unwrap();
+    let held = match device.is_cuda() {
+        true => spin_for::launch(&bystander, &mut word, 30_000_000_000).map(|()| None).unwrap(),
+        false => Some(hold(&bystander)),
+    };
     for buffer in &mut buffers {
         increment::launch(&bystander, buffer).unwrap();
     }
@@ -182,6 +193,6 @@ pub(crate) async fn fault(device: Device, launch: Launch) {
         let error = outcome.expect_err(what);
         assert!(error.is_device_lost() && error.to_string().contains(cause), "{what}: {error}");
     }
-    drop((flow, one, two, kept, bystander));
+    drop((flow, one, two, kept, word, bystander));
     freed(&device).await;
 }

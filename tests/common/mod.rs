@@ -73,6 +73,7 @@ macro_rules! on_both {
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn cuda() {
+                let _alone = common::alone().await;
                 if let Some(device) = common::cuda() {
                     body(device).await;
                 }
@@ -81,6 +82,13 @@ macro_rules! on_both {
     };
 }
 pub(crate) use on_both;
+
+/// Tests of one GPU take turns: the driver calls host functions one at a time, so that one which holds a stream up holds
+/// up those of all others, and the default stream waits for every test's.
+pub(crate) async fn alone() -> tokio::sync::MutexGuard<'static, ()> {
+    static GPU: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    GPU.lock().await
+}
 
 /// An upper bound for what must not hang.
 pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
