@@ -189,6 +189,7 @@ impl Device {
     }
 
     /// True for the host.
+    #[inline]
     pub fn is_host(&self) -> bool {
         self.0.kind == Kind::Host
     }
@@ -224,6 +225,7 @@ impl Device {
     }
 
     /// An error if the device is lost.
+    #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         match self.0.lost.get() {
             None => Ok(()),
@@ -236,15 +238,18 @@ impl Device {
         self.0.lost.set(error).is_ok()
     }
 
+    #[inline]
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
         &self.0.backend
     }
 
     /// Whether copies run directly between memories of the two.
+    #[inline]
     pub(crate) fn copies_with(&self, other: &Self) -> bool {
         self == other || self.is_host() || other.is_host() || self.0.kind == other.0.kind
     }
 
+    #[inline]
     pub(crate) fn tracked(&self) -> bool {
         self.0.tracked.load(Ordering::Relaxed)
     }

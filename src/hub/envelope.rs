@@ -42,6 +42,7 @@ impl RawEnvelope {
         Self { memory: Some(memory), bytes: 0, home, stamp: None }
     }
 
+    #[inline]
     pub(crate) fn memory(&self) -> &Memory {
         match &self.memory {
             Some(memory) => memory,
@@ -49,6 +50,7 @@ impl RawEnvelope {
         }
     }
 
+    #[inline]
     pub(super) fn memory_mut(&mut self) -> &mut Memory {
         match &mut self.memory {
             Some(memory) => memory,
@@ -57,6 +59,7 @@ impl RawEnvelope {
     }
 
     /// Bytes of the valid part.
+    #[inline]
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -70,6 +73,7 @@ impl RawEnvelope {
     }
 
     /// It is sent, by an operator with this stream: its uses are marked, for whoever comes after them elsewhere.
+    #[inline]
     pub(super) fn depart(&mut self, stream: Option<&Stream>) -> Result<()> {
         let write = self.memory_mut().commit_by(stream)?;
         self.stamp = stream.map(|stream| write.unwrap_or_else(|| stream.beginning()));
@@ -82,6 +86,7 @@ impl RawEnvelope {
         self.stamp = other.stamp.take();
     }
 
+    #[inline]
     pub(super) fn take_stamp(&mut self) -> Option<Ticket> {
         self.stamp.take()
     }

@@ -34,17 +34,20 @@ impl Uses {
         }
     }
 
+    #[inline]
     pub(super) fn written_by(&mut self, ticket: Ticket) {
         self.reads.clear();
         self.write = Some(ticket);
     }
 
     /// Marks all of them now, for whoever comes after them on another stream.
+    #[inline]
     pub(super) fn commit(&mut self) -> Result<()> {
         self.write.iter_mut().chain(&mut self.reads).try_for_each(Ticket::commit)
     }
 
     /// Shows each that a write must come after.
+    #[inline]
     pub(super) fn each(&self, show: impl FnMut(&Ticket) -> Result<()>) -> Result<()> {
         self.write.iter().chain(&self.reads).try_for_each(show)
     }

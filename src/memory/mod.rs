@@ -107,15 +107,18 @@ impl Memory {
         Ok(Self { device: device.clone(), home, bytes, uses: Mutex::default(), reclaim })
     }
 
+    #[inline]
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
+    #[inline]
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// True if the host can reach it.
+    #[inline]
     pub(crate) fn is_host(&self) -> bool {
         matches!(self.home, Home::Host(_))
     }
@@ -126,11 +129,13 @@ impl Memory {
     }
 
     /// True if `device` uses it without a copy.
+    #[inline]
     pub(crate) fn is_at(&self, device: &Device) -> bool {
         if self.is_host() { device.is_host() } else { self.device == *device }
     }
 
     /// Its start, for the device's side of the seam. Host memory has no address there.
+    #[inline]
     pub(crate) fn address(&self) -> Result<Address> {
         match self.home {
             Home::Device(address) => Ok(address),
@@ -154,6 +159,7 @@ impl Memory {
     }
 
     /// The same, for whoever has it alone: no lock.
+    #[inline]
     fn own_uses(&mut self) -> &mut Uses {
         self.uses.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -168,6 +174,7 @@ impl Memory {
     }
 
     /// Makes `stream` wait for what a write must come after.
+    #[inline]
     pub(crate) fn before_write(&mut self, stream: &Stream) -> Result<()> {
         self.on_known_device(stream)?;
         if !self.device.tracked() {
@@ -176,6 +183,7 @@ impl Memory {
         self.own_uses().each(|ticket| stream.wait(ticket))
     }
 
+    #[inline]
     fn on_known_device(&self, stream: &Stream) -> Result<()> {
         if self.device.copies_with(stream.device()) {
             return Ok(());
@@ -190,6 +198,7 @@ impl Memory {
         self.uses().read_by(ticket);
     }
 
+    #[inline]
     pub(crate) fn note_write(&mut self, ticket: Ticket) {
         self.own_uses().written_by(ticket);
     }
@@ -200,6 +209,7 @@ impl Memory {
     }
 
     /// The same; and the last write, if it is this stream's.
+    #[inline]
     pub(crate) fn commit_by(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
         let uses = self.own_uses();
         uses.commit()?;

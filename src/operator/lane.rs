@@ -192,6 +192,7 @@ impl Lane {
     }
 
     /// Its own stream, if it has one.
+    #[inline]
     pub(super) fn own(&self) -> Option<&Stream> {
         self.own.get().map(PooledStream::stream)
     }

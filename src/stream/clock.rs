@@ -12,6 +12,7 @@ pub(super) struct Clock(SmallVec<[(u64, u64); 8]>);
 const LONGEST: usize = 8;
 
 impl Clock {
+    #[inline]
     pub(super) fn reached(&self, stream: u64) -> u64 {
         self.0.binary_search_by_key(&stream, |(of, _)| *of).map_or(0, |at| self.0[at].1)
     }

@@ -82,6 +82,7 @@ impl Completion {
     }
 
     /// The highest ticket known to have passed.
+    #[inline]
     pub(crate) fn passed(&self) -> u64 {
         self.passed.load(Ordering::Acquire)
     }

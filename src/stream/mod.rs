@@ -184,6 +184,7 @@ impl Stream {
     }
 
     /// The device it is on.
+    #[inline]
     pub fn device(&self) -> &Device {
         &self.0.device
     }
@@ -256,6 +257,7 @@ impl Stream {
         Ticket::new(self.clone(), 0)
     }
 
+    #[inline]
     pub(crate) fn streams(&self) -> &Arc<Streams> {
         &self.0.streams
     }
@@ -264,6 +266,7 @@ impl Stream {
         self.0.raw
     }
 
+    #[inline]
     pub(crate) fn is(&self, other: &Stream) -> bool {
         self.0.id == other.0.id
     }

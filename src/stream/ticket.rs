@@ -15,26 +15,31 @@ pub struct Ticket {
 }
 
 impl Ticket {
+    #[inline]
     pub(super) fn new(stream: Stream, number: u64) -> Self {
         Self { stream, number, mark: None }
     }
 
     /// The stream it is a ticket of.
+    #[inline]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
     /// Its number: 1 for the stream's first work, 0 for none.
+    #[inline]
     pub fn number(&self) -> u64 {
         self.number
     }
 
     /// True once it is known that the work is done. It never asks the device: a `true` is certain, a `false` may lag.
+    #[inline]
     pub fn has_passed(&self) -> bool {
         self.stream.0.completion.passed() >= self.number
     }
 
     /// The same point, without its mark: whoever needs that finds it with the stream.
+    #[inline]
     pub(crate) fn point(&self) -> Self {
         Self::new(self.stream.clone(), self.number)
     }
@@ -50,6 +55,7 @@ impl Ticket {
     }
 
     /// Marks this point now, so that whoever waits for it later waits for nothing more, and without this stream's lock.
+    #[inline]
     pub(crate) fn commit(&mut self) -> Result<()> {
         if self.mark.is_none() && !self.has_passed() {
             self.mark = Some(self.stream.mark(self.number)?);
@@ -58,6 +64,7 @@ impl Ticket {
     }
 
     /// Its mark, if it was committed.
+    #[inline]
     pub(super) fn marked(&self) -> Option<&Arc<Mark>> {
         self.mark.as_ref()
     }
