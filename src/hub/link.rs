@@ -229,6 +229,7 @@ impl<M: Message> Link<M> {
         Ok(true)
     }
 
+    #[inline]
     fn check(&self) -> Result<()> {
         self.failed.get().map_or(Ok(()), |error| Err(error.again()))
     }
@@ -236,6 +237,7 @@ impl<M: Message> Link<M> {
 
 impl<M: Message> Sender<M> {
     /// Room in the queue, and a blank envelope where the hub has such?
+    #[inline]
     pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
         let link = &*self.0;
         if link.failed.get().is_some() {
@@ -248,6 +250,7 @@ impl<M: Message> Sender<M> {
     }
 
     /// Room in the queue?
+    #[inline]
     pub(crate) fn poll_queue(&self, waker: &Waker) -> Answer {
         if self.0.failed.get().is_some() {
             return Answer::Yes;
@@ -256,11 +259,13 @@ impl<M: Message> Sender<M> {
     }
 
     /// It may have failed before the waker was kept: then nobody wakes it.
+    #[inline]
     fn unless_failed(&self, answer: Answer) -> Answer {
         if answer == Answer::Wait && self.0.failed.get().is_some() { Answer::Yes } else { answer }
     }
 
     /// A blank envelope, where the hub has such?
+    #[inline]
     pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
         let link = &*self.0;
         let Some(blanks) = &link.blanks else { return Answer::Yes };
@@ -358,6 +363,7 @@ impl<M: Message> Sender<M> {
 
 impl<M: Message> Receiver<M> {
     /// A message to take?
+    #[inline]
     pub(crate) fn poll_message(&self, waker: &Waker) -> Answer {
         if self.0.failed.get().is_some() {
             return Answer::Yes;
@@ -370,6 +376,7 @@ impl<M: Message> Receiver<M> {
     }
 
     /// Takes the first message, if it is there.
+    #[inline]
     pub(crate) fn take(&self) -> Result<Option<M>> {
         let link = &*self.0;
         link.check()?;
@@ -420,6 +427,7 @@ impl<M: Message> Receiver<M> {
     }
 
     /// What went wrong on the way, if something did.
+    #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         self.0.check()
     }

@@ -88,10 +88,12 @@ impl<M> Queue<M> {
         }
     }
 
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
     }
 
+    #[inline]
     pub(crate) fn ready(&self) -> usize {
         self.ready.load(Ordering::Acquire)
     }
@@ -101,6 +103,7 @@ impl<M> Queue<M> {
     }
 
     /// Is there a message to take?
+    #[inline]
     pub(crate) fn poll_message(&self, waker: &Waker) -> Answer {
         if self.ready() > 0 {
             return Answer::Yes;
@@ -117,6 +120,7 @@ impl<M> Queue<M> {
     }
 
     /// Is there room for a message?
+    #[inline]
     pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
         if self.reader_gone.load(Ordering::Acquire) {
             return Answer::Never;

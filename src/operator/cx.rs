@@ -326,8 +326,9 @@ impl Cx {
     }
 
     /// The stream that its runs are timed on: its own, and no other's.
+    #[inline]
     fn timed_stream(&self) -> Option<&Stream> {
-        self.lane.as_ref().filter(|_| self.timed)?.own()
+        if self.timed { self.lane.as_ref()?.own() } else { None }
     }
 
     /// The last work of each stream that it has used.

@@ -171,6 +171,7 @@ impl<M: Message> Input<M> {
     ///
     /// # Errors
     /// What went wrong on the way: a copy that failed, a device that was lost.
+    #[inline]
     pub fn try_take(&mut self) -> Result<Option<M>> {
         let mut message = self.arrivals.take()?;
         if let Some(message) = &mut message {
