@@ -472,7 +472,8 @@ impl Inner {
 
 impl Order {
     /// Where nobody looks, marks pile up until none is spare: then the device is asked how far it is, which may raise
-    /// `passed`.
+    /// `passed`. If it has not come half as far there should be more of them: to get back one at a time would be to ask
+    /// each time.
     fn new_mark(&mut self, stream: &Inner, passed: &mut u64) -> Result<Arc<Mark>> {
         let backend = &**stream.device.backend();
         self.forget(*passed);
@@ -480,13 +481,10 @@ impl Order {
             if let Some(mark) = self.spares.take() {
                 break mark;
             }
-            for at in [self.marks.len() / 2, 0] {
-                if let Some(mark) = self.marks.get(at)
-                    && backend.event_query(mark.event)?
-                {
-                    *passed = mark.ticket;
-                    break;
-                }
+            if let Some(middle) = self.marks.get(self.marks.len() / 2)
+                && backend.event_query(middle.event)?
+            {
+                *passed = middle.ticket;
             }
             if !self.forget(*passed) {
                 self.spares.grow(&stream.streams)?;
