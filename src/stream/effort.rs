@@ -28,11 +28,12 @@
 //!
 //! | one waiter | 20 us | 200 us | 1 ms | 5 ms |
 //! |---|---|---|---|---|
-//! | a thread that spins in `cuStreamSynchronize` | 6 (11), 1.0 | 6 (9), 1.0 | 6 (14), 1.0 | 7 (14), 1.0 |
-//! | the task polls | 6 (11), 1.4 | 6 (11), 1.5 | 7 (11), 1.5 | 7 (11), 1.5 |
-//! | a scanning thread | 12 (24), 0.4 | 24 (301), 0.8 | 157 (286), 1.0 | 165 (243), 1.0 |
-//! | a callback on a side stream | 37 (572), 0.3 | 270 (796), 0.1 | 523 (910), 0.1 | 540 (798), 0.0 |
-//! | `Adaptive` | 6 (12), 1.3 | 6 (11), 1.2 | 17 (45), 0.3 | 17 (48), 0.1 |
+//! | a thread that spins in `cuStreamSynchronize` | 6 (12), 1.0 | 6 (11), 1.0 | 6 (12), 1.0 | 7 (13), 1.0 |
+//! | the task polls | 6 (12), 1.4 | 7 (10), 1.5 | 7 (10), 1.5 | 7 (12), 1.4 |
+//! | a scanning thread | 12 (22), 0.4 | 24 (355), 0.8 | 161 (266), 1.0 | 181 (235), 1.0 |
+//! | a callback on a side stream | 38 (797), 0.3 | 237 (892), 0.1 | 617 (961), 0.1 | 679 (1032), 0.0 |
+//! | `Adaptive` | 6 (12), 1.3 | 7 (15), 1.2 | 17 (47), 0.3 | 17 (31), 0.1 |
+//! | `LowLatency` | 6 (11), 1.2 | 7 (13), 1.2 | 7 (16), 1.2 | 7 (17), 1.2 |
 //!
 //! A thread that sleeps costs hundreds of microseconds to wake, whoever wakes it; so the task that is to go on must be
 //! awake when its work ends, and a scanner cannot take its place. What `Adaptive` loses at 1 and 5 ms it loses at the next
@@ -43,12 +44,13 @@
 //!
 //! | tasks, kernels of | 8, 20 us | 64, 20 us | 64, 200 us | 512, 200 us |
 //! |---|---|---|---|---|
-//! | the tasks poll | 254, 16 | 387, 9 | 273, 13 | 314, 11 |
-//! | a scanning thread | 222, 12 | 406, 10 | 273, 12 | 333, 12 |
-//! | callbacks on side streams | 79, 26 | 66, 31 | 40, 35 | - |
-//! | up to 16 tasks poll, the others are scanned | 261, 15 | 372, 12 | 146, 34 | - |
-//! | up to 64 tasks poll, the others are scanned | 261, 15 | 397, 9 | 284, 13 | 263, 17 |
-//! | up to 2 tasks poll, the others are scanned | 235, 19 | 408, 11 | 273, 17 | 305, 13 |
+//! | the tasks poll | 253, 16 | 386, 9 | 269, 14 | 274, 11 |
+//! | a scanning thread | 222, 12 | 398, 10 | 267, 12 | 294, 13 |
+//! | callbacks on side streams | 77, 26 | 77, 27 | 40, 34 | 41, 46 |
+//! | `Adaptive` | 262, 15 | 400, 9 | 280, 13 | 284, 14 |
+//! | tried: up to 2 tasks poll, the others are scanned | 235, 19 | 408, 11 | 273, 17 | 305, 13 |
+//! | tried: up to 16 | 261, 15 | 372, 12 | 146, 34 | |
+//! | tried: up to 64 | 261, 15 | 397, 9 | 284, 13 | 263, 17 |
 //!
 //! Either all poll or all are scanned: together the two are in each other's way. So up to [`SEATS`] tasks of a device
 //! poll, and while anything is scanned, everything new is.

@@ -3,6 +3,28 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// How a stream learns that its work is done: how soon, and at what cost to the host.
+///
+/// Microseconds from the end of a kernel of 20 us, 1 ms and 5 ms, launch included, to the task that awaits it, median (one
+/// in a hundred), and cores kept busy, on an H200 with 16 processors; a thread that spins in `cuStreamSynchronize` needs
+/// 6 to 7 and a core (`cargo bench --bench completion`):
+///
+/// | | 20 us | 1 ms | 5 ms |
+/// |---|---|---|---|
+/// | `Adaptive` | 6 (12), 1.3 | 17 (47), 0.3 | 17 (31), 0.1 |
+/// | `LowLatency` | 6 (11), 1.2 | 7 (16), 1.2 | 7 (17), 1.2 |
+/// | `Quiet` | 45 (867), 0.3 | 538 (820), 0.1 | 537 (1121), 0.0 |
+///
+/// ```
+/// use wakeline::{Flow, Stream, device::{Device, Emulated}, stream::CompletionMode};
+///
+/// let device = Device::emulated(Emulated::new());
+/// let stream = Stream::new(&device)?;
+/// stream.set_completion_mode(CompletionMode::LowLatency);
+/// // All streams of a flow:
+/// let mut flow = Flow::new("overnight");
+/// flow.completion_mode(CompletionMode::Quiet);
+/// # Ok::<(), wakeline::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CompletionMode {
