@@ -56,7 +56,7 @@ pub use flow::{Flow, Report, Running};
 pub use hub::{Envelope, Host, Hub, Message};
 pub use memory::Buffer;
 pub use operator::{Cx, Input, Inputs, Operator, Output};
-pub use stream::{Stream, StreamPool};
+pub use stream::{CompletionMode, Stream, StreamPool};
 pub use wakeline_macros::{Message, Ports, kernel};
 
 /// All that an operator and a flow need.

@@ -21,7 +21,7 @@ fn set<'a>(stream: &'a Stream, to: &'a mut Buffer<u32>, value: u32) -> Result<()
     let len = to.len();
     let call = stream.external("set").write(to).emulated(move |[mut to]| to.as_mut_slice::<u32>().fill(value));
     // SAFETY: one memset on this stream, of the slice that is declared.
-    unsafe { call.enqueue(|stream, [to]| cuda::set(stream, to, value, len)) }
+    unsafe { call.enqueue(|stream, [to]| Ok(cuda::set(stream, to, value, len)?)) }
 }
 
 /// A copy, enqueued by somebody else.
@@ -33,7 +33,7 @@ fn copy<'a>(stream: &'a Stream, from: &'a Buffer<u32>, to: &'a mut Buffer<u32>) 
         }
     });
     // SAFETY: one copy on this stream, between the slices that are declared and within both.
-    unsafe { call.enqueue(|stream, [from, to]| cuda::copy(stream, from, to, bytes)) }
+    unsafe { call.enqueue(|stream, [from, to]| Ok(cuda::copy(stream, from, to, bytes)?)) }
 }
 
 #[cfg(feature = "cuda")]
@@ -150,7 +150,7 @@ async fn s5_an_error_of_external_work_is_passed_on() {
     let before = stream.ticket().number();
     // SAFETY: it enqueues nothing.
     let error =
-        unsafe { failing(&stream, &mut a).enqueue(|_, _| Err(std::io::Error::other("no cuBLAS"))) }.unwrap_err();
+        unsafe { failing(&stream, &mut a).enqueue(|_, _| Err(std::io::Error::other("no cuBLAS").into())) }.unwrap_err();
     assert_eq!(error.to_string(), "external work `failing` on `stream`: no cuBLAS");
     assert!(error.downcast_ref::<std::io::Error>().is_some());
     assert_eq!(stream.ticket().number(), before + 1);
@@ -224,7 +224,7 @@ impl Operator for SetAndIncrement {
         let call = stream.external("set").write(&mut envelope);
         let call = call.emulated(|[mut to]| to.as_mut_slice::<u32>().fill(41));
         // SAFETY: one memset on this stream, of the slice that is declared.
-        unsafe { call.enqueue(|stream, [to]| cuda::set(stream, to, 41, len)) }?;
+        unsafe { call.enqueue(|stream, [to]| Ok(cuda::set(stream, to, 41, len)?)) }?;
         increment::launch(stream, &mut envelope)?;
         ports.output.send(envelope).await
     }
@@ -253,7 +253,8 @@ mod of_cudarc {
         let Some(device) = common::cuda() else { return };
         let context = CudaContext::new(0).unwrap();
         let theirs = context.new_stream().unwrap();
-        let ours = Stream::from_cudarc(&device, theirs.clone()).unwrap();
+        // SAFETY: nobody captures it, and what the test puts into it itself touches memory of cudarc's.
+        let ours = unsafe { Stream::from_cudarc(&device, theirs.clone()) }.unwrap();
         assert_eq!(ours.device(), &device);
         let other = Stream::named(&device, "other").unwrap();
         let mut a = Buffer::from_slice(&other, &[1_u32; 64]).unwrap();
@@ -294,15 +295,19 @@ mod of_cudarc {
     async fn s5_a_stream_that_cannot_be_taken_in() {
         let Some(device) = common::cuda() else { return };
         let context = CudaContext::new(0).unwrap();
-        let null = Stream::from_cudarc(&device, context.default_stream()).unwrap();
+        // SAFETY: as above; so in all that follow.
+        let null = unsafe { Stream::from_cudarc(&device, context.default_stream()) }.unwrap();
         assert_eq!(null, Stream::default_of(&device).unwrap());
-        let error = Stream::from_cudarc(&device, context.per_thread_stream()).unwrap_err();
+        // SAFETY: as above.
+        let error = unsafe { Stream::from_cudarc(&device, context.per_thread_stream()) }.unwrap_err();
         assert!(error.to_string().contains("is another one on each thread"), "{error}");
-        let error = Stream::from_cudarc(&emulated(), context.new_stream().unwrap()).unwrap_err();
+        // SAFETY: as above.
+        let error = unsafe { Stream::from_cudarc(&emulated(), context.new_stream().unwrap()) }.unwrap_err();
         assert!(error.to_string().contains("is no CUDA device"), "{error}");
         if Device::cuda_count() > 1 {
             let other = CudaContext::new(1).unwrap();
-            let error = Stream::from_cudarc(&device, other.new_stream().unwrap()).unwrap_err();
+            // SAFETY: as above.
+            let error = unsafe { Stream::from_cudarc(&device, other.new_stream().unwrap()) }.unwrap_err();
             assert!(error.to_string().contains("it is of a context of device 1"), "{error}");
         }
     }

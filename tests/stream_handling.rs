@@ -18,9 +18,9 @@ use common::*;
 use futures::{FutureExt, future::BoxFuture};
 use wakeline::{
     Inputs, StreamPool,
-    device::{Emulated, Simulation},
+    device::{Emulated, Faults, Simulation},
     prelude::*,
-    stream::Ticket,
+    stream::{Event, Ticket},
 };
 
 struct Each<P, F>(F, PhantomData<fn(P)>);
@@ -971,3 +971,46 @@ async fn s4_nothing_is_left_behind() {
     assert_eq!(runs.load(Ordering::Relaxed), 1000);
     freed(&device).await;
 }
+
+// What comes after a stream comes after what that stream waits for, also where it has no work of its own behind the wait.
+
+on_both!(s5_a_wait_is_a_point_of_its_stream, async |device: Device| {
+    let [first, side, last] = ["first", "side", "last"].map(|name| Stream::named(&device, name).unwrap());
+    let mut buffer = Buffer::from_slice(&first, &[1_u32; 8]).unwrap();
+    first.completed().await.unwrap();
+    let held = hold(&first);
+    increment::launch(&first, &mut buffer).unwrap();
+    side.wait_for(&first).unwrap();
+    let (plain, timed) = (Event::new(), Event::timed());
+    plain.record(&side).unwrap();
+    timed.record(&side).unwrap();
+    assert!(!plain.query().unwrap() && !timed.query().unwrap(), "what it waits for is held up");
+    assert!(side.completed().now_or_never().is_none());
+    // Nothing else orders it: the tracking is off.
+    device.switch_tracking_off();
+    last.join([&side]).unwrap();
+    increment::launch(&last, &mut buffer).unwrap();
+    drop(held);
+    plain.completed().await.unwrap();
+    last.completed().await.unwrap();
+});
+
+/// Whoever is given a stream of a device that was lost meanwhile is told so, and the pool stays as it was.
+#[tokio::test]
+async fn s1_a_pool_of_a_device_that_was_lost() {
+    let device = emulated_with(Emulated::new().faults(Faults::new().trap_kernel("increment", 1)));
+    let pool = StreamPool::builder(&device).reserved(1).maximum(1).build().unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let mut buffer = Buffer::from_slice(&stream, &[1_u32; 4]).unwrap();
+    let (told, over) = tokio::sync::oneshot::channel();
+    increment::launch(&stream, &mut buffer).unwrap();
+    // Nobody has asked the device yet: the host function that is dropped behind the fault says that it has happened.
+    let told = Told(Some(told));
+    let _ = stream.host_function(move || drop(told));
+    within(over).await.unwrap_err();
+    let taken = within(tokio::task::spawn_blocking(move || pool.take().map(drop).map(|()| pool.in_use()))).await;
+    assert!(taken.unwrap().is_err_and(|error| error.is_device_lost()));
+}
+
+/// Says by being dropped that it is.
+struct Told(#[allow(dead_code, reason = "dropped, never looked at")] Option<tokio::sync::oneshot::Sender<()>>);

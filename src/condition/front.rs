@@ -68,6 +68,10 @@ impl Wanted {
         at: usize,
         mut visit: impl FnMut(&Ticket),
     ) -> bool {
+        // A stamp is there before its message is.
+        if at >= receiver.len() {
+            return false;
+        }
         let stamp = if self.done { receiver.stamp_of(taken + at as u64 + 1) } else { None };
         let shown = receiver.peek(at, |message| {
             if self.done {

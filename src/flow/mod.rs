@@ -184,11 +184,12 @@ impl Flow {
     }
 
     /// How the streams of its operators and hubs learn that their work is done. An operator may set another for its own.
-    pub fn completion_mode(&mut self, mode: CompletionMode) {
+    pub fn set_completion_mode(&mut self, mode: CompletionMode) {
         self.mode = mode;
     }
 
-    /// Whether the device's time for each run of an operator is measured and reported
+    /// Whether the device's time for the work that each run of an operator puts into the operator's own stream is measured
+    /// and reported
     /// ([`OperatorReport::device`]); off by default. It costs two event records a run, and two for each wait for another
     /// stream in the middle of it, some 0.12 us each; nothing waits for the device because of it.
     pub fn device_times(&mut self, on: bool) {

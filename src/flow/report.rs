@@ -71,8 +71,9 @@ impl fmt::Display for Report {
         )?;
         for operator in &self.operators {
             let device = match operator.device {
-                Some(device) => format!("{:.3}", device.total.as_secs_f64() * 1e3),
-                None => "-".into(),
+                // Of one that has put nothing into a stream of its own, nothing is known.
+                Some(device) if device.runs > 0 => format!("{:.3}", device.total.as_secs_f64() * 1e3),
+                _ => "-".into(),
             };
             writeln!(
                 f,

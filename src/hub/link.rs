@@ -328,6 +328,9 @@ impl<M: Message> Sender<M> {
             return Err(link.fail(error));
         }
         let origin = origin.filter(|_| !stamped);
+        if link.queue.len() >= link.queue.capacity() {
+            return Ok(Err(message));
+        }
         if let Some((stream, count)) = origin {
             let mut stamp = stream.ticket();
             stamp.commit()?;

@@ -84,6 +84,11 @@ impl HostAccess {
         Self { open: open.into_iter().filter(|ticket| !ticket.is_settled()).map(|ticket| ticket.completed()).collect() }
     }
 
+    /// Waits no longer, until it is polled again: nobody else need wait for it.
+    pub(crate) fn rest(&mut self) {
+        self.open.iter_mut().for_each(|open| *open = open.ticket().completed());
+    }
+
     pub(crate) async fn wait(mut self) -> Result<()> {
         poll_fn(|cx| self.poll_open(cx)).await
     }

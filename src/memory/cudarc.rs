@@ -25,7 +25,11 @@ impl Stream {
     /// [`Usage`](ErrorKind::Usage) if `device` is no CUDA device, if the stream is not of its primary context, and for
     /// the per-thread default stream, which is another one on each thread; [`DeviceLost`](ErrorKind::DeviceLost) after a
     /// fault.
-    pub fn from_cudarc(device: &Device, stream: Arc<CudaStream>) -> Result<Self> {
+    ///
+    /// # Safety
+    /// The stream is not captured ([`CudaStream::begin_capture`]) while this one is in use: work that goes into a graph would
+    /// run again with memory that is somebody else's by then. What others put into it touches no memory of wakeline's.
+    pub unsafe fn from_cudarc(device: &Device, stream: Arc<CudaStream>) -> Result<Self> {
         const LEGACY: usize = 1;
         const PER_THREAD: usize = 2;
         device.check()?;

@@ -23,7 +23,7 @@ use smallvec::SmallVec;
 use super::{DeviceSlice, DeviceSliceMut, Plain, buffer::Access};
 use crate::{
     device::backend::{self, Arg, BodyArg, Emulation},
-    error::{Error, Result},
+    error::Result,
     stream::Stream,
 };
 
@@ -46,7 +46,7 @@ impl Stream {
     ///     }
     /// });
     /// // SAFETY: it enqueues into this stream alone, reads `x` and writes `y`, both of three elements, and nothing else.
-    /// unsafe { call.enqueue(|stream, [x, y]| gemv(stream, x, y)) }?;
+    /// unsafe { call.enqueue(|stream, [x, y]| Ok(gemv(stream, x, y)?)) }?;
     /// assert_eq!(y.to_vec(&stream).await?, [2.0, 4.0, 6.0]);
     /// # Ok::<(), wakeline::Error>(())
     /// # }).unwrap();
@@ -138,7 +138,7 @@ impl<A: Addresses> External<'_, A> {
     /// it) when the function returns. It touches no device memory of wakeline's but the declared slices, within their
     /// lengths, and writes only those that are declared to be written; what it writes are values of their type. The
     /// stream is not destroyed, captured or reset.
-    pub unsafe fn enqueue<E: Into<Error>>(self, call: impl FnOnce(*mut c_void, A) -> Result<(), E>) -> Result<()> {
+    pub unsafe fn enqueue(self, call: impl FnOnce(*mut c_void, A) -> Result<()>) -> Result<()> {
         let Self { stream, name, mut uses, emulated, .. } = self;
         let place = || format!("external work `{name}` on `{}`", stream.name());
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(uses.len());
@@ -151,7 +151,7 @@ impl<A: Addresses> External<'_, A> {
             Arg::Slice { address, .. } => address.0,
             Arg::Scalar(_) => unreachable!("only slices are declared"),
         });
-        let mut call = Some(|raw| call(raw, addresses).map_err(Into::into));
+        let mut call = Some(|raw| call(raw, addresses));
         let mut called = None;
         let mut once = |raw| {
             if let Some(call) = call.take() {
@@ -159,6 +159,7 @@ impl<A: Addresses> External<'_, A> {
             }
         };
         let external = backend::External { name, args: &args, call: &mut once, emulated };
+        stream.begin_work();
         // SAFETY: by this function's contract the work touches no more than `args` says. Each slice lies in memory of
         // this device (`reachable`); it stays valid until the work is done, as a ticket of after it is noted in it below
         // and memory with an open ticket is parked, not freed.
@@ -169,7 +170,7 @@ impl<A: Addresses> External<'_, A> {
         uses.iter_mut().for_each(|used| used.access.note(ticket.clone()));
         match called {
             None => Ok(()),
-            Some(Ok(outcome)) => outcome.map_err(|error: Error| error.at(place())),
+            Some(Ok(outcome)) => outcome.map_err(|error| error.at(place())),
             Some(Err(panic)) => resume_unwind(panic),
         }
     }

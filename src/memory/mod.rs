@@ -170,7 +170,9 @@ impl Memory {
         if !self.device.tracked() {
             return Ok(());
         }
-        self.uses().write.as_ref().map_or(Ok(()), |write| stream.wait(write))
+        // Not under the lock: a wait may wake others.
+        let write = self.uses().write.clone();
+        write.map_or(Ok(()), |write| stream.wait(&write))
     }
 
     /// Makes `stream` wait for what a write must come after.

@@ -1,7 +1,7 @@
 //! Reclaim: memory that was dropped while streams may still use it.
 //!
 //! Dropping never blocks. Memory whose tickets have all passed is freed there and then; the rest is parked with its
-//! tickets and freed when they have passed: at the next allocation, and at the watch's beat. After a fault nothing can
+//! tickets and freed when they have passed: at the next allocation, and at the lookout's beat. After a fault nothing can
 //! be known of the device's work any more: then it is leaked and counted, never reused.
 
 use std::{
@@ -94,7 +94,7 @@ impl Reclaim {
         self.keep_sweeping();
     }
 
-    /// Sees to it that the watch sweeps while anything is parked.
+    /// Sees to it that the lookout sweeps while anything is parked.
     fn keep_sweeping(self: &Arc<Self>) {
         if self.sweeping.swap(true, Ordering::AcqRel) {
             return;
@@ -123,7 +123,7 @@ impl Reclaim {
     /// Frees what is parked and done, before an allocation.
     pub(super) fn sweep_now(self: &Arc<Self>) {
         self.sweep();
-        // While this had the list in its hands, the watch may have found it empty and gone.
+        // While this had the list in its hands, the lookout may have found it empty and gone.
         if !self.is_empty() {
             self.keep_sweeping();
         }
@@ -136,8 +136,9 @@ impl Reclaim {
             let mut lost = false;
             memory.open.retain(|ticket| match ticket.look() {
                 Ok(passed) => !passed,
-                Err(_) => {
-                    lost = true;
+                Err(error) => {
+                    // Of another kind: it is asked again.
+                    lost |= error.is_device_lost();
                     true
                 }
             });

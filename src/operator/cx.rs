@@ -355,6 +355,7 @@ impl<P: Ports> Drop for Asking<'_, P> {
     fn drop(&mut self) {
         if self.waits {
             self.ports.visit(&mut |_, port| port.rest());
+            self.cx.awaited.iter_mut().for_each(HostAccess::rest);
         }
         if self.cx.node.is_parked() {
             self.cx.node.unpark();

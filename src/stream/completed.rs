@@ -17,7 +17,7 @@ use super::{
     effort::Effort,
     lookout::Lookout,
 };
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 
 /// Resolves when the work up to a ticket is done, or with the error that ended the device.
 ///
@@ -60,7 +60,10 @@ impl Future for Completed {
                 Progress::Failed => {
                     this.effort.end();
                     // The device stores its error before it fails the waiters.
-                    return Poll::Ready(stream.device().check());
+                    let lost = stream.device().check();
+                    return Poll::Ready(
+                        lost.and_then(|()| Err(Error::new(ErrorKind::DeviceLost, "its waiters were failed"))),
+                    );
                 }
                 Progress::Wait { front } => {
                     // Marked at once: an event cannot be recorded later without waiting for more.

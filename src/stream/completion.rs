@@ -106,25 +106,28 @@ impl Completion {
         // Asked again under the lock: `advance` and `fail` store first and lock then, so either this sees what they
         // stored, or they see the waiter.
         let passed = self.passed();
-        if passed >= ticket {
-            Self::remove(&mut state, place);
-            return Progress::Passed;
+        if passed >= ticket || self.failed() {
+            let gone = Self::remove(&mut state, place);
+            drop(state);
+            drop(gone);
+            return if passed >= ticket { Progress::Passed } else { Progress::Failed };
         }
-        if self.failed() {
-            Self::remove(&mut state, place);
-            return Progress::Failed;
-        }
+        let mut old = None;
         match place.0 {
             Some(key) => {
                 let kept = &mut state.waiters[key];
                 match &kept.waker {
                     Some(old) if old.will_wake(waker) => {}
-                    _ => kept.waker = Some(waker.clone()),
+                    _ => old = kept.waker.replace(waker.clone()),
                 }
             }
             None => place.0 = Some(state.waiters.insert(Waiter { ticket, waker: Some(waker.clone()) })),
         }
-        Progress::Wait { front: state.front(passed).is_none_or(|front| front >= ticket) }
+        let front = state.front(passed).is_none_or(|front| front >= ticket);
+        // What a waker holds may do anything as it goes.
+        drop(state);
+        drop(old);
+        Progress::Wait { front }
     }
 
     /// Notes that a callback is under way which will say `ticket`. False if one was already: then do not start one.
@@ -150,17 +153,18 @@ impl Completion {
         let mut state = lock(&self.state);
         let left = Self::remove(&mut state, place);
         let passed = self.passed();
-        let woken = match left {
+        let woken = match &left {
             // It was the front, and what it looked for has not come.
-            Some(ticket) if ticket > passed => state.wake_front_from(ticket, passed),
+            Some(left) if left.ticket > passed => state.wake_front_from(left.ticket, passed),
             _ => None,
         };
         drop(state);
+        drop(left);
         woken.into_iter().for_each(Waker::wake);
     }
 
-    fn remove(state: &mut State, place: &mut Place) -> Option<u64> {
-        place.0.take().and_then(|key| state.waiters.try_remove(key)).map(|waiter| waiter.ticket)
+    fn remove(state: &mut State, place: &mut Place) -> Option<Waiter> {
+        place.0.take().and_then(|key| state.waiters.try_remove(key))
     }
 
     /// A rumour: `ticket` may have passed.

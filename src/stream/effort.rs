@@ -13,7 +13,7 @@
 //! ```
 //!
 //! - **POLL**: the waiting task asks its event each time it is polled, and has itself polled again, behind whatever else
-//!   its worker has to do. It never blocks. Nothing learns of an end sooner.
+//!   its worker has to do; a task that polls alone asks for some microseconds at a time. Nothing learns of an end sooner.
 //! - **SCAN**: so many tasks poll that their workers would do little else: the device's [lookout](super::lookout) asks
 //!   for the others, on its own thread.
 //! - **SLEEP**: an alarm of the lookout's wakes the task shortly before the end that the
@@ -89,7 +89,7 @@ enum State {
     Poll {
         /// Until when; `None`: to the end.
         until: Option<Instant>,
-        _seat: Option<Seat>,
+        _seat: Seat,
     },
     Sleep {
         until: Instant,
@@ -100,18 +100,28 @@ enum State {
 
 /// The place of a task that polls.
 #[derive(Debug)]
-struct Seat(Arc<Streams>);
+struct Seat {
+    streams: Arc<Streams>,
+    /// One of a limited number.
+    limited: bool,
+}
 
 impl Seat {
-    fn take(streams: &Arc<Streams>, most: usize) -> Option<Self> {
-        let taken = streams.pollers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < most).then_some(n + 1));
-        taken.ok().map(|_| Self(streams.clone()))
+    /// `None` if `most` are taken.
+    fn take(streams: &Arc<Streams>, most: Option<usize>) -> Option<Self> {
+        if let Some(most) = most {
+            let more = |taken: usize| (taken < most).then_some(taken + 1);
+            streams.seats.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        }
+        streams.pollers.fetch_add(1, Ordering::Relaxed);
+        Some(Self { streams: streams.clone(), limited: most.is_some() })
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.0.pollers.fetch_sub(1, Ordering::Relaxed);
+        self.streams.pollers.fetch_sub(1, Ordering::Relaxed);
+        self.streams.seats.fetch_sub(usize::from(self.limited), Ordering::Relaxed);
     }
 }
 
@@ -150,12 +160,14 @@ impl Effort {
             (_, CompletionMode::Quiet) => return self.call(stream, mark),
             (State::Poll { .. }, CompletionMode::LowLatency) => {}
             (_, CompletionMode::LowLatency) => {
-                self.state = State::Poll { until: None, _seat: Seat::take(stream.streams(), usize::MAX) };
+                if let Some(seat) = Seat::take(stream.streams(), None) {
+                    self.state = State::Poll { until: None, _seat: seat };
+                }
             }
             (State::Sleep { until }, _) if now < *until => return Ok(()),
             (State::Poll { until, .. }, _) if until.is_none_or(|until| now < until) => {}
             (State::Poll { .. }, _) => return self.call(stream, mark),
-            (State::None | State::Sleep { .. }, _) => self.choose(stream, mark, began, now),
+            (State::None | State::Sleep { .. }, _) => return self.choose(stream, mark, waker, began, now),
         }
         if matches!(self.state, State::Poll { .. }) {
             waker.wake_by_ref();
@@ -164,7 +176,7 @@ impl Effort {
     }
 
     /// `Adaptive`, before the first look or after an alarm.
-    fn choose(&mut self, stream: &Stream, mark: &Arc<Mark>, began: Instant, now: Instant) {
+    fn choose(&mut self, stream: &Stream, mark: &Arc<Mark>, waker: &Waker, began: Instant, now: Instant) -> Result<()> {
         let lookout = stream.streams().lookout();
         let expected = stream.forecast().expect(mark.number, began);
         let until = match expected {
@@ -174,22 +186,23 @@ impl Effort {
                 if let Some(from) = at.checked_sub(lead)
                     && from > now
                 {
-                    lookout.alarm(from, stream, mark.ticket);
                     self.state = State::Sleep { until: from };
-                    return;
+                    return if lookout.alarm(from, stream, mark.ticket) { Ok(()) } else { self.call(stream, mark) };
                 }
                 at.max(now) + lead
             }
             None => now + LEAD.0,
         };
-        let seat = if lookout.scans() { None } else { Seat::take(stream.streams(), SEATS) };
-        self.state = match seat {
-            Some(seat) => State::Poll { until: Some(until), _seat: Some(seat) },
-            None => {
-                lookout.scan(Scan { stream: stream.clone(), mark: mark.clone(), began, until, asked: now });
-                State::Scan
-            }
-        };
+        if !lookout.scans()
+            && let Some(seat) = Seat::take(stream.streams(), Some(SEATS))
+        {
+            self.state = State::Poll { until: Some(until), _seat: seat };
+            waker.wake_by_ref();
+            return Ok(());
+        }
+        self.state = State::Scan;
+        let scan = Scan { stream: stream.clone(), mark: mark.clone(), began, until, asked: now };
+        if lookout.scan(scan) { Ok(()) } else { self.call(stream, mark) }
     }
 
     fn call(&mut self, stream: &Stream, mark: &Arc<Mark>) -> Result<()> {

@@ -20,6 +20,10 @@ const IN_TIME: (f64, f64) = (30e-6, 0.02);
 /// What the average is pulled down by at first, in seconds.
 const PULL: f64 = 250e-6;
 
+/// Marks that are counted between two ends: many that nobody waited for need not take as long as those that somebody did,
+/// and a sleeper that is woken too early only looks once more.
+const MOST: u64 = 32;
+
 /// What a stream's work took before.
 #[derive(Debug, Default)]
 pub(super) struct Forecast {
@@ -94,7 +98,7 @@ impl Forecast {
     /// When the stream could begin with what lies before this mark, and how many marks that is.
     fn start(&self, number: u64, began: Instant) -> (Instant, f64) {
         match self.last {
-            Some((end, last)) if end > began && last < number => (end, (number - last) as f64),
+            Some((end, last)) if end > began && last < number => (end, (number - last).min(MOST) as f64),
             _ => (began, 1.0),
         }
     }

@@ -1,6 +1,6 @@
 //! Joining: a stream waits for several others at once.
 
-use super::{Stream, Ticket};
+use super::{Event, Stream, Ticket};
 use crate::error::Result;
 
 impl Stream {
@@ -29,7 +29,8 @@ impl Stream {
     }
 }
 
-/// A point in a stream's work: a [`Ticket`], the present end of a [`Stream`], either of them behind a reference, or none.
+/// A point in a stream's work: a [`Ticket`], the record of an [`Event`], the present end of a [`Stream`], any of them
+/// behind a reference, or none.
 ///
 /// Sealed.
 pub trait Point: Sealed {
@@ -45,6 +46,7 @@ use sealed::Sealed;
 
 impl Sealed for Stream {}
 impl Sealed for Ticket {}
+impl Sealed for Event {}
 impl<P: Sealed> Sealed for &P {}
 impl<P: Sealed> Sealed for Option<P> {}
 
@@ -57,6 +59,12 @@ impl Point for Stream {
 impl Point for Ticket {
     fn ticket(&self) -> Option<Ticket> {
         Some(self.clone())
+    }
+}
+
+impl Point for Event {
+    fn ticket(&self) -> Option<Ticket> {
+        Event::ticket(self)
     }
 }
 

@@ -16,6 +16,7 @@ use std::{
     cmp::Reverse,
     collections::BinaryHeap,
     fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -110,16 +111,17 @@ impl Lookout {
         self.begin(list);
     }
 
-    /// Wakes who waits for `ticket`, at that time.
-    pub(super) fn alarm(&self, at: Instant, stream: &Stream, ticket: u64) {
+    /// Wakes who waits for `ticket`, at that time. False if it cannot.
+    pub(super) fn alarm(&self, at: Instant, stream: &Stream, ticket: u64) -> bool {
         let mut list = lock(&self.shared.list);
         list.alarms.push(Reverse(Alarm { at, whom: stream.0.completion.clone(), ticket }));
         self.shared.news.store(true, Ordering::Release);
         let early = list.asleep.is_some_and(|until| at < until);
-        self.begin(list);
+        let begun = self.begin(list);
         if early {
             self.shared.change.notify_one();
         }
+        begun
     }
 
     /// True while it asks for anybody.
@@ -127,35 +129,45 @@ impl Lookout {
         self.shared.scanning.load(Ordering::Relaxed)
     }
 
-    /// Asks the mark until it is done; once it is overdue, it is left to a callback.
-    pub(super) fn scan(&self, scan: Scan) {
+    /// Asks the mark until it is done; once it is overdue, it is left to a callback. False if it cannot.
+    pub(super) fn scan(&self, scan: Scan) -> bool {
         let mut list = lock(&self.shared.list);
         list.scans.push(scan);
         self.shared.scanning.store(true, Ordering::Relaxed);
         self.shared.news.store(true, Ordering::Release);
         let asleep = list.asleep.take().is_some();
-        self.begin(list);
+        let begun = self.begin(list);
         if asleep {
             self.shared.change.notify_one();
         }
+        begun
     }
 
-    fn begin(&self, mut list: MutexGuard<'_, List>) {
+    /// False if there is nobody to keep the beat.
+    fn begin(&self, mut list: MutexGuard<'_, List>) -> bool {
         if list.beating {
-            return;
+            return true;
         }
         list.beating = true;
         drop(list);
         let shared = self.shared.clone();
         if let Some(simulation) = emulated::simulation::current() {
             simulation.on_idle_every(INTERVAL, Box::new(move || shared.beat(false)));
-            return;
+            return true;
         }
-        let thread = std::thread::Builder::new().name(shared.name.clone()).spawn(move || shared.run());
-        if let Err(error) = thread {
-            lock(&self.shared.list).beating = false;
-            tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call");
-        }
+        // A waker that panics ends a round and not the lookout.
+        let keep = move || while catch_unwind(AssertUnwindSafe(|| shared.run())).is_err() {};
+        let Err(error) = std::thread::Builder::new().name(self.shared.name.clone()).spawn(keep) else { return true };
+        tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call");
+        let mut list = lock(&self.shared.list);
+        list.beating = false;
+        // Whoever comes next tries again.
+        list.alarms.clear();
+        list.scans.clear();
+        let unwatched = std::mem::take(&mut list.streams);
+        drop(list);
+        unwatched.iter().filter_map(Weak::upgrade).for_each(|stream| stream.watched.store(false, Ordering::Release));
+        false
     }
 }
 
@@ -210,9 +222,12 @@ impl Shared {
         let streams: Vec<Stream> = streams.iter().filter_map(Weak::upgrade).map(Stream).collect();
         let mut kept = Vec::new();
         for stream in streams {
-            if stream.look().is_err() {
+            match stream.look() {
                 // Everybody has been told, but for whoever came in between.
-                stream.0.completion.fail();
+                Err(error) if error.is_device_lost() => stream.0.completion.fail(),
+                // Of another kind: somebody captures the stream, say. It is asked again.
+                Err(error) => tracing::warn!(stream = stream.name(), %error, "a stream does not say how far it is"),
+                Ok(()) => {}
             }
             if !stream.0.completion.has_waiters() {
                 stream.0.watched.store(false, Ordering::Release);
@@ -228,6 +243,8 @@ impl Shared {
         let mut list = lock(&self.list);
         list.streams.append(&mut kept);
         list.sweeps.append(&mut sweeps);
+        // Whoever had them set may have gone.
+        list.alarms.retain(|Reverse(alarm)| alarm.whom.has_waiters());
         let idle = !scanning
             && list.streams.is_empty()
             && list.sweeps.is_empty()
@@ -247,13 +264,13 @@ impl Scan {
                 false
             }
             // Everybody has been told.
-            Err(_) => false,
-            Ok(false) if !self.stream.0.completion.has_waiters() => false,
-            Ok(false) if now < self.until => {
+            Err(error) if error.is_device_lost() => false,
+            _ if !self.stream.0.completion.has_waiters() => false,
+            _ if now < self.until => {
                 self.asked = now;
                 true
             }
-            Ok(false) => {
+            _ => {
                 // What cannot be called back is left to the beat.
                 let _ = self.stream.call_back(&self.mark);
                 false

@@ -35,20 +35,17 @@ pub(super) struct Spares {
 impl Spares {
     /// How many there are from the start.
     const FIRST: usize = 16;
-    /// How many are tried before it counts as empty.
-    const TRIES: usize = 16;
 
     /// A mark that nobody else holds, its event not yet recorded for this use.
     pub(super) fn take(&mut self) -> Option<Arc<Mark>> {
-        for _ in 0..Self::TRIES.min(self.idle.len()) {
-            let mark = self.idle.pop_front()?;
-            // Nobody can come by another handle to it: there is none to clone.
-            if Arc::strong_count(&mark) == 1 {
+        loop {
+            let mut mark = self.idle.pop_front()?;
+            if Arc::get_mut(&mut mark).is_some() {
                 return Some(mark);
             }
-            self.idle.push_back(mark);
+            // It goes with its last holder. Kept, those that are held for long would pile up here.
+            self.made -= 1;
         }
-        None
     }
 
     pub(super) fn put(&mut self, mark: Arc<Mark>) {
@@ -77,12 +74,10 @@ impl Spares {
 impl Mark {
     /// Everything but the event, of a mark that was just taken.
     pub(super) fn set(this: &mut Arc<Self>, ticket: u64, number: u64, clock: &Clock, upstream: &Devices) {
-        debug_assert_eq!(Arc::weak_count(this), 0);
-        if let Some(mark) = Arc::get_mut(this) {
-            (mark.ticket, mark.number) = (ticket, number);
-            mark.clock.set(clock);
-            mark.upstream.clone_from(upstream);
-        }
+        let Some(mark) = Arc::get_mut(this) else { unreachable!("`Spares::take` gives out none that others hold") };
+        (mark.ticket, mark.number) = (ticket, number);
+        mark.clock.set(clock);
+        mark.upstream.clone_from(upstream);
     }
 }
 
@@ -95,5 +90,31 @@ impl Drop for Mark {
 impl fmt::Debug for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mark").field("ticket", &self.ticket).field("event", &self.event).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, Emulated};
+
+    #[test]
+    fn marks_that_are_held_for_long_are_not_replaced_again_and_again() {
+        let device = Device::emulated(Emulated::new());
+        let streams = Streams::of(&device);
+        let (mut spares, mut held) = (Spares::default(), Vec::new());
+        for turn in 0..10_000 {
+            let mark = loop {
+                match spares.take() {
+                    Some(mark) => break mark,
+                    None => spares.grow(&streams).unwrap(),
+                }
+            };
+            if turn < 400 {
+                held.push(mark.clone());
+            }
+            spares.put(mark);
+        }
+        assert!(spares.made <= 1024, "{} for one at a time", spares.made);
     }
 }

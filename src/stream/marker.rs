@@ -76,6 +76,7 @@ impl Event {
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        stream.device().check()?;
         let mut record = if self.timed {
             let device = stream.device();
             let raw = stream.streams().heed(device.backend().event_create(true))?;
@@ -103,7 +104,7 @@ impl Event {
     /// Asks the device whether the recorded work is done. True too where nothing is recorded.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, unless the work is known to have been done before.
     pub fn query(&self) -> Result<bool> {
         let Some(mut record) = self.last() else { return Ok(true) };
         let done = record.ticket.look()?;

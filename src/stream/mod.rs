@@ -295,6 +295,13 @@ impl Stream {
         order.meter.get_or_insert_with(|| Meter::new(&self.0.streams)).begin_run();
     }
 
+    /// Work is about to be put into it that does not go through [`enqueue`](Self::enqueue).
+    pub(crate) fn begin_work(&self) {
+        if let Some(meter) = &mut lock(&self.0.order).meter {
+            meter.work(self.0.raw);
+        }
+    }
+
     pub(crate) fn end_run(&self) {
         if let Some(meter) = &mut lock(&self.0.order).meter {
             meter.end_run(self.0.raw);
@@ -353,6 +360,9 @@ impl Stream {
         }
         order.clock.merge(&mark.clock);
         order.clock.reach(other.id, mark.ticket);
+        // A wait has a ticket too: whoever comes after this stream now comes after what it waits for.
+        order.issued += 1;
+        inner.issued.store(order.issued, Ordering::Release);
         self.come_after(&mut order, &mark.upstream, &other.device);
         Ok(())
     }

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// stream.set_completion_mode(CompletionMode::LowLatency);
 /// // All streams of a flow:
 /// let mut flow = Flow::new("overnight");
-/// flow.completion_mode(CompletionMode::Quiet);
+/// flow.set_completion_mode(CompletionMode::Quiet);
 /// # Ok::<(), wakeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

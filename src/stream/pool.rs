@@ -57,7 +57,7 @@ struct Shelf {
 
 #[derive(Default)]
 struct State {
-    /// The one given back last is given out next: it has what it needs to tell of its end.
+    /// The one given back last is given out next.
     idle: Vec<Arc<Held>>,
     made: usize,
 }
@@ -127,7 +127,10 @@ impl StreamPool {
         let shelf = &self.shelf;
         let mut state = lock(&shelf.state);
         let held = match state.idle.pop() {
-            Some(held) => held,
+            Some(held) => {
+                drop(state);
+                held
+            }
             None if shelf.maximum.is_some_and(|maximum| state.made >= maximum) => return Ok(None),
             None => {
                 state.made += 1;
@@ -150,7 +153,10 @@ impl StreamPool {
         let s = if maximum == 1 { "" } else { "s" };
         Error::new(
             ErrorKind::Usage,
-            format!("pool `{}` is used up: its maximum of {maximum} stream{s} is in use", self.shelf.name),
+            format!(
+                "pool `{}` is used up: its maximum of {maximum} stream{s} is in use; raise it, or let operators share with `.without_own_stream()`",
+                self.shelf.name
+            ),
         )
     }
 

@@ -22,6 +22,8 @@ pub(crate) struct Streams {
     lookout: Lookout,
     /// Tasks that ask for their work again and again.
     pub(super) pollers: AtomicUsize,
+    /// Those of them that are limited in number.
+    pub(super) seats: AtomicUsize,
 }
 
 impl Streams {
@@ -34,6 +36,7 @@ impl Streams {
                 default: Mutex::default(),
                 lookout: Lookout::new(device),
                 pollers: AtomicUsize::new(0),
+                seats: AtomicUsize::new(0),
             })
         })
     }

@@ -1,6 +1,7 @@
 //! A device's context, and what its driver's answers mean.
 //!
-//! Every call goes `enter` (is the device lost? then make its context this thread's), the driver, `check`. All of it is
+//! Every call goes `enter` (is the device lost? then make its context this thread's) or, on a message's path, `lightly`
+//! (which leaves the context as it is), the driver, `check`. All of it is
 //! free of locks and of allocation as long as nothing fails.
 //!
 //! ```text
@@ -124,15 +125,19 @@ impl Context {
         Ok(self.driver)
     }
 
-    /// Begins a call that needs no current context: `cuEventQuery`, and `cuEventRecord` and `cuStreamWaitEvent` on a
-    /// stream that was made (tried on a thread without a context, driver 580.159.04). The default stream is that of
-    /// the current one.
+    /// Makes a call that needs no current context, as far as is known: `cuEventQuery`, and `cuEventRecord` and
+    /// `cuStreamWaitEvent` on a stream that was made (tried on a thread without a context, driver 580.159.04). A driver
+    /// that wants one all the same is given it. The default stream is that of the current context.
     #[inline]
-    pub(super) fn enter_for(&self, stream: Option<RawStream>) -> Result<&'static Driver> {
+    pub(super) fn lightly(&self, stream: Option<RawStream>, call: impl Fn(&'static Driver) -> Code) -> Result<Code> {
         match self.lost.get() {
-            _ if stream == Some(RawStream::DEFAULT) => self.enter(),
-            Some(error) => Err(error.again()),
-            None => Ok(self.driver),
+            Some(error) => return Err(error.again()),
+            None if stream == Some(RawStream::DEFAULT) => return self.enter().map(call),
+            None => {}
+        }
+        match call(self.driver) {
+            Code::INVALID_CONTEXT => self.enter().map(call),
+            code => Ok(code),
         }
     }
 

@@ -32,6 +32,7 @@ impl Code {
     pub(super) const SUCCESS: Code = Code(0);
     pub(super) const INVALID_VALUE: Code = Code(1);
     pub(super) const OUT_OF_MEMORY: Code = Code(2);
+    pub(super) const INVALID_CONTEXT: Code = Code(201);
     pub(super) const NOT_FOUND: Code = Code(500);
     pub(super) const NOT_READY: Code = Code(600);
     pub(super) const UNKNOWN: Code = Code(999);

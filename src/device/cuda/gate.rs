@@ -17,8 +17,9 @@ use std::{
 /// One for each context.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
-    /// Calls that need the context to themselves, waiting or at it.
-    alone: AtomicUsize,
+    /// Calls that need the context to themselves: how many have come, and how many of them have gone.
+    come: AtomicUsize,
+    gone: AtomicUsize,
 }
 
 /// While it lives, launches wait.
@@ -27,27 +28,29 @@ pub(super) struct Alone<'a>(&'a Gate);
 impl Gate {
     /// For a call that takes microseconds once it has the context.
     pub(super) fn alone(&self) -> Alone<'_> {
-        self.alone.fetch_add(1, Ordering::Relaxed);
+        self.come.fetch_add(1, Ordering::Relaxed);
         Alone(self)
     }
 
     /// Before a launch.
     #[inline]
     pub(super) fn pass(&self) {
-        if self.alone.load(Ordering::Relaxed) > 0 {
-            self.wait();
+        let come = self.come.load(Ordering::Relaxed);
+        if self.gone.load(Ordering::Relaxed) != come {
+            self.wait(come);
         }
     }
 
+    /// For those that had come, or as many others.
     #[cold]
-    fn wait(&self) {
+    fn wait(&self, come: usize) {
         /// Some microseconds; whoever is inside may have lost its processor, perhaps to this thread.
         const SPINS: u32 = 1000;
         /// A launch that a full channel holds up holds up who needs the context to itself: then the others go on after
-        /// some tenths of a second.
-        const MOST: u32 = 100_000;
+        /// some hundredths of a second.
+        const MOST: u32 = 20_000;
         for spin in 0..MOST {
-            if self.alone.load(Ordering::Relaxed) == 0 {
+            if self.gone.load(Ordering::Relaxed).wrapping_sub(come) <= usize::MAX / 2 {
                 return;
             }
             if spin < SPINS {
@@ -61,6 +64,6 @@ impl Gate {
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        self.0.alone.fetch_sub(1, Ordering::Relaxed);
+        self.0.gone.fetch_add(1, Ordering::Relaxed);
     }
 }

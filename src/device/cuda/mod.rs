@@ -19,7 +19,7 @@
 //!
 //! Streams and events are the driver's handles as numbers; `RawStream(0)` is the legacy default stream. No call but
 //! those that the trait names waits for the device, and recording, waiting, querying, copying, filling and launching
-//! take no lock (a launch: one shared one, for a look-up) and allocate nothing.
+//! take no lock of ours and allocate nothing.
 
 mod context;
 mod driver;
@@ -256,15 +256,17 @@ impl Backend for CudaBackend {
     }
 
     fn event_record(&self, raw: RawEvent, at: RawStream) -> Result<()> {
-        let driver = self.cx.enter_for(Some(at))?;
-        // SAFETY: a live event and a live stream of this context: the seam's callers own what they name.
-        self.cx.check(unsafe { (driver.event_record)(event(raw), stream(at)) }, "cuEventRecord")
+        let code = self.cx.lightly(Some(at), |driver| {
+            // SAFETY: a live event and a live stream of this context: the seam's callers own what they name.
+            unsafe { (driver.event_record)(event(raw), stream(at)) }
+        })?;
+        self.cx.check(code, "cuEventRecord")
     }
 
     fn event_query(&self, raw: RawEvent) -> Result<bool> {
-        let driver = self.cx.enter_for(None)?;
         // SAFETY: a live event: the seam's callers own what they name.
-        self.cx.check_ready(unsafe { (driver.event_query)(event(raw)) }, "cuEventQuery")
+        let code = self.cx.lightly(None, |driver| unsafe { (driver.event_query)(event(raw)) })?;
+        self.cx.check_ready(code, "cuEventQuery")
     }
 
     fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration> {
@@ -282,9 +284,11 @@ impl Backend for CudaBackend {
     }
 
     fn stream_wait(&self, raw: RawStream, awaited: RawEvent) -> Result<()> {
-        let driver = self.cx.enter_for(Some(raw))?;
-        // SAFETY: a live stream of this context and a live event of this or another device's.
-        self.cx.check(unsafe { (driver.stream_wait_event)(stream(raw), event(awaited), 0) }, "cuStreamWaitEvent")
+        let code = self.cx.lightly(Some(raw), |driver| {
+            // SAFETY: a live stream of this context and a live event of this or another device's.
+            unsafe { (driver.stream_wait_event)(stream(raw), event(awaited), 0) }
+        })?;
+        self.cx.check(code, "cuStreamWaitEvent")
     }
 
     unsafe fn copy(&self, raw: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
