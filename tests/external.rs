@@ -21,7 +21,7 @@ fn set<'a>(stream: &'a Stream, to: &'a mut Buffer<u32>, value: u32) -> Result<()
     let len = to.len();
     let call = stream.external("set").write(to).emulated(move |[mut to]| to.as_mut_slice::<u32>().fill(value));
     // SAFETY: one memset on this stream, of the slice that is declared.
-    unsafe { call.enqueue(|stream, [to]| Ok(cuda::set(stream, to, value, len)?)) }
+    unsafe { call.enqueue(|stream, [to]| cuda::set(stream, to, value, len)) }
 }
 
 /// A copy, enqueued by somebody else.
@@ -33,22 +33,22 @@ fn copy<'a>(stream: &'a Stream, from: &'a Buffer<u32>, to: &'a mut Buffer<u32>) 
         }
     });
     // SAFETY: one copy on this stream, between the slices that are declared and within both.
-    unsafe { call.enqueue(|stream, [from, to]| Ok(cuda::copy(stream, from, to, bytes)?)) }
+    unsafe { call.enqueue(|stream, [from, to]| cuda::copy(stream, from, to, bytes)) }
 }
 
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::*;
-    use cudarc::driver::{DriverError, sys};
+    use cudarc::driver::sys;
 
-    pub(super) fn set(stream: *mut c_void, to: u64, value: u32, len: usize) -> Result<(), DriverError> {
+    pub(super) fn set(stream: *mut c_void, to: u64, value: u32, len: usize) -> Result<()> {
         // SAFETY: as the caller of `enqueue` vouches.
-        unsafe { sys::cuMemsetD32Async(to, value, len, stream.cast()) }.result()
+        Ok(unsafe { sys::cuMemsetD32Async(to, value, len, stream.cast()) }.result()?)
     }
 
-    pub(super) fn copy(stream: *mut c_void, from: u64, to: u64, bytes: usize) -> Result<(), DriverError> {
+    pub(super) fn copy(stream: *mut c_void, from: u64, to: u64, bytes: usize) -> Result<()> {
         // SAFETY: as the caller of `enqueue` vouches.
-        unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.cast()) }.result()
+        Ok(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.cast()) }.result()?)
     }
 }
 
@@ -224,7 +224,7 @@ impl Operator for SetAndIncrement {
         let call = stream.external("set").write(&mut envelope);
         let call = call.emulated(|[mut to]| to.as_mut_slice::<u32>().fill(41));
         // SAFETY: one memset on this stream, of the slice that is declared.
-        unsafe { call.enqueue(|stream, [to]| Ok(cuda::set(stream, to, 41, len)?)) }?;
+        unsafe { call.enqueue(|stream, [to]| cuda::set(stream, to, 41, len)) }?;
         increment::launch(stream, &mut envelope)?;
         ports.output.send(envelope).await
     }

@@ -36,16 +36,17 @@ impl Spares {
     /// How many there are from the start.
     const FIRST: usize = 16;
 
-    /// A mark that nobody else holds, its event not yet recorded for this use.
+    /// A mark that nobody else holds, its event not yet recorded for this use. Those that somebody does go to the back, so
+    /// that each is passed over once a round.
     pub(super) fn take(&mut self) -> Option<Arc<Mark>> {
-        loop {
+        for _ in 0..self.idle.len() {
             let mut mark = self.idle.pop_front()?;
             if Arc::get_mut(&mut mark).is_some() {
                 return Some(mark);
             }
-            // It goes with its last holder. Kept, those that are held for long would pile up here.
-            self.made -= 1;
+            self.idle.push_back(mark);
         }
+        None
     }
 
     pub(super) fn put(&mut self, mark: Arc<Mark>) {
