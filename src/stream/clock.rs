@@ -39,9 +39,12 @@ impl Clock {
             match self.0.get(at) {
                 Some((of, _)) if of == stream => self.0[at].1 = self.0[at].1.max(*ticket),
                 _ if self.0.len() < LONGEST => self.0.insert(at, (*stream, *ticket)),
+                // Older than all that there is room for.
+                _ if at == 0 => {}
                 _ => {
-                    self.reach(*stream, *ticket);
-                    at = 0;
+                    self.0.remove(0);
+                    at -= 1;
+                    self.0.insert(at, (*stream, *ticket));
                 }
             }
         }
