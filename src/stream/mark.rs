@@ -36,7 +36,7 @@ impl Spares {
     /// How many there are from the start.
     const FIRST: usize = 16;
 
-    /// A mark that nobody else holds, its event not yet recorded for this use. Those that somebody does go to the back, so
+    /// A mark that nobody else holds, for this ticket; its event is not yet recorded for this use. Those that somebody does go to the back, so
     /// that each is passed over once a round.
     pub(super) fn take(&mut self) -> Option<Arc<Mark>> {
         for _ in 0..self.idle.len() {
