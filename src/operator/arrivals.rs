@@ -2,9 +2,14 @@
 
 use std::{
     fmt,
+    sync::Arc,
     task::{Context, Waker},
 };
 
+use super::{
+    lane::{Lane, Stamps},
+    ports::Traffic,
+};
 use crate::{
     condition::{self, Front, Readiness, Wanted},
     error::Result,
@@ -44,7 +49,7 @@ impl<M: Message> Arrivals<M> {
     }
 
     #[inline]
-    pub(super) fn take(&mut self) -> Result<Option<M>> {
+    fn take(&mut self) -> Result<Option<M>> {
         let message = match &mut self.front {
             None => self.receiver.take(),
             Some(front) => front.take(&self.receiver),
@@ -55,7 +60,7 @@ impl<M: Message> Arrivals<M> {
 
     /// The stamp of the message that was taken last. Asked once.
     #[inline]
-    pub(super) fn stamp(&self, message: &mut M) -> Option<Ticket> {
+    fn stamp(&self, message: &mut M) -> Option<Ticket> {
         self.receiver.stamp(message, self.taken)
     }
 
@@ -103,6 +108,47 @@ impl<M: Message> Arrivals<M> {
 impl<M: Message> fmt::Debug for Arrivals<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arrivals").field("receiver", &self.receiver).field("front", &self.front).finish()
+    }
+}
+
+/// What an input has taken: of whichever of its connections.
+#[derive(Debug)]
+pub(super) struct Intake {
+    traffic: Traffic,
+    stamps: Stamps,
+}
+
+impl Intake {
+    pub(super) fn new(lane: Option<Arc<Lane>>) -> Self {
+        Self { traffic: Traffic::default(), stamps: Stamps::new(lane) }
+    }
+
+    /// A run begins.
+    #[inline]
+    pub(super) fn begin(&mut self) {
+        self.stamps.begin(self.traffic.messages);
+    }
+
+    /// The next message, if there is one: counted, and its stamp noted.
+    #[inline]
+    pub(super) fn take<M: Message>(&mut self, from: &mut Arrivals<M>) -> Result<Option<M>> {
+        let mut message = from.take()?;
+        if let Some(message) = &mut message {
+            self.traffic.count(message);
+            if let Some(stamp) = from.stamp(message) {
+                self.stamps.note(message, stamp, self.traffic.messages)?;
+            }
+        }
+        Ok(message)
+    }
+
+    pub(super) fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// The streams that this run's messages came from.
+    pub(super) fn streams(&self) -> impl Iterator<Item = Option<&Ticket>> {
+        self.stamps.all(self.traffic.messages)
     }
 }
 

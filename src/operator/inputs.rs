@@ -16,9 +16,10 @@ use std::{
 };
 
 use super::{
-    arrivals::{Arrivals, Wait},
-    lane::Stamps,
-    ports::{AnyPort, Binder, InputHandle, InputPort, Plan, Port, PortKind, PortOptions, Traffic},
+    arrivals::{Arrivals, Intake, Wait},
+    handle::InputHandle,
+    plan::{Binder, Plan, PortKind, PortOptions},
+    ports::{AnyPort, InputPort, Port, Traffic},
 };
 use crate::{
     condition::Readiness,
@@ -69,8 +70,7 @@ pub struct Inputs<M: Message> {
     turn: usize,
     /// What [`take`](Self::take) gives out; kept for its room.
     taken: Vec<M>,
-    traffic: Traffic,
-    stamps: Stamps,
+    intake: Intake,
 }
 
 impl<M: Message> Inputs<M> {
@@ -106,14 +106,7 @@ impl<M: Message> Inputs<M> {
         let hub = self.connections.get_mut(connection).ok_or_else(|| {
             Error::new(ErrorKind::Usage, format!("connection {connection} of {count}: they are counted from 0"))
         })?;
-        let mut message = hub.take()?;
-        if let Some(message) = &mut message {
-            self.traffic.count(message);
-            if let Some(stamp) = hub.stamp(message) {
-                self.stamps.note(message, stamp, self.traffic.messages)?;
-            }
-        }
-        Ok(message)
+        self.intake.take(hub)
     }
 
     /// The next message of whichever connection has one, and that one's number. They take turns: one that always has
@@ -161,7 +154,7 @@ impl<M: Message> Inputs<M> {
     /// The streams that this run's messages came from, one entry a message, in the order of taking. See
     /// [`Input::streams`](super::Input::streams).
     pub fn streams(&self) -> impl Iterator<Item = Option<&Ticket>> {
-        self.stamps.all(self.traffic.messages)
+        self.intake.streams()
     }
 
     /// How many connections it has, those that have ended included.
@@ -201,7 +194,7 @@ impl<M: Message> AnyPort for Inputs<M> {
     }
 
     fn traffic(&self) -> Traffic {
-        self.traffic
+        self.intake.traffic()
     }
 
     fn reader_gone(&self) -> bool {
@@ -228,8 +221,7 @@ impl<M: Message> Port for Inputs<M> {
         let ends: Vec<Receiver<M>> = binder.ends(name)?;
         let connections: Vec<_> = ends.into_iter().map(|end| Arrivals::new(end, options.wanted)).collect();
         let taken = Vec::with_capacity(connections.len());
-        let stamps = Stamps::new(binder.lane.clone());
-        Ok(Self { connections, turn: 0, taken, traffic: Traffic::default(), stamps })
+        Ok(Self { connections, turn: 0, taken, intake: Intake::new(binder.lane.clone()) })
     }
 
     /// All are asked, so that each that lacks one keeps the waker.
@@ -243,7 +235,7 @@ impl<M: Message> Port for Inputs<M> {
     /// This is the only reader: what was there still is.
     #[inline]
     fn claim(&mut self) -> bool {
-        self.stamps.begin(self.traffic.messages);
+        self.intake.begin();
         true
     }
 

@@ -10,9 +10,13 @@
 mod arrivals;
 mod cx;
 mod functions;
+mod handle;
+mod input;
 mod inputs;
 pub(crate) mod lane;
 pub(crate) mod node;
+mod output;
+mod plan;
 mod ports;
 pub(crate) mod quiet;
 pub(crate) mod seat;
@@ -23,11 +27,18 @@ use node::Method;
 pub use cx::Cx;
 pub use functions::{Map, MapPorts, Sink, SinkPorts, Source, SourcePorts, map, sink, source};
 pub use functions::{MapHandles, SinkHandles, SourceHandles};
-pub use inputs::Inputs;
 #[doc(hidden)]
-pub use ports::{AnyPort, Binder, InputPort, OutputPort, Plan, Port, PortId, PortOptions, Traffic};
-pub use ports::{Input, InputHandle, Output, OutputHandle, Ports};
-pub(crate) use ports::{PortDecl, PortKind};
+pub use handle::PortId;
+pub use handle::{InputHandle, OutputHandle};
+pub use input::Input;
+pub use inputs::Inputs;
+pub use output::Output;
+#[doc(hidden)]
+pub use plan::{Binder, Plan, PortOptions};
+pub(crate) use plan::{PortDecl, PortKind};
+pub use ports::Ports;
+#[doc(hidden)]
+pub use ports::{AnyPort, InputPort, OutputPort, Port, Traffic};
 
 /// One step of a flow: takes messages, enqueues work on its device, sends messages.
 ///

@@ -1,0 +1,51 @@
+//! Handles: an operator's ports as a flow names them, to connect them.
+
+use std::{fmt, marker::PhantomData};
+
+/// Which port of which operator of which flow.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PortId {
+    pub(crate) flow: u64,
+    pub(crate) operator: usize,
+    pub(crate) port: usize,
+}
+
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        pub struct $name<M> {
+            pub(crate) id: PortId,
+            of: PhantomData<fn(M) -> M>,
+        }
+
+        impl<M> $name<M> {
+            pub(super) fn new(id: PortId) -> Self {
+                Self { id, of: PhantomData }
+            }
+        }
+
+        impl<M> Clone for $name<M> {
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<M> Copy for $name<M> {}
+
+        impl<M> fmt::Debug for $name<M> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($name)).field(&self.id).finish()
+            }
+        }
+    };
+}
+
+handle! {
+    /// An input, to connect: once, or if it is one of [`Inputs`](super::Inputs), any number of times.
+    InputHandle
+}
+handle! {
+    /// An output, to connect.
+    OutputHandle
+}

@@ -1,0 +1,122 @@
+//! What a flow knows of an operator's ports before it runs ([`Plan`]), and how they get the ends of their hubs ([`Binder`]).
+
+use std::{any::Any, collections::HashMap, fmt, sync::Arc};
+
+use super::{handle::PortId, lane::Lane};
+use crate::{
+    condition::Wanted,
+    error::{Error, ErrorKind, Result},
+    hub::{Hub, Message},
+};
+
+/// Which way, and for how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PortKind {
+    Input,
+    /// Can be connected any number of times.
+    Inputs,
+    Output,
+}
+
+/// What a flow knows of a port before it runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PortDecl {
+    pub(crate) name: &'static str,
+    pub(crate) kind: PortKind,
+    pub(crate) hub: Hub,
+    pub(crate) carries_envelopes: bool,
+    pub(crate) element_bytes: usize,
+}
+
+/// Gathers an operator's ports when it is added.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Plan {
+    pub(crate) flow: u64,
+    pub(crate) operator: usize,
+    pub(crate) ports: Vec<PortDecl>,
+}
+
+impl Plan {
+    pub(super) fn add<M: Message>(&mut self, name: &'static str, kind: PortKind, options: PortOptions) -> PortId {
+        self.ports.push(PortDecl {
+            name,
+            kind,
+            hub: options.hub,
+            carries_envelopes: M::CARRIES_ENVELOPES,
+            element_bytes: M::ELEMENT_BYTES,
+        });
+        PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1 }
+    }
+}
+
+/// What an attribute said of a port.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use]
+pub struct PortOptions {
+    hub: Hub,
+    pub(super) wanted: Wanted,
+}
+
+#[allow(missing_docs)]
+impl PortOptions {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn capacity(mut self, capacity: usize) -> Self {
+        self.hub.capacity = Some(capacity);
+        self
+    }
+
+    pub fn envelope_bytes(mut self, bytes: usize) -> Self {
+        self.hub.envelope_bytes = Some(bytes);
+        self
+    }
+
+    pub fn envelopes(mut self, count: usize) -> Self {
+        self.hub.envelopes = Some(count);
+        self
+    }
+
+    pub fn done(mut self) -> Self {
+        self.wanted.done = true;
+        self
+    }
+
+    pub fn event(mut self, name: &'static str) -> Self {
+        self.wanted.event = Some(name);
+        self
+    }
+}
+
+/// Hands out the ends of hubs when a flow is built.
+#[doc(hidden)]
+pub struct Binder<'a> {
+    pub(crate) lane: Option<Arc<Lane>>,
+    /// By port, in the order of connecting.
+    pub(crate) ends: &'a mut HashMap<&'static str, Vec<Box<dyn Any + Send>>>,
+}
+
+impl Binder<'_> {
+    pub(super) fn end<T: 'static>(&mut self, name: &'static str) -> Result<T> {
+        self.ends(name)?.pop().ok_or_else(|| not_connected(name))
+    }
+
+    pub(super) fn ends<T: 'static>(&mut self, name: &'static str) -> Result<Vec<T>> {
+        let ends = self.ends.remove(name).ok_or_else(|| not_connected(name))?;
+        let ends = ends.into_iter().map(|end| end.downcast::<T>().map(|end| *end).map_err(|_| not_connected(name)));
+        ends.collect()
+    }
+}
+
+fn not_connected(name: &str) -> Error {
+    Error::new(ErrorKind::Setup, format!("port `{name}` is not connected"))
+}
+
+impl fmt::Debug for Binder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Binder").field("ends", &self.ends.keys()).finish()
+    }
+}
