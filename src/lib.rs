@@ -15,7 +15,7 @@
 //! |---|---|
 //! | [`flow`] | build, check, run: [`Flow`], [`Running`], [`Report`] |
 //! | [`operator`] | [`Operator`], its [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`] |
-//! | `condition` | when may an operator run |
+//! | [`condition`] | when may an operator run |
 //! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
 //! | [`memory`] | [`Buffer`], and who uses it when; work of [other libraries](Stream::external) |
@@ -37,7 +37,7 @@
 // What the macros generate names the crate from outside.
 extern crate self as wakeline;
 
-mod condition;
+pub mod condition;
 #[allow(unsafe_code)]
 pub mod device;
 mod error;

@@ -266,11 +266,8 @@ impl Declaration {
 
                 fn poll_ready(&mut self, cx: &mut ::core::task::Context<'_>) -> ::wakeline::__private::Readiness {
                     let _ = &cx;
-                    let ready = ::wakeline::__private::Readiness::Ready;
-                    #(let ready = ::wakeline::__private::Readiness::and(
-                        ready,
-                        #ports::poll_ready(&mut self.#fields, cx),
-                    );)*
+                    let ready = ::wakeline::__private::Readiness::READY;
+                    #(let ready = ready | #ports::poll_ready(&mut self.#fields, cx);)*
                     ready
                 }
 

@@ -20,9 +20,9 @@ pub(crate) type Awaited = SmallVec<[HostAccess; 1]>;
 pub(crate) fn buffers(awaited: &mut Awaited, cx: &mut Context<'_>) -> Readiness {
     while let Some(last) = awaited.last_mut() {
         match Pin::new(last).poll(cx) {
-            Poll::Pending => return Readiness::WaitEvent,
+            Poll::Pending => return Readiness::WAIT_EVENT,
             Poll::Ready(_) => drop(awaited.pop()),
         }
     }
-    Readiness::Ready
+    Readiness::READY
 }

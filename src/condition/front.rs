@@ -5,30 +5,31 @@
 //! the conditions to say ([`stream`](super::stream), [`event`](super::event)); how they are waited for is here, once.
 //!
 //! ```text
-//!            a message is there           all have passed
-//!   UNKNOWN ────────────────────> OPEN ────────────────────> DONE ──┐
-//!      ^                            │ the device is lost            │ take: the message
-//!      │                            └───────────────────> FAILED    │
-//!      └───────────────── take: the error ───────────────────┴──────┘
+//!   of the first message that is not known to be done, the `done`th:
+//!
+//!            it is there               all have passed
+//!   UNKNOWN ─────────────> OPEN ──────────────────────────> UNKNOWN, of the next: done + 1
+//!      ^                     │ the device is lost
+//!      │                     └────────────────────> FAILED
+//!      └──────────── take, with done = 0: the error ───┘        take, with done > 0: the first message, done - 1
 //! ```
 //!
-//! Only the first message is asked about, the next when that one has been taken: so every message of the queue is, each
-//! by its own tickets, whatever streams they belong to. The futures that wait are kept here, so that the operator is
-//! woken; nothing polls. After a fault the message is of no use: `take` gives the error in its place, once, and goes on to
-//! the next.
+//! One message is asked about at a time, in order: so every message of the queue is, each by its own tickets, whatever
+//! streams they belong to. The futures that wait are kept here, so that the operator is woken; nothing polls. After a fault
+//! the message is of no use: `take` gives the error in its place, once, and goes on to the next.
 
 use std::{
     fmt,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use smallvec::SmallVec;
 
-use super::Readiness;
+use super::{Counted, Readiness};
 use crate::{
     error::{Error, Result},
-    hub::{Message, link::Receiver},
+    hub::{Message, baggage::Parcel, link::Receiver},
     stream::{Completed, Ticket},
 };
 
@@ -41,10 +42,12 @@ pub(crate) struct Wanted {
     pub(crate) event: Option<&'static str>,
 }
 
-/// The first message of a port that waits for more than its arrival.
+/// The first messages of a port that waits for more than their arrival.
 pub(crate) struct Front {
     wanted: Wanted,
-    /// Of the first message; kept for its room, so that the next one allocates nothing.
+    /// Messages that may be taken.
+    done: usize,
+    /// Of the one after them; kept for its room, so that the next one allocates nothing.
     open: SmallVec<[Completed; 2]>,
     state: State,
     /// Messages that came out of the queue, also those that nobody was given.
@@ -54,7 +57,6 @@ pub(crate) struct Front {
 enum State {
     Unknown,
     Open,
-    Done,
     Failed(Error),
 }
 
@@ -89,52 +91,81 @@ impl Front {
     /// `None` for a port that takes what is there.
     pub(crate) fn new(wanted: Wanted) -> Option<Box<Self>> {
         let more = wanted.done || wanted.event.is_some();
-        more.then(|| Box::new(Self { wanted, open: SmallVec::new(), state: State::Unknown, taken: 0 }))
+        more.then(|| Box::new(Self { wanted, done: 0, open: SmallVec::new(), state: State::Unknown, taken: 0 }))
     }
 
-    /// Is there a message, and has it what is waited for? Also ready where `take` has an error to give.
-    pub(crate) fn poll<M: Message>(&mut self, receiver: &Receiver<M>, cx: &mut Context<'_>) -> Readiness {
-        if let State::Unknown = self.state {
-            match Readiness::from(receiver.poll_message(cx.waker())) {
-                Readiness::Ready => self.ask(receiver),
-                other => return other,
+    /// Are there `most` messages that have what is waited for? How many, and why no more. One in whose place `take` has an
+    /// error to give counts, too.
+    pub(crate) fn poll_count<M: Message>(
+        &mut self,
+        receiver: &Receiver<M>,
+        most: usize,
+        cx: &mut Context<'_>,
+    ) -> Counted {
+        let more = loop {
+            if self.done >= most {
+                break Readiness::READY;
             }
-        }
-        if let State::Open = self.state {
-            while let Some(last) = self.open.last_mut() {
-                match Pin::new(last).poll(cx) {
-                    Poll::Pending => return Readiness::WaitEvent,
-                    Poll::Ready(Ok(())) => drop(self.open.pop()),
-                    Poll::Ready(Err(error)) => return self.fail(error),
+            match &self.state {
+                State::Failed(_) => return Counted { ready: self.done + 1, more: Readiness::READY },
+                State::Unknown => {
+                    let more = Readiness::from(receiver.poll_messages(self.done + 1, cx.waker()));
+                    if !more.is_ready() {
+                        break more;
+                    }
+                    self.ask(receiver);
+                    if let State::Unknown = self.state {
+                        // The hub has failed, and `take` says so.
+                        return Counted { ready: self.done + 1, more: Readiness::READY };
+                    }
                 }
+                State::Open => match self.poll_open(cx) {
+                    Poll::Pending => break Readiness::WAIT_EVENT,
+                    Poll::Ready(Ok(())) => self.is_done(),
+                    Poll::Ready(Err(error)) => self.fail(error),
+                },
             }
-            self.state = State::Done;
+        };
+        Counted { ready: self.done, more }
+    }
+
+    fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        while let Some(last) = self.open.last_mut() {
+            ready!(Pin::new(last).poll(cx))?;
+            self.open.pop();
         }
-        Readiness::Ready
+        Poll::Ready(Ok(()))
     }
 
     /// Does `take` give a message, or an error? The device is asked, now.
     pub(crate) fn has_one<M: Message>(&mut self, receiver: &Receiver<M>) -> bool {
+        if self.done > 0 {
+            return true;
+        }
         if let State::Unknown = self.state {
             self.ask(receiver);
         }
         if let State::Open = self.state {
             match self.look() {
-                Ok(true) => self.state = State::Done,
+                Ok(true) => self.is_done(),
                 Ok(false) => {}
-                Err(error) => _ = self.fail(error),
+                Err(error) => self.fail(error),
             }
         }
-        matches!(self.state, State::Done | State::Failed(_))
+        self.done > 0 || matches!(self.state, State::Failed(_))
     }
 
     /// The first message, if it has what is waited for.
-    pub(crate) fn take<M: Message>(&mut self, receiver: &Receiver<M>) -> Result<Option<M>> {
+    pub(crate) fn take<M: Message>(&mut self, receiver: &Receiver<M>) -> Result<Option<Parcel<M>>> {
         if !self.has_one(receiver) {
             return receiver.check().map(|()| None);
         }
         receiver.check()?;
         self.taken += 1;
+        if self.done > 0 {
+            self.done -= 1;
+            return receiver.take();
+        }
         match std::mem::replace(&mut self.state, State::Unknown) {
             State::Failed(error) => {
                 receiver.discard();
@@ -162,9 +193,14 @@ impl Front {
         }
     }
 
+    fn is_done(&mut self) {
+        self.done += 1;
+        self.state = State::Unknown;
+    }
+
     fn ask<M: Message>(&mut self, receiver: &Receiver<M>) {
         let open = &mut self.open;
-        let there = self.wanted.tickets(receiver, self.taken, 0, |ticket| {
+        let there = self.wanted.tickets(receiver, self.taken, self.done, |ticket| {
             if !ticket.is_settled() {
                 open.push(ticket.completed());
             }
@@ -186,10 +222,9 @@ impl Front {
         Ok(true)
     }
 
-    fn fail(&mut self, error: Error) -> Readiness {
+    fn fail(&mut self, error: Error) {
         self.open.clear();
         self.state = State::Failed(error);
-        Readiness::Ready
     }
 }
 

@@ -1,13 +1,125 @@
-//! Message available: an input's default condition.
+//! Messages available: an input's condition. [`Need`] is how many.
 //!
-//! Ready while there is a message to take. When the last sender is gone, what is left is handed out, and then it is
-//! `Never`.
+//! By default an input is ready while there is one message to take. `#[input(at_least = 4)]` asks for more,
+//! `#[input(at_most = 8)]` for no more than so many, and `#[input(optional)]` asks for none at all. When the last sender is
+//! gone, what is left is handed out, fewer than were asked for, and then the input is `Never`.
+//!
+//! `#[input(batch = 8, within = "5ms")]` is for those who would rather have fewer than wait: the input is ready with eight
+//! messages, or once the oldest has waited that long.
+//!
+//! ```text
+//!                    at least n (or the last ones)       more than at most
+//!   n not reached ────────────────────────────────> READY ────────────────> WAIT
+//!     │   ^                                           ^
+//!     │   └──── take ─────────────────────────────────┤
+//!     └──────── the oldest has waited long enough ────┘
+//! ```
 
-use std::task::Context;
+use std::time::Duration;
 
-use super::Readiness;
-use crate::hub::{Message, link::Receiver};
+use tokio::time::Instant;
 
-pub(crate) fn message<M: Message>(input: &Receiver<M>, cx: &mut Context<'_>) -> Readiness {
-    input.poll_message(cx.waker()).into()
+use super::{Alarm, Readiness, alarm::after};
+use crate::hub::Since;
+
+/// How many messages an input waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    pub(crate) least: usize,
+    pub(crate) most: Option<usize>,
+    /// Fewer than `least` will do once the oldest has waited so long.
+    pub(crate) within: Option<Duration>,
+    pub(crate) since: Since,
+    /// It waits for none.
+    pub(crate) optional: bool,
+}
+
+impl Default for Need {
+    fn default() -> Self {
+        Self { least: 1, most: None, within: None, since: Since::Arrived, optional: false }
+    }
+}
+
+impl Need {
+    pub(crate) fn at_least(least: usize) -> Self {
+        Self { least, ..Self::default() }
+    }
+
+    /// About how many messages a port is to be asked.
+    pub(crate) fn asks(&self) -> usize {
+        self.most.map_or(self.least, |most| self.least.max(most.saturating_add(1)))
+    }
+
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What a hub has to write down for it.
+    pub(crate) fn times(&self) -> Option<Since> {
+        self.within.map(|_| self.since)
+    }
+
+    /// What is wrong with it where the queue holds `capacity` messages.
+    pub(crate) fn problem(&self, capacity: usize) -> Option<String> {
+        let Self { least, most, within, .. } = *self;
+        match most {
+            _ if least == 0 => Some("waits for 0 messages: write `optional`, or at least 1".into()),
+            _ if least > capacity => Some(format!(
+                "waits for {least} messages, and its queue holds {capacity}: give the hub a capacity of {least} or more"
+            )),
+            Some(most) if most < least => Some(format!("waits for at least {least} and at most {most} messages")),
+            _ if within == Some(Duration::ZERO) => Some("waits for a batch no time at all: leave it out".into()),
+            _ => None,
+        }
+    }
+
+    /// `counted` messages are there; `more` says why there are no more, if there are fewer than needed; `oldest`: since when
+    /// the first has waited.
+    pub(crate) fn readiness(
+        &self,
+        counted: Counted,
+        oldest: impl FnOnce() -> Option<Instant>,
+        alarm: &mut Option<Box<Alarm>>,
+        cx: &mut std::task::Context<'_>,
+    ) -> Readiness {
+        let Counted { ready, more } = counted;
+        if self.most.is_some_and(|most| ready > most) {
+            return Readiness::WAIT;
+        }
+        if ready >= self.least || (more.is_never() && ready > 0) {
+            return Readiness::READY;
+        }
+        match (self.within, oldest()) {
+            (Some(within), Some(oldest)) if ready > 0 => {
+                let alarm = alarm.get_or_insert_default();
+                if alarm.has_passed(after(oldest, within), cx) { Readiness::READY } else { Readiness::WAIT_TIME }
+            }
+            _ => more,
+        }
+    }
+}
+
+/// The messages at an input.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Counted {
+    /// How many can be taken, up to as many as were asked about; more, if that is known.
+    pub(crate) ready: usize,
+    /// Why there are no more than that: `Ready` if nobody asked about more.
+    pub(crate) more: Readiness,
+}
+
+impl Counted {
+    /// Of two connections: of both together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        // Open while one of them is.
+        let more = match (self.more.is_never(), other.more.is_never()) {
+            (true, _) => other.more,
+            (_, true) => self.more,
+            // Whichever comes first.
+            (false, false) if self.more.needs_others() => other.more,
+            (false, false) => self.more,
+        };
+        Self { ready: self.ready + other.ready, more }
+    }
 }

@@ -1,72 +1,171 @@
 //! Conditions: when may an operator run?
 //!
 //! A condition is level-triggered and asking it changes nothing: the same question gets the same answer until somebody
-//! acts. All conditions of an operator are and-ed. When one pass finds all of them ready, what the run needs is claimed
-//! at once, without an await; a claim that fails gives all of it back and waits on.
+//! acts. It answers a [`Status`]; while it is not ready it keeps a waker, and nothing polls. All conditions of an operator
+//! are and-ed; [`any_of`] or-s. When one pass finds all of them ready, what the run needs is claimed at once, without an
+//! await; a claim that fails gives all of it back and waits on.
 //!
 //! By default every input waits for a message and every output for room (and, where its hub has blank envelopes, for
-//! one of those). An input can wait for more than a message: for the work that wrote it (`#[input(done)]`, [`stream`]),
-//! or for an event that it carries (`#[input(event = "name")]`, [`event`]). An operator can wait for a buffer of its own
-//! ([`buffer`]).
+//! one of those). Attributes on ports and values when adding change, replace or add to that:
+//!
+//! | ready when | on a port | when adding |
+//! |---|---|---|
+//! | a message is there | by default | [`at_least`]`(op.input, 1)` |
+//! | n messages are there | `#[input(at_least = 4)]` | [`at_least`]`(op.input, 4)` |
+//! | no more than n lie there | `#[input(at_most = 8)]` | [`at_most`]`(op.input, 8)` |
+//! | n, or the oldest has waited | `#[input(batch = 8, within = "5ms")]` | [`batch`]`(op.input, 8, time)` |
+//! | n at several inputs together | `#[ports(sum(left, right) = 3)]` | [`sum`]`([..], 3)` |
+//! | so many at each of several | `#[ports(each(left = 2, right = 1))]` | [`each`]`([..])` |
+//! | these, or an interval has passed | `#[ports(sum(left, right) = 3, or_after = "10ms")]` | [`sum`]`(..).`[`or_after`](OnPorts::or_after)`(time)` |
+//! | always: none | `#[input(optional)]`, `#[output(optional)]` | |
+//! | there is room for n | `#[output(room = 2)]` | [`room`]`(op.output, 2)` |
+//! | the work that wrote a message is done | `#[input(done)]` | |
+//! | an event that a message carries has passed | `#[input(event = "decoded")]` | |
+//! | a buffer's data is available | | [`Cx::run_after`](crate::Cx::run_after) |
+//! | so many runs are left | | [`count`]`(100)` |
+//! | somebody allows it | | a [`Gate`] |
+//! | a period has passed | | [`every`]`(time)` |
+//! | work elsewhere is done | | an [`Asynchronous`] |
+//! | a future has resolved | | [`until`]`(..)` |
+//! | a question is answered yes | [`Operator::may_run`](crate::Operator::may_run) | [`predicate`]`(..)` |
+//! | either of two is | | [`any_of`]`(a, b)` |
+//! | whatever you write | | a [`Condition`] |
+//!
+//! A port that is named when adding loses its default, the others keep theirs. An operator without any condition runs again
+//! and again, and lets others have their turns in between.
 
+mod alarm;
+mod asynchronous;
 mod buffer;
+mod combine;
+mod count;
 mod event;
 mod front;
+mod future;
+mod gate;
 mod message;
+mod periodic;
+mod port;
+mod predicate;
 mod room;
+mod set;
+mod status;
 mod stream;
+mod told;
 
+use std::{borrow::Cow, task::Context};
+
+pub use crate::hub::Since;
+pub(crate) use alarm::{Alarm, after};
+pub use asynchronous::{AsyncState, Asynchronous};
 pub(crate) use buffer::{Awaited, buffers};
+pub use combine::{IntoCondition, When, all_of, any_of};
+pub use count::{Count, count};
 pub use event::{EventField, knows_event};
 pub(crate) use front::{Front, Wanted};
-pub(crate) use message::message;
-pub(crate) use room::room;
-
-/// The answer of a condition, or of all of them together.
+pub use future::{Until, Verdict, until};
+pub use gate::Gate;
+pub(crate) use gate::Gates;
 #[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[must_use]
-pub enum Readiness {
-    /// The operator may run.
-    Ready,
-    /// Not until another operator acts. A waker has been kept.
-    Wait,
-    /// Not until something happens that needs no other operator: the device does what it was told to. A waker has been
-    /// kept. It will happen, so a flow that waits for it is not at rest.
-    WaitEvent,
-    /// Never again: the operator ends.
-    Never,
-}
+pub use message::Counted;
+pub(crate) use message::Need;
+pub use periodic::{Every, MissedTicks, every};
+#[doc(hidden)]
+pub use port::PortState;
+pub use port::{OnPorts, PortId, at_least, at_most, batch, each, room, sum};
+pub(crate) use port::{PortFacts, named};
+pub use predicate::{Predicate, predicate};
+pub(crate) use room::room_for;
+pub(crate) use set::Conditions;
+#[doc(hidden)]
+pub use status::Readiness;
+pub use status::Status;
 
-impl Readiness {
-    /// Both: `Never` before `WaitEvent` before `Wait` before `Ready`.
-    pub fn and(self, other: Self) -> Self {
-        self.max(other)
+/// A condition of your own, for [`Added::when`](crate::flow::Added::when).
+///
+/// ```text
+///   start ──> [ asked, again and again ──> claimed ──> the run ──> told that it has ended ]*
+///                                             └──> given back, if another condition's claim failed
+/// ```
+///
+/// Everything is called from the operator's task.
+///
+/// ```
+/// use std::{borrow::Cow, task::Context};
+/// use wakeline::condition::{Condition, Status};
+///
+/// /// No more than so many runs at a stretch; then somebody has to top it up.
+/// struct Tokens(futures::channel::mpsc::Receiver<()>, bool);
+///
+/// impl Condition for Tokens {
+///     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
+///         use futures::StreamExt;
+///         if self.1 {
+///             return Status::Ready;           // asking again changes nothing
+///         }
+///         match self.0.poll_next_unpin(cx) {
+///             std::task::Poll::Pending => Status::WaitEvent,
+///             std::task::Poll::Ready(None) => Status::Never,
+///             std::task::Poll::Ready(Some(())) => {
+///                 self.1 = true;
+///                 Status::Ready
+///             }
+///         }
+///     }
+///
+///     fn claim(&mut self) -> bool {
+///         std::mem::replace(&mut self.1, false)
+///     }
+///
+///     fn give_back(&mut self) {
+///         self.1 = true;
+///     }
+///
+///     fn describe(&self) -> Cow<'static, str> {
+///         "a token".into()
+///     }
+/// }
+/// ```
+pub trait Condition: Send + 'static {
+    /// Before the flow's operators run: each time that the flow is run.
+    fn start(&mut self) {}
+
+    /// May the operator run? Asking changes nothing. Unless it is ready, or never again, the waker is kept, and woken when
+    /// the answer may have changed.
+    ///
+    /// [`Status::Wait`] says that another operator has to act, so that a flow in which all wait so has stalled, or is at its
+    /// end; [`Status::WaitEvent`] and [`Status::WaitTime`] that it comes by itself.
+    fn poll_status(&mut self, cx: &mut Context<'_>) -> Status;
+
+    /// A run begins, for which this and all other conditions were ready: takes what the run needs. False if that is not to
+    /// be had any more.
+    fn claim(&mut self) -> bool {
+        true
     }
-}
 
-impl From<crate::hub::queue::Answer> for Readiness {
-    fn from(answer: crate::hub::queue::Answer) -> Self {
-        match answer {
-            crate::hub::queue::Answer::Yes => Self::Ready,
-            crate::hub::queue::Answer::Wait => Self::Wait,
-            crate::hub::queue::Answer::Never => Self::Never,
-        }
+    /// The run that was claimed does not take place.
+    fn give_back(&mut self) {}
+
+    /// The run has ended: `compute` has returned, with an error or without. The next question comes after it.
+    fn ended(&mut self) {}
+
+    /// Nobody waits for it, until it is asked again: what it keeps for that may go.
+    fn rest(&mut self) {}
+
+    /// True for a plain question without a waker: it is asked when all others are ready, and after [`Status::Wait`] again
+    /// when a message or room comes to one of the operator's ports, or all of the flow has come to rest.
+    fn asked_last(&self) -> bool {
+        false
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::Readiness::{Never, Ready, Wait, WaitEvent};
+    /// What is wrong with it, told before the flow runs, as the rest of a sentence that begins with the operator:
+    /// "runs every 0 seconds".
+    fn problem(&self) -> Option<String> {
+        None
+    }
 
-    #[test]
-    fn the_first_of_never_wait_event_wait_ready_wins() {
-        let order = [Never, WaitEvent, Wait, Ready];
-        for (at, first) in order.into_iter().enumerate() {
-            for later in &order[at..] {
-                assert_eq!(first.and(*later), first, "{first:?} and {later:?}");
-                assert_eq!(later.and(first), first, "{later:?} and {first:?}");
-            }
-        }
+    /// What the operator waits for, as the rest of a sentence that begins with "waits for": "its gate to be resumed".
+    fn describe(&self) -> Cow<'static, str> {
+        std::any::type_name::<Self>().into()
     }
 }

@@ -5,10 +5,11 @@ use std::collections::HashSet;
 
 use super::{Connection, Flow};
 use crate::{
+    condition::{self, PortFacts, PortId},
     device::Device,
     error::{Error, ErrorKind, Result},
-    hub::{self, Hub, link::LinkPlan},
-    operator::{PortDecl, PortId, PortKind, lane::OwnStreams},
+    hub::{self, Hub, Since, link::LinkPlan},
+    operator::{PortDecl, PortKind, lane::OwnStreams},
     stream::StreamPool,
     sync::lock,
 };
@@ -19,6 +20,7 @@ pub(super) fn plan(flow: &Flow) -> Result<Vec<LinkPlan>> {
     names(flow, &mut problems);
     ports(flow, &mut problems);
     pools(flow, &mut problems);
+    conditions(flow, &mut problems);
     let plans = hubs(flow, &mut problems);
     if problems.is_empty() {
         warn_of_small_pools(flow);
@@ -68,6 +70,50 @@ fn ports(flow: &Flow, problems: &mut Vec<String>) {
             }
         }
     }
+}
+
+/// What operators wait for can happen.
+fn conditions(flow: &Flow, problems: &mut Vec<String>) {
+    for (operator, entry) in flow.entries.iter().enumerate() {
+        let mut told = Vec::new();
+        for (port, decl) in entry.ports.iter().enumerate() {
+            let id = PortId { flow: flow.id, operator, port, name: decl.name };
+            let problem = facts(flow, operator, id).and_then(|facts| decl.need.problem(facts.capacity));
+            told.extend(problem.map(|problem| format!("port `{}.{}` {problem}", entry.name, decl.name)));
+        }
+        let mut own = Vec::new();
+        for when in &lock(&entry.place).conditions {
+            when.problems(&|port| facts(flow, operator, port), &mut own);
+        }
+        problems.extend(told);
+        problems.extend(own.into_iter().map(|problem| format!("operator `{}` {problem}", entry.name)));
+    }
+}
+
+/// What is known of a port of this operator; `None` if it is of another one.
+fn facts(flow: &Flow, operator: usize, port: PortId) -> Option<PortFacts> {
+    if (port.flow, port.operator) != (flow.id, operator) {
+        return None;
+    }
+    let is_input = decl(flow, port).kind != PortKind::Output;
+    let own = within(flow).filter(|connection| if is_input { connection.to == port } else { connection.from == port });
+    let capacities = own.map(|connection| wanted(flow, connection).capacity.unwrap_or(hub::DEFAULT_CAPACITY));
+    Some(PortFacts { capacity: capacities.min()?, is_input })
+}
+
+/// An operator runs only when there is a message at this port, or one of several.
+pub(super) fn waits_for(flow: &Flow, port: PortId) -> bool {
+    let place = lock(&flow.entries[port.operator].place);
+    !decl(flow, port).need.optional || condition::named(&place.conditions).iter().any(|(named, _)| *named == port)
+}
+
+/// Since when messages wait at a port, if anybody wants to know.
+fn times(flow: &Flow, port: PortId) -> Option<Since> {
+    let place = lock(&flow.entries[port.operator].place);
+    let named = condition::named(&place.conditions);
+    let need =
+        named.into_iter().find(|(named, _)| *named == port).map_or(Some(decl(flow, port).need), |(_, need)| need);
+    need?.times()
 }
 
 /// The operators that were given a pool of streams.
@@ -183,6 +229,7 @@ fn hubs(flow: &Flow, problems: &mut Vec<String>) -> Vec<LinkPlan> {
             near,
             mode: flow.mode,
             priority: priority(flow, connection.from.operator).min(priority(flow, connection.to.operator)),
+            times: times(flow, connection.to),
         }
     });
     plans.collect()

@@ -18,36 +18,30 @@ use std::{
     collections::HashMap,
     future::poll_fn,
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     task::{Context, Poll, Waker},
 };
 
-use futures::task::AtomicWaker;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{MakeLink, Report, Running, spawn::spawn};
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result},
-    hub::link::{HubState, LinkPlan},
+    hub::link::LinkPlan,
     kernel::Kernel,
     operator::{
-        lane::OwnStreams,
-        node::{Node, Rest},
-        quiet::Tokens,
-        seat::{Ends, How, Seat, caught},
+        control::{Control, Joined},
+        node::Node,
+        seat::{Ends, Seat, caught},
     },
     stream::Streams,
 };
 
-/// An operator that takes part.
+/// An operator that takes part, in its surroundings.
 pub(super) struct Member {
     pub(super) name: Arc<str>,
     pub(super) device: Device,
-    pub(super) streams: OwnStreams,
     pub(super) seat: Box<dyn Seat>,
 }
 
@@ -58,33 +52,8 @@ pub(super) struct Joint {
     /// Operator and port.
     pub(super) from: (usize, &'static str),
     pub(super) to: (usize, &'static str),
-}
-
-/// A hub at work.
-struct Hub {
-    state: Arc<dyn HubState>,
-    from: usize,
-    to: usize,
-}
-
-/// The words from outside.
-#[derive(Debug, Default)]
-pub(super) struct Control {
-    stop: AtomicBool,
-    abort: AtomicBool,
-    keeper: AtomicWaker,
-}
-
-impl Control {
-    pub(super) fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
-        self.keeper.wake();
-    }
-
-    pub(super) fn abort(&self) {
-        self.abort.store(true, Ordering::Release);
-        self.keeper.wake();
-    }
+    /// The reader waits for its messages.
+    pub(super) waits: bool,
 }
 
 /// How it ended, and the operators.
@@ -94,11 +63,10 @@ pub(super) struct Finished {
 }
 
 /// Begins a run in the background.
-pub(super) fn launch(name: Arc<str>, crew: Vec<Member>, joints: Vec<Joint>, how: How) -> Running {
-    let control = Arc::new(Control::default());
+pub(super) fn launch(control: Arc<Control>, crew: Vec<Member>, joints: Vec<Joint>) -> Running {
     let (tell, finished) = oneshot::channel();
-    let keeper = drive(crew, joints, control.clone(), how);
-    spawn(&format!("flow {name}"), async move {
+    let keeper = drive(crew, joints, control.clone());
+    spawn(&format!("flow {}", control.name), async move {
         let finished = keeper.await;
         // Nobody listens to a flow whose handle was dropped.
         let _ = tell.send(finished);
@@ -135,26 +103,15 @@ async fn attended_to_the_end(device: &Device, work: impl Future<Output = Result<
     attended(&Node::alone(), &Device::host(), work).await
 }
 
-async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>, how: How) -> Finished {
+async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>) -> Finished {
     let clock = TickClock::start();
-    let rest = Arc::new(Rest { tokens: Tokens::new(crew.len()), flow: AtomicWaker::new() });
-    let nodes: Vec<_> = (0..crew.len()).map(|operator| Node::new(operator, &rest)).collect();
-    let names: Vec<_> = crew.iter().map(|member| member.name.clone()).collect();
-    let mut sources = vec![true; crew.len()];
-    joints.iter().for_each(|joint| sources[joint.to.0] = false);
-
-    for (member, node) in crew.iter_mut().zip(&nodes) {
-        let Member { name, device, streams, seat } = member;
-        seat.enter(name.clone(), device.clone(), streams.clone(), node.clone(), how);
-    }
+    let first_to_stop = first_to_stop(crew.len(), &joints);
     let mut failure = None;
-    let hubs = match build(&mut crew, joints) {
-        Ok(hubs) => hubs,
-        Err(error) => {
-            failure = Some(error);
-            Vec::new()
-        }
-    };
+    match build(&mut crew, joints) {
+        Ok(hubs) => control.set_hubs(hubs.into()),
+        Err(error) => failure = Some(error),
+    }
+    let hubs = control.hubs();
     if failure.is_none() {
         failure = compile(gpus(&crew)).await.err();
     }
@@ -171,8 +128,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
 
     let crew = match failure {
         None => {
-            let keeper =
-                Keeper { names: &names, nodes: &nodes, hubs: &hubs, sources: &sources, rest: &rest, control: &control };
+            let keeper = Keeper { hubs: &hubs, first_to_stop: &first_to_stop, control: &control };
             let (crew, failed) = keeper.run(crew).await;
             failure = failed;
             crew
@@ -204,6 +160,8 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
     }
     report.untaken = hubs.iter().map(|hub| hub.state.untaken() as u64).sum();
     report.elapsed = clock.elapsed();
+    control.set_hubs(Arc::new([]));
+    control.rest.watchers.end();
     let outcome = match failure {
         None => Ok(report),
         Some(error) => {
@@ -218,15 +176,39 @@ fn operator(name: &str) -> String {
     format!("operator `{name}`")
 }
 
+/// The operators that end first when the flow is to be drained: its sources; and those of loops that no source leads to,
+/// which nothing else would ever end.
+fn first_to_stop(operators: usize, joints: &[Joint]) -> Vec<bool> {
+    let mut first = vec![true; operators];
+    joints.iter().filter(|joint| joint.waits).for_each(|joint| first[joint.to.0] = false);
+    let reached_from = |start: &[usize]| {
+        let (mut reached, mut next) = (vec![false; operators], start.to_vec());
+        while let Some(operator) = next.pop() {
+            for joint in joints.iter().filter(|joint| joint.from.0 == operator) {
+                if !std::mem::replace(&mut reached[joint.to.0], true) {
+                    next.push(joint.to.0);
+                }
+            }
+        }
+        reached
+    };
+    let sources: Vec<_> = (0..operators).filter(|operator| first[*operator]).collect();
+    let led_to = reached_from(&sources);
+    for operator in 0..operators {
+        first[operator] |= !led_to[operator] && reached_from(&[operator])[operator];
+    }
+    first
+}
+
 /// Makes the hubs and gives each operator its ends.
-fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Vec<Hub>> {
+fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Vec<Joined>> {
     let mut ends: Vec<Ends> = crew.iter().map(|_| HashMap::new()).collect();
     let mut hubs = Vec::with_capacity(joints.len());
     for joint in joints {
         let (sender, receiver, state) = (joint.make)(joint.plan)?;
         ends[joint.from.0].entry(joint.from.1).or_default().push(sender);
         ends[joint.to.0].entry(joint.to.1).or_default().push(receiver);
-        hubs.push(Hub { state, from: joint.from.0, to: joint.to.0 });
+        hubs.push(Joined { state, from: joint.from.0, to: joint.to.0 });
     }
     for (member, ends) in crew.iter_mut().zip(ends) {
         member.seat.bind(ends).map_err(|error| error.at(operator(&member.name)))?;
@@ -235,7 +217,7 @@ fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Vec<Hub>> {
 }
 
 /// Resolves when all that the flow has enqueued is done: what nobody waited for may still have failed.
-async fn done(crew: &mut [Member], hubs: &[Hub], control: &Control) -> Result<()> {
+async fn done(crew: &mut [Member], hubs: &[Joined], control: &Control) -> Result<()> {
     for member in crew {
         for last in member.seat.last() {
             until_abort(control, last.completed()).await.map_err(|error| error.at(operator(&member.name)))?;
@@ -273,7 +255,7 @@ async fn until_abort<T>(control: &Control, work: impl Future<Output = Result<T>>
     let mut work = pin!(work);
     poll_fn(|task| {
         control.keeper.register(task.waker());
-        if control.abort.load(Ordering::Acquire) {
+        if control.is_aborted() {
             return Poll::Ready(Err(aborted()));
         }
         work.as_mut().poll(task)
@@ -287,11 +269,8 @@ fn aborted() -> Error {
 
 /// What the keeper looks after while the operators run.
 struct Keeper<'a> {
-    names: &'a [Arc<str>],
-    nodes: &'a [Arc<Node>],
-    hubs: &'a [Hub],
-    sources: &'a [bool],
-    rest: &'a Rest,
+    hubs: &'a [Joined],
+    first_to_stop: &'a [bool],
     control: &'a Control,
 }
 
@@ -305,10 +284,11 @@ struct Ended {
 impl Keeper<'_> {
     /// Runs all operators to their ends; gives them back, and the first failure.
     async fn run(&self, crew: Vec<Member>) -> (Vec<Member>, Option<Error>) {
+        let nodes = &self.control.nodes;
         let (tell, mut ended) = mpsc::unbounded_channel();
         let mut back: Vec<Option<Member>> = crew.iter().map(|_| None).collect();
         let mut left = crew.len();
-        for (index, (mut member, node)) in crew.into_iter().zip(self.nodes).enumerate() {
+        for (index, (mut member, node)) in crew.into_iter().zip(nodes).enumerate() {
             let (tell, node) = (tell.clone(), node.clone());
             let task_name = member.name.clone();
             spawn(&task_name, async move {
@@ -337,7 +317,7 @@ impl Keeper<'_> {
                         // What is cancelled after a failure is not one.
                         if failure.is_none() {
                             failure = Some(error.at(operator(&ended.member.name)));
-                            self.nodes.iter().for_each(|node| node.abort());
+                            nodes.iter().for_each(|node| node.abort());
                         }
                     }
                     back[ended.index] = Some(ended.member);
@@ -350,14 +330,14 @@ impl Keeper<'_> {
                 }
                 Next::Stop => {
                     stopping = true;
-                    let sources = self.nodes.iter().zip(self.sources).filter(|(_, source)| **source);
-                    sources.for_each(|(node, _)| node.finish());
+                    let first = nodes.iter().zip(self.first_to_stop).filter(|(_, first)| **first);
+                    first.for_each(|(node, _)| node.finish());
                 }
                 Next::Fail(error) => {
                     failure = Some(error);
-                    self.nodes.iter().for_each(|node| node.abort());
+                    nodes.iter().for_each(|node| node.abort());
                 }
-                Next::Done => self.nodes.iter().for_each(|node| node.finish()),
+                Next::Done => nodes.iter().for_each(|node| node.finish()),
             }
         }
         (back.into_iter().flatten().collect(), failure)
@@ -371,7 +351,7 @@ impl Keeper<'_> {
         failed: bool,
     ) -> Poll<Next> {
         self.control.keeper.register(task.waker());
-        self.rest.flow.register(task.waker());
+        self.control.rest.flow.register(task.waker());
         match ended.poll_recv(task) {
             Poll::Ready(Some(ended)) => return Poll::Ready(Next::Ended(Box::new(ended))),
             Poll::Ready(None) => return Poll::Ready(Next::Gone),
@@ -380,14 +360,15 @@ impl Keeper<'_> {
         if failed {
             return Poll::Pending;
         }
-        if self.control.abort.load(Ordering::Acquire) {
+        if self.control.is_aborted() {
             return Poll::Ready(Next::Fail(aborted()));
         }
-        if !stopping && self.control.stop.load(Ordering::Acquire) {
+        if !stopping && self.control.is_stopping() {
             return Poll::Ready(Next::Stop);
         }
-        if self.rest.tokens.none() && self.nodes.iter().any(|node| !node.has_ended()) {
-            if Node::ask_again(self.nodes) {
+        let Control { rest, nodes, .. } = self.control;
+        if rest.tokens.none() && nodes.iter().any(|node| !node.has_ended()) {
+            if Node::ask_again(nodes) {
                 return Poll::Pending;
             }
             return Poll::Ready(self.at_rest());
@@ -397,18 +378,12 @@ impl Keeper<'_> {
 
     /// Nothing moves and nothing will: the end, or a stall?
     fn at_rest(&self) -> Next {
-        let all: Vec<&dyn HubState> = self.hubs.iter().map(|hub| &*hub.state).collect();
         let mut waits: Vec<String> = Vec::new();
         let mut stuck = false;
-        for (index, _) in self.nodes.iter().enumerate().filter(|(_, node)| node.is_parked()) {
-            let writes =
-                self.hubs.iter().filter(|hub| hub.from == index).filter_map(|hub| hub.state.writer_lacks(&all));
-            let reads = self.hubs.iter().filter(|hub| hub.to == index).filter_map(|hub| hub.state.reader_lacks(&all));
-            let writes: Vec<String> = writes.collect();
-            stuck |= !writes.is_empty();
-            let refused = self.nodes[index].is_refused().then(|| "its own `may_run` to allow it".to_string());
-            let lacks: Vec<String> = writes.into_iter().chain(reads).chain(refused).collect();
-            waits.push(format!("`{}` waits for {}", self.names[index], lacks.join(" and for ")));
+        for (index, _) in self.control.nodes.iter().enumerate().filter(|(_, node)| node.is_parked()) {
+            let lacks = self.control.lacks(index);
+            stuck |= !lacks.room.is_empty();
+            waits.push(format!("`{}` waits for {}", self.control.names[index], lacks.all().join(" and for ")));
         }
         stuck |= self.hubs.iter().any(|hub| hub.state.queued() > 0);
         if !stuck {

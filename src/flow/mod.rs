@@ -23,17 +23,21 @@ use std::{
 pub use report::{OperatorReport, Report};
 pub use running::Running;
 
+pub use crate::operator::{Changes, Handle, OperatorStatus};
+
 use crate::{
+    condition::{Gate, Gates, IntoCondition, PortId, When},
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::{
-        Hub, Message,
+        Hub, MergePolicy, Message,
         link::{self, HubState, LinkPlan},
     },
     operator::{
-        InputHandle, Operator, OutputHandle, PortDecl, PortId, Ports,
+        InputHandle, Operator, OutputHandle, PortDecl, Ports,
+        control::Control,
         lane::OwnStreams,
-        seat::{self, How, Seat},
+        seat::{self, How, Seat, Setting, Surroundings},
     },
     stream::{CompletionMode, StreamPool},
     sync::lock,
@@ -64,6 +68,7 @@ pub struct Flow {
     connections: Vec<Connection>,
     mode: CompletionMode,
     device_times: bool,
+    gates: Gates,
 }
 
 /// An operator of a flow.
@@ -80,6 +85,9 @@ struct Entry {
 struct Place {
     device: Option<Device>,
     streams: OwnStreams,
+    /// Away while the flow runs.
+    conditions: Vec<When>,
+    merge: MergePolicy,
 }
 
 /// One end of a hub, for the port that it belongs to.
@@ -144,6 +152,35 @@ impl<H> Added<H> {
         self
     }
 
+    /// The operator runs only when this is ready, too: with all that its ports wait for, and whatever else was said so. A
+    /// port that the condition names loses its default condition.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use wakeline::{Flow, condition::{count, every}, operator::source};
+    ///
+    /// let mut flow = Flow::new("ten ticks");
+    /// let ticks = flow
+    ///     .add("ticks", source(async || Ok(Some(()))))
+    ///     .when(every(Duration::from_millis(10)))
+    ///     .when(count(10));
+    /// ```
+    ///
+    /// See [`condition`](crate::condition) for all there are.
+    #[must_use]
+    pub fn when(self, condition: impl IntoCondition) -> Self {
+        lock(&self.place).conditions.push(condition.into_condition());
+        self
+    }
+
+    /// What happens where the operator takes several messages in one run that have [`Metadata`](crate::hub::Metadata) of the
+    /// same name; [`MergePolicy::Update`] if nothing is said.
+    #[must_use]
+    pub fn merge_metadata(self, policy: MergePolicy) -> Self {
+        lock(&self.place).merge = policy;
+        self
+    }
+
     /// The operator's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -175,6 +212,7 @@ impl Flow {
             connections: Vec::new(),
             mode: CompletionMode::default(),
             device_times: false,
+            gates: Gates::default(),
         }
     }
 
@@ -196,12 +234,26 @@ impl Flow {
         self.device_times = on;
     }
 
+    /// A gate that operators find by its name, with [`Cx::gate`](crate::Cx::gate): to be given to `.when(..)`, open at first.
+    /// The same for the same name.
+    ///
+    /// ```
+    /// use wakeline::{Flow, operator::source};
+    ///
+    /// let mut flow = Flow::new("camera");
+    /// let gate = flow.gate("recording");
+    /// let frames = flow.add("frames", source(async || Ok(Some(0_u8)))).when(gate);
+    /// ```
+    pub fn gate(&mut self, name: impl Into<String>) -> Gate {
+        self.gates.get(name.into())
+    }
+
     /// Adds an operator under a name of its own, and returns its ports' handles.
     pub fn add<O: Operator>(&mut self, name: impl Into<String>, operator: O) -> Added<<O::Ports as Ports>::Handles> {
         let name: Arc<str> = name.into().into();
-        let place = Arc::new(Mutex::new(Place::default()));
-        let (seat, ports, handles) = seat::seat(operator, self.id, self.entries.len());
-        self.entries.push(Entry { name: name.clone(), seat: Some(seat), ports, place: place.clone() });
+        let (seat, plan, handles) = seat::seat(operator, self.id, self.entries.len());
+        let place = Arc::new(Mutex::new(Place { conditions: plan.conditions, ..Place::default() }));
+        self.entries.push(Entry { name: name.clone(), seat: Some(seat), ports: plan.ports, place: place.clone() });
         Added { handles, name, place }
     }
 
@@ -234,7 +286,8 @@ impl Flow {
     pub async fn run(&mut self) -> Result<Report> {
         let mut running = self.launch()?;
         let outcome = (&mut running).await;
-        for (entry, seat) in self.entries.iter_mut().zip(running.seats()) {
+        for (entry, mut seat) in self.entries.iter_mut().zip(running.seats()) {
+            lock(&entry.place).conditions = seat.conditions();
             entry.seat = Some(seat);
         }
         outcome
@@ -251,26 +304,44 @@ impl Flow {
     fn launch(&mut self) -> Result<Running> {
         let plans = check::plan(self)?;
         spawn::require_runtime()?;
-        let crew = self.entries.iter_mut().map(|entry| {
-            let (device, streams) = {
-                let place = lock(&entry.place);
-                (place.device.clone().unwrap_or_else(Device::host), place.streams.clone())
+        if self.entries.iter().any(|entry| entry.seat.is_none()) {
+            let text = format!("flow `{}` was aborted: its operators are gone", self.name);
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        let control = Control::new(self.name.clone(), self.entries.iter().map(|entry| entry.name.clone()).collect());
+        let how = How { mode: self.mode, timed: self.device_times };
+        let surroundings = Arc::new(Surroundings { how, gates: self.gates.clone(), control: control.clone() });
+        let mut crew = Vec::with_capacity(self.entries.len());
+        for (entry, node) in self.entries.iter_mut().zip(&control.nodes) {
+            let Some(mut seat) = entry.seat.take() else { continue };
+            let mut place = lock(&entry.place);
+            let device = place.device.clone().unwrap_or_else(Device::host);
+            let setting = Setting {
+                name: entry.name.clone(),
+                device: device.clone(),
+                streams: place.streams.clone(),
+                conditions: std::mem::take(&mut place.conditions),
+                merge: place.merge,
             };
-            let seat = entry.seat.take().ok_or_else(|| {
-                Error::new(ErrorKind::Usage, format!("flow `{}` was aborted: its operators are gone", self.name))
-            })?;
-            Ok(drive::Member { name: entry.name.clone(), device, streams, seat })
-        });
-        let crew = crew.collect::<Result<Vec<_>>>()?;
+            seat.enter(setting, node.clone(), surroundings.clone());
+            crew.push(drive::Member { name: entry.name.clone(), device, seat });
+        }
         let hubs = plans
             .into_iter()
             .zip(&self.connections)
             .map(|(plan, connection)| {
                 let port = |id: PortId| (id.operator, self.entries[id.operator].ports[id.port].name);
-                drive::Joint { plan, make: connection.make, from: port(connection.from), to: port(connection.to) }
+                let waits = check::waits_for(self, connection.to);
+                drive::Joint {
+                    plan,
+                    make: connection.make,
+                    from: port(connection.from),
+                    to: port(connection.to),
+                    waits,
+                }
             })
             .collect();
-        Ok(drive::launch(self.name.clone(), crew, hubs, How { mode: self.mode, timed: self.device_times }))
+        Ok(drive::launch(control, crew, hubs))
     }
 }
 

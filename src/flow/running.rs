@@ -9,13 +9,10 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{
-    Report,
-    drive::{Control, Finished},
-};
+use super::{Handle, OperatorStatus, Report, drive::Finished};
 use crate::{
     error::{Error, ErrorKind, Result},
-    operator::seat::Seat,
+    operator::{control::Control, seat::Seat},
 };
 
 /// A flow that runs in the background: a future of its [`Report`].
@@ -36,7 +33,28 @@ impl Running {
         Self { control, finished, seats: Vec::new(), done: false }
     }
 
-    /// Ends the flow by draining it: its sources do not run again, what is under way goes to its end.
+    /// The flow, for whoever asks, pauses or stops it while this is awaited. Its methods are here, too.
+    pub fn handle(&self) -> Handle {
+        Handle(self.control.clone())
+    }
+
+    /// See [`Handle::status`].
+    pub fn status(&self) -> Vec<OperatorStatus> {
+        self.handle().status()
+    }
+
+    /// See [`Handle::pause`].
+    pub fn pause(&self) {
+        self.handle().pause();
+    }
+
+    /// See [`Handle::resume`].
+    pub fn resume(&self) {
+        self.handle().resume();
+    }
+
+    /// Ends the flow by draining it: its sources do not run again, what is under way goes to its end. See
+    /// [`Handle::stop`].
     pub fn stop(&self) {
         self.control.stop();
     }

@@ -14,9 +14,11 @@ use std::{
 };
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::{
     Message,
+    baggage::{Parcel, Since},
     envelope::RawEnvelope,
     pool::Pool,
     queue::{Answer, Queue},
@@ -50,12 +52,16 @@ pub(crate) struct LinkPlan {
     pub(crate) mode: CompletionMode,
     /// Of the copies' stream: that of the more urgent of the two operators.
     pub(crate) priority: i32,
+    /// Since when messages wait is written down for the reader.
+    pub(crate) times: Option<Since>,
 }
 
 /// A hub at work.
 struct Link<M: Message> {
     name: Arc<str>,
-    queue: Queue<M>,
+    queue: Queue<Parcel<M>>,
+    /// Since when messages wait is written down for the reader.
+    times: Option<Since>,
     stamps: Stamps,
     reader: Device,
     blanks: Option<Arc<Pool>>,
@@ -123,6 +129,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
     let link = Arc::new(Link {
         name: name.clone(),
         queue: Queue::new(plan.capacity),
+        times: plan.times,
         stamps: Stamps::default(),
         reader: plan.reader,
         blanks,
@@ -156,7 +163,10 @@ impl<M: Message> Link<M> {
     fn pump(&self) -> Result<()> {
         let mut replaced = Replaced::new();
         while let Some(mut message) = self.queue.begin_move() {
-            let outcome = self.bring(&mut message, &mut replaced);
+            let outcome = self.bring(&mut message.message, &mut replaced);
+            if matches!(outcome, Ok(true)) {
+                self.note_time(&mut message, Since::Arrived);
+            }
             let (orphan, again) = self.queue.end_move(message, matches!(outcome, Ok(true)));
             self.untaken.fetch_add(usize::from(orphan.is_some()), Ordering::Relaxed);
             drop(orphan);
@@ -169,6 +179,13 @@ impl<M: Message> Link<M> {
             }
         }
         Ok(())
+    }
+
+    #[inline]
+    fn note_time(&self, parcel: &mut Parcel<M>, now: Since) {
+        if self.times == Some(now) {
+            parcel.baggage.get_or_insert_default().since = Some(Instant::now());
+        }
     }
 
     fn misplaced(&self, envelope: &RawEnvelope) -> Error {
@@ -299,7 +316,12 @@ impl<M: Message> Sender<M> {
 
     /// Sends, if there is room; otherwise the message comes back. `origin`: the stream that it carries, and its number
     /// among the writer's messages.
-    pub(crate) fn try_send(&self, mut message: M, origin: Option<(&Stream, u64)>) -> Result<Result<(), M>> {
+    pub(crate) fn try_send(
+        &self,
+        mut parcel: Parcel<M>,
+        origin: Option<(&Stream, u64)>,
+    ) -> Result<Result<(), Parcel<M>>> {
+        let message = &mut parcel.message;
         let link = &*self.0;
         link.check()?;
         let mut ready = Ok(());
@@ -329,7 +351,7 @@ impl<M: Message> Sender<M> {
         }
         let origin = origin.filter(|_| !stamped);
         if link.queue.len() >= link.queue.capacity() {
-            return Ok(Err(message));
+            return Ok(Err(parcel));
         }
         if let Some((stream, count)) = origin {
             let mut stamp = stream.ticket();
@@ -338,16 +360,39 @@ impl<M: Message> Sender<M> {
         }
         // Where nothing is ever moved, it can be taken at once.
         let moves = M::CARRIES_ENVELOPES && link.arrivals.is_some();
-        match link.queue.push(message, !moves) {
+        link.note_time(&mut parcel, Since::Sent);
+        if !moves {
+            link.note_time(&mut parcel, Since::Arrived);
+        }
+        match link.queue.push(parcel, !moves) {
             Ok(()) if moves => link.pump().map(Ok),
             Ok(()) => Ok(Ok(())),
-            Err(message) => {
+            Err(parcel) => {
                 if let Some((_, count)) = origin {
                     link.stamps.take_back(count);
                 }
-                Ok(Err(message))
+                Ok(Err(parcel))
             }
         }
+    }
+
+    /// Room for so many messages in the queue?
+    pub(crate) fn poll_room_for(&self, count: usize, waker: &Waker) -> Answer {
+        let link = &*self.0;
+        let asked = || {
+            if link.queue.reader_gone() {
+                Answer::Never
+            } else if link.failed.get().is_some() || link.queue.len().saturating_add(count) <= link.queue.capacity() {
+                Answer::Yes
+            } else {
+                Answer::Wait
+            }
+        };
+        if asked() != Answer::Wait {
+            return asked();
+        }
+        link.queue.keep_writer(waker);
+        asked()
     }
 
     /// Keeps the waker for the next change.
@@ -378,9 +423,34 @@ impl<M: Message> Receiver<M> {
         }
     }
 
+    /// So many messages to take? If not, why not; once the writer is gone there are no more than are there.
+    pub(crate) fn poll_messages(&self, count: usize, waker: &Waker) -> Answer {
+        let link = &*self.0;
+        let asked = || {
+            if link.failed.get().is_some() || link.queue.ready() >= count {
+                Answer::Yes
+            } else if link.queue.writer_gone() && link.queue.len() < count {
+                Answer::Never
+            } else {
+                Answer::Wait
+            }
+        };
+        if asked() != Answer::Wait {
+            return asked();
+        }
+        link.queue.keep_reader(waker);
+        asked()
+    }
+
+    /// Since when the first message has waited, if that is written down.
+    pub(crate) fn oldest(&self) -> Option<Instant> {
+        self.0.times?;
+        self.0.queue.peek(0, |parcel| parcel.baggage.as_ref().and_then(|baggage| baggage.since)).flatten()
+    }
+
     /// Takes the first message, if it is there.
     #[inline]
-    pub(crate) fn take(&self) -> Result<Option<M>> {
+    pub(crate) fn take(&self) -> Result<Option<Parcel<M>>> {
         let link = &*self.0;
         link.check()?;
         Ok(link.queue.take())
@@ -393,7 +463,7 @@ impl<M: Message> Receiver<M> {
 
     /// Shows the message at `at`, if it can be taken. `look` sends and takes nothing here.
     pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut M) -> R) -> Option<R> {
-        self.0.queue.peek(at, look)
+        self.0.queue.peek(at, |parcel| look(&mut parcel.message))
     }
 
     /// Drops the first message, which is of no use to anybody, and counts it as one that nobody took.
@@ -478,8 +548,8 @@ impl<M: Message> HubState for Link<M> {
     fn holds(&self, pool: &Arc<Pool>) -> usize {
         let mut count = 0;
         let pool = Arc::downgrade(pool);
-        self.queue.each(|message| {
-            message.envelopes(&mut |envelope| count += usize::from(envelope.home().ptr_eq(&pool)));
+        self.queue.each(|parcel| {
+            parcel.message.envelopes(&mut |envelope| count += usize::from(envelope.home().ptr_eq(&pool)));
         });
         count
     }

@@ -15,13 +15,17 @@
 //! one, the next is on its way. Only the valid part is copied. An envelope that the reader passes on into a further hub
 //! still belongs to this one, and goes home after its last reader there.
 
+pub(crate) mod baggage;
 mod envelope;
 pub(crate) mod link;
+mod metadata;
 pub(crate) mod pool;
 pub(crate) mod queue;
 mod stamps;
 
+pub use baggage::Since;
 pub use envelope::{Envelope, RawEnvelope};
+pub use metadata::{MergePolicy, Metadata};
 
 use crate::{
     error::{Error, ErrorKind, Result},

@@ -6,21 +6,20 @@ use std::{
     task::{Context, Waker},
 };
 
-use super::{
-    lane::{Lane, Stamps},
-    ports::Traffic,
-};
+use tokio::time::Instant;
+
+use super::{carry::Carry, lane::Stamps, plan::Binder, ports::Traffic};
 use crate::{
-    condition::{self, Front, Readiness, Wanted},
+    condition::{Alarm, Counted, Front, Need, Readiness, Wanted, after},
     error::Result,
-    hub::{Message, link::Receiver},
+    hub::{Message, baggage::Parcel, link::Receiver},
     stream::Ticket,
 };
 
 /// Messages of one connection.
 pub(super) struct Arrivals<M: Message> {
     receiver: Receiver<M>,
-    /// For a port that waits for more than a message.
+    /// For a port that waits for more of a message than that it is there.
     front: Option<Box<Front>>,
     /// Messages.
     taken: u64,
@@ -35,9 +34,25 @@ impl<M: Message> Arrivals<M> {
     #[inline]
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Readiness {
         match &mut self.front {
-            None => condition::message(&self.receiver, cx),
-            Some(front) => front.poll(&self.receiver, cx),
+            None => self.receiver.poll_message(cx.waker()).into(),
+            Some(_) => self.poll_count(1, cx).more,
         }
+    }
+
+    /// How many messages may be taken, asked about so many?
+    pub(super) fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
+        match &mut self.front {
+            None => {
+                let more = self.receiver.poll_messages(most, cx.waker()).into();
+                Counted { ready: self.receiver.len(), more }
+            }
+            Some(front) => front.poll_count(&self.receiver, most, cx),
+        }
+    }
+
+    /// Since when the first message has waited, where the hub writes that down.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.receiver.oldest()
     }
 
     /// The same, now.
@@ -49,13 +64,13 @@ impl<M: Message> Arrivals<M> {
     }
 
     #[inline]
-    fn take(&mut self) -> Result<Option<M>> {
-        let message = match &mut self.front {
+    fn take(&mut self) -> Result<Option<Parcel<M>>> {
+        let parcel = match &mut self.front {
             None => self.receiver.take(),
             Some(front) => front.take(&self.receiver),
         }?;
-        self.taken += u64::from(message.is_some());
-        Ok(message)
+        self.taken += u64::from(parcel.is_some());
+        Ok(parcel)
     }
 
     /// The stamp of the message that was taken last. Asked once.
@@ -113,14 +128,18 @@ impl<M: Message> fmt::Debug for Arrivals<M> {
 
 /// What an input has taken: of whichever of its connections.
 #[derive(Debug)]
-pub(super) struct Intake {
+pub(super) struct Intake<M> {
     traffic: Traffic,
     stamps: Stamps,
+    carry: Arc<Carry>,
+    /// What [`take_all`](Self::take_all) gives out; kept for its room.
+    taken: Vec<M>,
 }
 
-impl Intake {
-    pub(super) fn new(lane: Option<Arc<Lane>>) -> Self {
-        Self { traffic: Traffic::default(), stamps: Stamps::new(lane) }
+impl<M: Message> Intake<M> {
+    pub(super) fn new(binder: &Binder<'_>) -> Self {
+        let (stamps, carry) = (Stamps::new(binder.lane.clone()), binder.carry.clone());
+        Self { traffic: Traffic::default(), stamps, carry, taken: Vec::new() }
     }
 
     /// A run begins.
@@ -131,15 +150,28 @@ impl Intake {
 
     /// The next message, if there is one: counted, and its stamp noted.
     #[inline]
-    pub(super) fn take<M: Message>(&mut self, from: &mut Arrivals<M>) -> Result<Option<M>> {
-        let mut message = from.take()?;
-        if let Some(message) = &mut message {
-            self.traffic.count(message);
-            if let Some(stamp) = from.stamp(message) {
-                self.stamps.note(message, stamp, self.traffic.messages)?;
-            }
+    pub(super) fn take(&mut self, from: &mut Arrivals<M>) -> Result<Option<M>> {
+        let Some(Parcel { mut message, baggage }) = from.take()? else { return Ok(None) };
+        self.traffic.count(&message);
+        if let Some(stamp) = from.stamp(&mut message) {
+            self.stamps.note(&mut message, stamp, self.traffic.messages)?;
         }
-        Ok(message)
+        self.carry.receive(baggage.map(|baggage| baggage.load))?;
+        Ok(Some(message))
+    }
+
+    /// The messages that `next` finds, until it finds none; what of them is not used is dropped.
+    pub(super) fn take_all(
+        &mut self,
+        mut next: impl FnMut(&mut Self) -> Result<Option<M>>,
+    ) -> Result<std::vec::Drain<'_, M>> {
+        let mut taken = std::mem::take(&mut self.taken);
+        taken.clear();
+        while let Some(message) = next(self)? {
+            taken.push(message);
+        }
+        self.taken = taken;
+        Ok(self.taken.drain(..))
     }
 
     pub(super) fn traffic(&self) -> Traffic {
@@ -150,6 +182,54 @@ impl Intake {
     pub(super) fn streams(&self) -> impl Iterator<Item = Option<&Ticket>> {
         self.stamps.all(self.traffic.messages)
     }
+}
+
+/// What an input waits for, where that is not one message.
+#[derive(Debug)]
+pub(super) struct Waits {
+    need: Need,
+    /// Something else waits for its messages, and this does not.
+    off: bool,
+    alarm: Option<Box<Alarm>>,
+}
+
+impl Waits {
+    /// `None` for one message.
+    pub(super) fn new(need: Need, off: bool) -> Option<Box<Self>> {
+        (off || !need.is_default()).then(|| Box::new(Self { need, off, alarm: None }))
+    }
+
+    pub(super) fn poll<M: Message>(&mut self, connections: &mut [Arrivals<M>], cx: &mut Context<'_>) -> Readiness {
+        if self.off || self.need.optional {
+            return Readiness::READY;
+        }
+        let counted = poll_count(connections, self.need.asks(), cx);
+        self.need.readiness(counted, || oldest(connections), &mut self.alarm, cx)
+    }
+
+    /// Until when it waits for a batch.
+    pub(super) fn due<M: Message>(&self, connections: &[Arrivals<M>]) -> Option<Instant> {
+        if self.off { None } else { Some(after(oldest(connections)?, self.need.within?)) }
+    }
+
+    /// How many messages a run is promised, at most.
+    pub(super) fn batch(&self) -> usize {
+        if self.need.is_default() { usize::MAX } else { self.need.least }
+    }
+
+    pub(super) fn rest(&mut self) {
+        self.alarm = None;
+    }
+}
+
+/// Of all connections of one port. All are asked, so that each keeps the waker.
+pub(super) fn poll_count<M: Message>(connections: &mut [Arrivals<M>], most: usize, cx: &mut Context<'_>) -> Counted {
+    let none = Counted { ready: 0, more: Readiness::NEVER };
+    connections.iter_mut().map(|connection| connection.poll_count(most, cx)).fold(none, Counted::and)
+}
+
+pub(super) fn oldest<M: Message>(connections: &[Arrivals<M>]) -> Option<Instant> {
+    connections.iter().filter_map(Arrivals::oldest).min()
 }
 
 /// A wait for messages of these connections; what waits for a device waits no longer than it.

@@ -1,6 +1,7 @@
 //! [`Cx`]: what an operator is given beside its ports.
 
 use std::{
+    borrow::Cow,
     fmt,
     future::poll_fn,
     sync::Arc,
@@ -9,14 +10,17 @@ use std::{
 
 use super::{
     Operator, Ports,
-    lane::{Lane, OwnStreams},
+    carry::Carry,
+    control::Handle,
+    lane::Lane,
     node::{Method, Node},
-    seat::How,
+    seat::{How, Setting, Surroundings},
 };
 use crate::{
-    condition::{self, Awaited, Readiness},
+    condition::{self, Awaited, Conditions, Gate, PortState, Readiness, Status, When},
     device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
+    hub::Metadata,
     memory::HostAccess,
     stream::{DeviceTime, Stream, Ticket},
 };
@@ -38,6 +42,10 @@ pub struct Cx {
     finished: bool,
     /// What the next run waits for.
     awaited: Awaited,
+    /// What every run waits for beside its ports.
+    conditions: Option<Box<Conditions>>,
+    carry: Arc<Carry>,
+    flow: Arc<Surroundings>,
     /// Whether the operator's `may_run` and `after` are called: until it is known that it has none of its own.
     asks_may_run: bool,
     calls_after: bool,
@@ -51,10 +59,11 @@ pub struct Cx {
 }
 
 impl Cx {
-    pub(crate) fn new(name: Arc<str>, device: Device, streams: &OwnStreams, node: Arc<Node>, how: How) -> Self {
-        let How { mode, timed } = how;
+    pub(crate) fn new(setting: Setting, node: Arc<Node>, flow: Arc<Surroundings>) -> Self {
+        let Setting { name, device, streams, conditions, merge } = setting;
+        let How { mode, timed } = flow.how;
         Self {
-            lane: Lane::new(&name, &device, streams, mode),
+            lane: Lane::new(&name, &device, &streams, mode),
             name,
             device,
             stream: None,
@@ -62,6 +71,9 @@ impl Cx {
             node,
             finished: false,
             awaited: Awaited::new(),
+            conditions: Conditions::new(conditions),
+            carry: Arc::new(Carry::new(merge)),
+            flow,
             asks_may_run: true,
             calls_after: true,
             streak: 0,
@@ -176,6 +188,56 @@ impl Cx {
         Waker::from(self.node.clone())
     }
 
+    /// The flow that it is part of: to ask how it stands, to stop it.
+    pub fn flow(&self) -> Handle {
+        Handle(self.flow.control.clone())
+    }
+
+    /// The gate of that name, made by [`Flow::gate`](crate::Flow::gate).
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if the flow has none of that name; the message has those that it has.
+    pub fn gate(&self, name: &str) -> Result<Gate> {
+        self.flow.gates.find(name)
+    }
+
+    /// The named values that came with the messages of this run, as merged so far; what is sent takes them along.
+    ///
+    /// Of an operator that awaits its ports in a loop of its own ([`run`](super::Operator::run)), outside of a run, those of
+    /// the message that it took last.
+    pub fn metadata(&self) -> Metadata {
+        self.carry.metadata()
+    }
+
+    /// Gives what is sent from now on in this run a named value: in place of what came in under that name, if something did.
+    ///
+    /// ```
+    /// use wakeline::prelude::*;
+    /// # #[derive(Ports)]
+    /// # struct CameraPorts {
+    /// #     #[output]
+    /// #     frames: Output<Vec<u8>>,
+    /// # }
+    /// # struct Camera(u64);
+    /// impl Operator for Camera {
+    ///     type Ports = CameraPorts;
+    ///
+    ///     async fn compute(&mut self, ports: &mut CameraPorts, cx: &mut Cx) -> Result<()> {
+    ///         self.0 += 1;
+    ///         cx.insert_metadata("frame", self.0);        // anywhere downstream: cx.metadata().get::<u64>("frame")
+    ///         ports.frames.send(vec![0; 64]).await
+    ///     }
+    /// }
+    /// ```
+    pub fn insert_metadata<T: Send + Sync + 'static>(&mut self, name: impl Into<Cow<'static, str>>, value: T) {
+        self.carry.change(|metadata| metadata.insert(name, value));
+    }
+
+    /// Takes a named value away from what is sent from now on in this run. True if there was one.
+    pub fn remove_metadata(&mut self, name: &str) -> bool {
+        self.carry.change(|metadata| metadata.remove(name))
+    }
+
     /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
     /// False if it may never run again. For operators that override [`run`](super::Operator::run).
     ///
@@ -246,53 +308,139 @@ impl Cx {
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
+        if self.node.is_paused() {
+            // Not at rest: somebody may resume it.
+            self.node.show(Status::WaitEvent);
+            return Poll::Pending;
+        }
         let budget = ready!(tokio::task::coop::poll_proceed(task));
         self.node.begin();
         let mut asked = ports.poll_ready(task);
-        if !self.awaited.is_empty() {
-            asked = asked.and(condition::buffers(&mut self.awaited, task));
+        if self.conditions.is_some() || !self.awaited.is_empty() {
+            asked = asked | self.poll_more(ports, task);
         }
-        match asked {
-            Readiness::Ready => {
-                budget.made_progress();
-                if self.asks_may_run && !self.may_run(ports, may_run, task.waker()) {
-                    self.node.park_refused();
-                    return Poll::Pending;
-                }
-                if !ports.claim() {
-                    // Another task was quicker: look again, after it.
-                    task.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
-                if self.lane.as_ref().is_some_and(|lane| lane.begin()) {
-                    self.stream = None;
-                }
-                if let Some(stream) = self.timed_stream() {
-                    stream.begin_run();
-                }
-                self.begun = Some(now.unwrap_or_else(Ticks::now));
-                Poll::Ready(true)
-            }
-            Readiness::Wait => {
-                self.node.park();
-                Poll::Pending
-            }
-            // What it waits for comes by itself: the flow is not at rest.
-            Readiness::WaitEvent => Poll::Pending,
-            Readiness::Never => Poll::Ready(false),
+        if !asked.is_ready() {
+            return self.wait(asked, ports);
         }
+        budget.made_progress();
+        if self.asks_may_run || self.conditions.as_ref().is_some_and(|conditions| conditions.any_last()) {
+            let asked = self.poll_last(ports, may_run, task);
+            if !asked.is_ready() {
+                return self.wait_refused(asked);
+            }
+        }
+        if !self.claim(ports) {
+            // Another task was quicker: look again, after it.
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.lane.as_ref().is_some_and(|lane| lane.begin()) {
+            self.stream = None;
+        }
+        if let Some(stream) = self.timed_stream() {
+            stream.begin_run();
+        }
+        self.carry.begin();
+        self.node.show_running();
+        self.begun = Some(now.unwrap_or_else(Ticks::now));
+        Poll::Ready(true)
     }
 
-    /// Asks the operator itself, of whose conditions all are ready.
+    /// Asks what is waited for beside the ports.
     #[cold]
-    fn may_run<P: Ports>(&mut self, ports: &mut P, may_run: &mut impl FnMut(&P, &Cx) -> bool, waker: &Waker) -> bool {
+    fn poll_more<P: Ports>(&mut self, ports: &mut P, task: &mut Context<'_>) -> Readiness {
+        let mut asked = condition::buffers(&mut self.awaited, task);
+        if let Some(conditions) = &mut self.conditions {
+            asked = asked | conditions.poll(&mut |port, ask| ask_port(ports, port, ask), task);
+        }
+        asked
+    }
+
+    /// It may not run yet, or never again.
+    #[inline]
+    fn wait<P: Ports>(&mut self, asked: Readiness, ports: &mut P) -> Poll<bool> {
+        if asked.is_never() {
+            return Poll::Ready(false);
+        }
+        match asked {
+            Readiness::WAIT if self.conditions.is_none() => self.node.show(Status::Wait),
+            _ => self.show(asked, ports),
+        }
+        // Otherwise what it waits for comes by itself: the flow is not at rest.
+        if asked.needs_others() {
+            self.node.park();
+        }
+        Poll::Pending
+    }
+
+    #[cold]
+    fn show<P: Ports>(&mut self, asked: Readiness, ports: &mut P) {
+        let mut due = None;
+        if asked == Readiness::WAIT_TIME {
+            due = self.conditions.as_ref().and_then(|conditions| conditions.due());
+            ports.visit(&mut |_, port| due = due.max(port.due()));
+        }
+        let mut lacks = self.conditions.as_ref().map(|conditions| conditions.lacks()).unwrap_or_default();
+        if !self.awaited.is_empty() {
+            lacks.push("a buffer's data".into());
+        }
+        self.node.shown.set_lacks(lacks);
+        self.node.show(asked.status(due));
+    }
+
+    /// Asks what has no waker, and the operator itself, when all else is ready.
+    #[cold]
+    fn poll_last<P: Ports>(
+        &mut self,
+        ports: &mut P,
+        may_run: &mut impl FnMut(&P, &Cx) -> bool,
+        task: &mut Context<'_>,
+    ) -> Readiness {
         // A port that has what it waits for keeps no waker; but the next message is a reason to ask again. Kept first, so
         // that none comes unseen.
-        ports.visit(&mut |_, port| port.watch(waker));
-        let allowed = may_run(ports, self);
-        self.asks_may_run = !self.node.is_default(Method::MayRun);
-        self.node.answered(allowed);
-        allowed
+        ports.visit(&mut |_, port| port.watch(task.waker()));
+        let mut asked = Readiness::READY;
+        if let Some(conditions) = &mut self.conditions {
+            asked = conditions.poll_last(&mut |port, ask| ask_port(ports, port, ask), task);
+        }
+        let mut lacks = self.conditions.as_ref().map(|conditions| conditions.lacks()).unwrap_or_default();
+        if asked.is_ready() && self.asks_may_run {
+            if !may_run(ports, self) {
+                asked = Readiness::WAIT;
+                lacks.push("its own `may_run` to allow it".into());
+            }
+            self.asks_may_run = !self.node.is_default(Method::MayRun);
+        }
+        self.node.shown.set_lacks(lacks);
+        self.node.answered(asked.is_ready());
+        asked
+    }
+
+    /// Everything was ready but what has no waker.
+    #[cold]
+    fn wait_refused(&mut self, asked: Readiness) -> Poll<bool> {
+        if asked.is_never() {
+            return Poll::Ready(false);
+        }
+        self.node.show(asked.status(self.conditions.as_ref().and_then(|conditions| conditions.due())));
+        if asked.needs_others() {
+            self.node.park_refused();
+        }
+        Poll::Pending
+    }
+
+    /// Takes what the run needs, all of it or nothing.
+    #[inline]
+    fn claim<P: Ports>(&mut self, ports: &mut P) -> bool {
+        let Some(conditions) = &mut self.conditions else { return ports.claim() };
+        if !conditions.claim() {
+            return false;
+        }
+        let claimed = ports.claim();
+        if !claimed {
+            conditions.give_back();
+        }
+        claimed
     }
 
     /// The present run's end, if there is one.
@@ -302,6 +450,11 @@ impl Cx {
         let now = Ticks::now();
         self.runs += 1;
         self.busy += now.since(begun);
+        self.carry.end();
+        self.node.shown.ran(self.runs);
+        if let Some(conditions) = &mut self.conditions {
+            conditions.ended();
+        }
         if let Some(stream) = self.timed_stream() {
             stream.end_run();
         }
@@ -341,7 +494,30 @@ impl Cx {
         self.end_run();
         self.finished = false;
         self.awaited.clear();
+        if let Some(conditions) = &mut self.conditions {
+            conditions.rest();
+        }
     }
+
+    /// The conditions that it was given.
+    pub(super) fn into_conditions(mut self) -> Vec<When> {
+        self.conditions.take().map(|conditions| conditions.into_all()).unwrap_or_default()
+    }
+
+    pub(super) fn carry(&self) -> &Arc<Carry> {
+        &self.carry
+    }
+}
+
+/// Shows one of the ports, by its number.
+fn ask_port<P: Ports>(ports: &mut P, number: usize, ask: &mut dyn FnMut(&mut dyn PortState)) {
+    let mut at = 0;
+    ports.visit(&mut |_, port| {
+        if at == number {
+            ask(port.state());
+        }
+        at += 1;
+    });
 }
 
 /// A wait for the next run. Given up in the middle, it is no wait any more: the operator goes on with something else.
@@ -356,6 +532,7 @@ impl<P: Ports> Drop for Asking<'_, P> {
         if self.waits {
             self.ports.visit(&mut |_, port| port.rest());
             self.cx.awaited.iter_mut().for_each(HostAccess::rest);
+            self.cx.conditions.iter_mut().for_each(|conditions| conditions.rest());
         }
         if self.cx.node.is_parked() {
             self.cx.node.unpark();

@@ -2,14 +2,7 @@
 
 use std::{fmt, marker::PhantomData};
 
-/// Which port of which operator of which flow.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PortId {
-    pub(crate) flow: u64,
-    pub(crate) operator: usize,
-    pub(crate) port: usize,
-}
+use crate::condition::PortId;
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {
@@ -22,6 +15,12 @@ macro_rules! handle {
         impl<M> $name<M> {
             pub(super) fn new(id: PortId) -> Self {
                 Self { id, of: PhantomData }
+            }
+        }
+
+        impl<M> From<$name<M>> for PortId {
+            fn from(handle: $name<M>) -> Self {
+                handle.id
             }
         }
 

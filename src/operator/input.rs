@@ -3,17 +3,20 @@
 use std::{
     fmt,
     future::poll_fn,
+    slice,
     task::{Context, Poll, Waker},
 };
 
+use tokio::time::Instant;
+
 use super::{
-    arrivals::{Arrivals, Intake, Wait},
+    arrivals::{Arrivals, Intake, Wait, Waits},
     handle::InputHandle,
     plan::{Binder, Plan, PortKind, PortOptions},
     ports::{AnyPort, InputPort, Port, Traffic},
 };
 use crate::{
-    condition::Readiness,
+    condition::{Counted, PortState, Readiness},
     error::{Error, ErrorKind, Result},
     hub::Message,
     stream::Ticket,
@@ -22,7 +25,9 @@ use crate::{
 /// Messages come in here.
 pub struct Input<M: Message> {
     arrivals: Arrivals<M>,
-    intake: Intake,
+    intake: Intake<M>,
+    /// `None`: one message.
+    waits: Option<Box<Waits>>,
 }
 
 impl<M: Message> Input<M> {
@@ -50,6 +55,53 @@ impl<M: Message> Input<M> {
         self.intake.take(&mut self.arrivals)
     }
 
+    /// The messages that the port's condition promised: as many as `at_least` or `batch` says, and fewer where time has
+    /// passed or the last sender is gone. Where neither is said, all that are there.
+    ///
+    /// ```
+    /// use wakeline::prelude::*;
+    ///
+    /// #[derive(Ports)]
+    /// struct MeanPorts {
+    ///     #[input(batch = 8, within = "5ms", capacity = 8)]
+    ///     numbers: Input<f32>,
+    ///     #[output]
+    ///     mean: Output<f32>,
+    /// }
+    ///
+    /// struct Mean;
+    ///
+    /// impl Operator for Mean {
+    ///     type Ports = MeanPorts;
+    ///
+    ///     async fn compute(&mut self, ports: &mut MeanPorts, _cx: &mut Cx) -> Result<()> {
+    ///         let numbers = ports.numbers.take_batch()?;
+    ///         let count = numbers.len() as f32;
+    ///         let sum: f32 = numbers.sum();
+    ///         ports.mean.send(sum / count).await
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Input::try_take`].
+    pub fn take_batch(&mut self) -> Result<impl ExactSizeIterator<Item = M>> {
+        let mut left = self.waits.as_ref().map_or(usize::MAX, |waits| waits.batch());
+        let arrivals = &mut self.arrivals;
+        self.intake.take_all(|intake| {
+            if left == 0 {
+                return Ok(None);
+            }
+            left -= 1;
+            intake.take(arrivals)
+        })
+    }
+
+    /// True once all senders are gone and nothing is left.
+    pub fn has_ended(&self) -> bool {
+        self.arrivals.has_ended()
+    }
+
     /// Waits for the next message. `None` when the last sender is gone and nothing is left.
     ///
     /// # Errors
@@ -58,11 +110,11 @@ impl<M: Message> Input<M> {
     /// # Cancel safety
     /// A message is taken only as the future resolves: dropping it loses none.
     pub async fn recv(&mut self) -> Result<Option<M>> {
-        let waiting = Wait(std::slice::from_mut(&mut self.arrivals));
+        let waiting = Wait(slice::from_mut(&mut self.arrivals));
         let there = poll_fn(|cx| match waiting.0[0].poll(cx) {
-            Readiness::Wait | Readiness::WaitEvent => Poll::Pending,
-            Readiness::Ready => Poll::Ready(true),
-            Readiness::Never => Poll::Ready(false),
+            Readiness::READY => Poll::Ready(true),
+            Readiness::NEVER => Poll::Ready(false),
+            _ => Poll::Pending,
         });
         let there = there.await;
         drop(waiting);
@@ -102,7 +154,29 @@ impl<M: Message> InputPort for Input<M> {
     const EVENTS: &'static [&'static str] = M::EVENTS;
 }
 
+impl<M: Message> PortState for Input<M> {
+    fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
+        self.arrivals.poll_count(most, cx)
+    }
+
+    fn poll_room(&mut self, _count: usize, _cx: &mut Context<'_>) -> Readiness {
+        Readiness::READY
+    }
+
+    fn oldest(&self) -> Option<Instant> {
+        self.arrivals.oldest()
+    }
+}
+
 impl<M: Message> AnyPort for Input<M> {
+    fn due(&self) -> Option<Instant> {
+        self.waits.as_ref()?.due(slice::from_ref(&self.arrivals))
+    }
+
+    fn state(&mut self) -> &mut dyn PortState {
+        self
+    }
+
     fn is_output(&self) -> bool {
         false
     }
@@ -117,6 +191,7 @@ impl<M: Message> AnyPort for Input<M> {
 
     fn rest(&mut self) {
         self.arrivals.rest();
+        self.waits.iter_mut().for_each(|waits| waits.rest());
     }
 
     fn watch(&mut self, waker: &Waker) {
@@ -132,15 +207,17 @@ impl<M: Message> Port for Input<M> {
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
-        Ok(Self {
-            arrivals: Arrivals::new(binder.end(name)?, options.wanted),
-            intake: Intake::new(binder.lane.clone()),
-        })
+        let (need, off) = binder.need(name, options.need);
+        let arrivals = Arrivals::new(binder.end(name)?, options.wanted);
+        Ok(Self { arrivals, intake: Intake::new(binder), waits: Waits::new(need, off) })
     }
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
-        self.arrivals.poll(cx)
+        match &mut self.waits {
+            None => self.arrivals.poll(cx),
+            Some(waits) => waits.poll(slice::from_mut(&mut self.arrivals), cx),
+        }
     }
 
     /// This is the only reader: what was there still is.

@@ -12,17 +12,20 @@
 use std::{
     fmt,
     future::poll_fn,
+    ops::BitOr,
     task::{Context, Poll, Waker},
 };
 
+use tokio::time::Instant;
+
 use super::{
-    arrivals::{Arrivals, Intake, Wait},
+    arrivals::{self, Arrivals, Intake, Wait, Waits},
     handle::InputHandle,
     plan::{Binder, Plan, PortKind, PortOptions},
     ports::{AnyPort, InputPort, Port, Traffic},
 };
 use crate::{
-    condition::Readiness,
+    condition::{Counted, PortState, Readiness},
     error::{Error, ErrorKind, Result},
     hub::{Message, link::Receiver},
     stream::Ticket,
@@ -68,9 +71,9 @@ pub struct Inputs<M: Message> {
     connections: Vec<Arrivals<M>>,
     /// Where [`try_take_any`](Self::try_take_any) looks first: behind the one that it took from last.
     turn: usize,
-    /// What [`take`](Self::take) gives out; kept for its room.
-    taken: Vec<M>,
-    intake: Intake,
+    intake: Intake<M>,
+    /// `None`: one message of each connection.
+    waits: Option<Box<Waits>>,
 }
 
 impl<M: Message> Inputs<M> {
@@ -88,13 +91,15 @@ impl<M: Message> Inputs<M> {
                 return Err(Error::new(ErrorKind::Usage, format!("{lacks}: `take` once a run, or use `try_take_any`")));
             }
         }
-        self.taken.clear();
-        for connection in 0..self.connections.len() {
-            if let Some(message) = self.try_take_from(connection)? {
-                self.taken.push(message);
+        let mut connections = self.connections.iter_mut();
+        self.intake.take_all(|intake| {
+            for connection in connections.by_ref() {
+                if let Some(message) = intake.take(connection)? {
+                    return Ok(Some(message));
+                }
             }
-        }
-        Ok(self.taken.drain(..))
+            Ok(None)
+        })
     }
 
     /// The next message of one connection, if there is one.
@@ -125,6 +130,32 @@ impl<M: Message> Inputs<M> {
         Ok(None)
     }
 
+    /// The messages that the port's condition promised, from whichever connections: as many as `at_least` or `batch` says,
+    /// and fewer where time has passed or the last sender is gone. Where neither is said, all that are there.
+    ///
+    /// # Errors
+    /// As [`Inputs::try_take_any`].
+    pub fn take_batch(&mut self) -> Result<impl ExactSizeIterator<Item = M>> {
+        let mut left = self.waits.as_ref().map_or(usize::MAX, |waits| waits.batch());
+        let (connections, turn) = (&mut self.connections, &mut self.turn);
+        let count = connections.len();
+        self.intake.take_all(|intake| {
+            for at in (*turn..count).chain(0..*turn).filter(|_| left > 0) {
+                if let Some(message) = intake.take(&mut connections[at])? {
+                    left -= 1;
+                    *turn = (at + 1) % count;
+                    return Ok(Some(message));
+                }
+            }
+            Ok(None)
+        })
+    }
+
+    /// True once all senders are gone and nothing is left.
+    pub fn has_ended(&self) -> bool {
+        self.connections.iter().all(Arrivals::has_ended)
+    }
+
     /// Waits for the next message of whichever connection, and gives that one's number too. `None` when all senders
     /// are gone and nothing is left.
     ///
@@ -139,9 +170,9 @@ impl<M: Message> Inputs<M> {
             let mut ended = true;
             for connection in &mut *waiting.0 {
                 match connection.poll(cx) {
-                    Readiness::Ready => return Poll::Ready(true),
-                    Readiness::Wait | Readiness::WaitEvent => ended = false,
-                    Readiness::Never => {}
+                    Readiness::READY => return Poll::Ready(true),
+                    Readiness::NEVER => {}
+                    _ => ended = false,
                 }
             }
             if ended { Poll::Ready(false) } else { Poll::Pending }
@@ -188,7 +219,29 @@ impl<M: Message> InputPort for Inputs<M> {
     const EVENTS: &'static [&'static str] = M::EVENTS;
 }
 
+impl<M: Message> PortState for Inputs<M> {
+    fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
+        arrivals::poll_count(&mut self.connections, most, cx)
+    }
+
+    fn poll_room(&mut self, _count: usize, _cx: &mut Context<'_>) -> Readiness {
+        Readiness::READY
+    }
+
+    fn oldest(&self) -> Option<Instant> {
+        arrivals::oldest(&self.connections)
+    }
+}
+
 impl<M: Message> AnyPort for Inputs<M> {
+    fn due(&self) -> Option<Instant> {
+        self.waits.as_ref()?.due(&self.connections)
+    }
+
+    fn state(&mut self) -> &mut dyn PortState {
+        self
+    }
+
     fn is_output(&self) -> bool {
         false
     }
@@ -203,6 +256,7 @@ impl<M: Message> AnyPort for Inputs<M> {
 
     fn rest(&mut self) {
         self.connections.iter_mut().for_each(Arrivals::rest);
+        self.waits.iter_mut().for_each(|waits| waits.rest());
     }
 
     fn watch(&mut self, waker: &Waker) {
@@ -220,16 +274,19 @@ impl<M: Message> Port for Inputs<M> {
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
         let ends: Vec<Receiver<M>> = binder.ends(name)?;
         let connections: Vec<_> = ends.into_iter().map(|end| Arrivals::new(end, options.wanted)).collect();
-        let taken = Vec::with_capacity(connections.len());
-        Ok(Self { connections, turn: 0, taken, intake: Intake::new(binder.lane.clone()) })
+        let (need, off) = binder.need(name, options.need);
+        Ok(Self { connections, turn: 0, intake: Intake::new(binder), waits: Waits::new(need, off) })
     }
 
     /// All are asked, so that each that lacks one keeps the waker.
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
+        if let Some(waits) = &mut self.waits {
+            return waits.poll(&mut self.connections, cx);
+        }
         let asked = self.connections.iter_mut().map(|connection| connection.poll(cx));
-        let open = asked.filter(|readiness| *readiness != Readiness::Never);
-        open.reduce(Readiness::and).unwrap_or(Readiness::Never)
+        let open = asked.filter(|readiness| !readiness.is_never());
+        open.reduce(Readiness::bitor).unwrap_or(Readiness::NEVER)
     }
 
     /// This is the only reader: what was there still is.

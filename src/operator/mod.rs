@@ -8,6 +8,8 @@
 //! every `stop` runs, in the order of adding, after an error too.
 
 mod arrivals;
+pub(crate) mod carry;
+pub(crate) mod control;
 mod cx;
 mod functions;
 mod handle;
@@ -20,15 +22,15 @@ mod plan;
 mod ports;
 pub(crate) mod quiet;
 pub(crate) mod seat;
+pub(crate) mod shown;
 
 use crate::error::Result;
 use node::Method;
 
+pub use control::{Changes, Handle, OperatorStatus};
 pub use cx::Cx;
 pub use functions::{Map, MapPorts, Sink, SinkPorts, Source, SourcePorts, map, sink, source};
 pub use functions::{MapHandles, SinkHandles, SourceHandles};
-#[doc(hidden)]
-pub use handle::PortId;
 pub use handle::{InputHandle, OutputHandle};
 pub use input::Input;
 pub use inputs::Inputs;

@@ -14,7 +14,11 @@ use std::{
 
 use futures::task::AtomicWaker;
 
-use super::quiet::{Parking, Tokens};
+use super::{
+    quiet::{Parking, Tokens},
+    shown::{Shown, Watchers},
+};
+use crate::condition::Status;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What all nodes of a flow share.
@@ -23,6 +27,8 @@ pub(crate) struct Rest {
     pub(crate) tokens: Tokens,
     /// The flow's own task: woken when the last token is given back.
     pub(crate) flow: AtomicWaker,
+    /// Those who want to hear what operators wait for.
+    pub(crate) watchers: Watchers,
 }
 
 /// One operator's task.
@@ -36,11 +42,14 @@ pub(crate) struct Node {
     rest: Arc<Rest>,
     finish: AtomicBool,
     abort: AtomicBool,
+    paused: AtomicBool,
     ended: AtomicBool,
     /// The methods of the operator that are the trait's own: a bit for each.
     defaults: AtomicU8,
     asked: AtomicU8,
     agreed: AtomicBool,
+    operator: usize,
+    pub(super) shown: Shown,
 }
 
 /// A method that an operator may write.
@@ -68,6 +77,13 @@ mod asked {
     pub(super) const REFUSED_AGAIN: u8 = 3;
 }
 
+impl Rest {
+    pub(crate) fn new(operators: usize) -> Arc<Self> {
+        let (flow, watchers) = (AtomicWaker::new(), Watchers::default());
+        Arc::new(Self { tokens: Tokens::new(operators), flow, watchers })
+    }
+}
+
 impl Node {
     pub(crate) fn new(operator: usize, rest: &Arc<Rest>) -> Arc<Self> {
         Arc::new(Self {
@@ -78,16 +94,19 @@ impl Node {
             rest: rest.clone(),
             finish: AtomicBool::new(false),
             abort: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             defaults: AtomicU8::new(0),
             asked: AtomicU8::new(asked::ALLOWED),
             agreed: AtomicBool::new(false),
+            operator,
+            shown: Shown::new(),
         })
     }
 
     /// For work beside a flow's runs: no other operator's rest depends on it.
     pub(crate) fn alone() -> Arc<Self> {
-        Self::new(0, &Arc::new(Rest { tokens: Tokens::new(1), flow: AtomicWaker::new() }))
+        Self::new(0, &Rest::new(1))
     }
 
     /// Before the ports are asked.
@@ -111,6 +130,26 @@ impl Node {
         self.park();
     }
 
+    /// For all to see: why it does not run.
+    #[inline]
+    pub(super) fn show(&self, status: Status) {
+        if self.shown.show(status) {
+            self.rest.watchers.tell(self.operator);
+        }
+    }
+
+    /// For all to see: it runs.
+    #[inline]
+    pub(super) fn show_running(&self) {
+        if self.shown.running() {
+            self.rest.watchers.tell(self.operator);
+        }
+    }
+
+    pub(crate) fn shown(&self) -> &Shown {
+        &self.shown
+    }
+
     /// It waits no longer, whoever says so.
     pub(crate) fn unpark(&self) {
         if self.parking.wake(&self.rest.tokens) {
@@ -132,6 +171,16 @@ impl Node {
         self.finish.load(Ordering::Acquire)
     }
 
+    /// No run begins while it is paused.
+    pub(crate) fn set_paused(self: &Arc<Self>, paused: bool) {
+        self.paused.store(paused, Ordering::Release);
+        self.wake_by_ref();
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Acquire)
+    }
+
     /// Drops what it is doing.
     pub(crate) fn abort(self: &Arc<Self>) {
         self.abort.store(true, Ordering::Release);
@@ -140,6 +189,7 @@ impl Node {
 
     /// The operator has ended: its token goes for good.
     pub(crate) fn end(&self) {
+        self.show(Status::Never);
         if !self.ended.swap(true, Ordering::AcqRel) && self.parking.end(&self.rest.tokens) {
             self.rest.flow.wake();
         }

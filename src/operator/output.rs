@@ -7,16 +7,19 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use tokio::time::Instant;
+
 use super::{
+    carry::Carry,
     handle::OutputHandle,
     lane::Lane,
     plan::{Binder, Plan, PortKind, PortOptions},
     ports::{AnyPort, OutputPort, Port, Traffic},
 };
 use crate::{
-    condition::{self, Readiness},
+    condition::{self, Counted, PortState, Readiness},
     error::{Error, ErrorKind, Result},
-    hub::{Envelope, Message, link::Sender, queue::Answer},
+    hub::{Envelope, Message, baggage::Parcel, link::Sender, queue::Answer},
     memory::Plain,
     stream::Stream,
 };
@@ -28,6 +31,9 @@ pub struct Output<M: Message> {
     traffic: Traffic,
     /// `None` on the host.
     lane: Option<Arc<Lane>>,
+    carry: Arc<Carry>,
+    /// It waits for no room: something else does, or nothing.
+    off: bool,
     /// The stream that messages carry, if that was said.
     chosen: Option<Stream>,
 }
@@ -73,21 +79,25 @@ impl<M: Message> Output<M> {
             return Err(self.closed());
         };
         let bytes = message.size_in_bytes() as u64;
+        let parcel = match self.carry.load() {
+            None => Parcel::new(message),
+            Some(load) => Parcel::with(message, load),
+        };
         let number = self.traffic.messages + 1;
         let origin = |stream| Some((stream, number));
         let sent = match (&self.chosen, &self.lane) {
-            (Some(chosen), _) => sender.try_send(message, origin(chosen))?,
-            (None, None) => sender.try_send(message, None)?,
+            (Some(chosen), _) => sender.try_send(parcel, origin(chosen))?,
+            (None, None) => sender.try_send(parcel, None)?,
             (None, Some(lane)) => match lane.own() {
-                Some(own) => sender.try_send(message, origin(own))?,
-                None => sender.try_send(message, lane.lent().as_ref().and_then(origin))?,
+                Some(own) => sender.try_send(parcel, origin(own))?,
+                None => sender.try_send(parcel, lane.lent().as_ref().and_then(origin))?,
             },
         };
         if sent.is_ok() {
             self.traffic.messages += 1;
             self.traffic.bytes += bytes;
         }
-        Ok(sent)
+        Ok(sent.map_err(|parcel| parcel.message))
     }
 
     /// From now on messages carry this stream; with `None` the operator's own again, as they do without a call.
@@ -153,7 +163,25 @@ impl<M: Message> fmt::Debug for Output<M> {
 
 impl<M: Message> OutputPort for Output<M> {}
 
+impl<M: Message> PortState for Output<M> {
+    fn poll_count(&mut self, _most: usize, _cx: &mut Context<'_>) -> Counted {
+        Counted { ready: 0, more: Readiness::NEVER }
+    }
+
+    fn poll_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
+        self.sender.as_ref().map_or(Readiness::NEVER, |sender| condition::room_for(sender, count, cx))
+    }
+
+    fn oldest(&self) -> Option<Instant> {
+        None
+    }
+}
+
 impl<M: Message> AnyPort for Output<M> {
+    fn state(&mut self) -> &mut dyn PortState {
+        self
+    }
+
     fn is_output(&self) -> bool {
         true
     }
@@ -180,16 +208,18 @@ impl<M: Message> Port for Output<M> {
         OutputHandle::new(plan.add::<M>(name, PortKind::Output, options))
     }
 
-    fn bind(binder: &mut Binder<'_>, name: &'static str, _options: PortOptions) -> Result<Self> {
-        let (sender, lane) = (Some(binder.end(name)?), binder.lane.clone());
-        Ok(Self { sender, traffic: Traffic::default(), lane, chosen: None })
+    fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
+        let (need, off) = binder.need(name, options.need);
+        let (sender, lane, carry) = (Some(binder.end(name)?), binder.lane.clone(), binder.carry.clone());
+        Ok(Self { sender, traffic: Traffic::default(), lane, carry, off: off || need.optional, chosen: None })
     }
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
         match &self.sender {
-            Some(sender) => condition::room(sender, cx),
-            None => Readiness::Never,
+            _ if self.off => Readiness::READY,
+            Some(sender) => condition::room_for(sender, 1, cx),
+            None => Readiness::NEVER,
         }
     }
 

@@ -1,12 +1,12 @@
 //! What a flow knows of an operator's ports before it runs ([`Plan`]), and how they get the ends of their hubs ([`Binder`]).
 
-use std::{any::Any, collections::HashMap, fmt, sync::Arc};
+use std::{any::Any, collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use super::{handle::PortId, lane::Lane};
+use super::{carry::Carry, lane::Lane};
 use crate::{
-    condition::Wanted,
+    condition::{IntoCondition, Need, OnPorts, PortId, Wanted, When},
     error::{Error, ErrorKind, Result},
-    hub::{Hub, Message},
+    hub::{Hub, Message, Since},
 };
 
 /// Which way, and for how many.
@@ -26,6 +26,8 @@ pub(crate) struct PortDecl {
     pub(crate) hub: Hub,
     pub(crate) carries_envelopes: bool,
     pub(crate) element_bytes: usize,
+    /// What an input waits for, by its attribute.
+    pub(crate) need: Need,
 }
 
 /// Gathers an operator's ports when it is added.
@@ -35,6 +37,8 @@ pub struct Plan {
     pub(crate) flow: u64,
     pub(crate) operator: usize,
     pub(crate) ports: Vec<PortDecl>,
+    /// Over several of them.
+    pub(crate) conditions: Vec<When>,
 }
 
 impl Plan {
@@ -45,8 +49,15 @@ impl Plan {
             hub: options.hub,
             carries_envelopes: M::CARRIES_ENVELOPES,
             element_bytes: M::ELEMENT_BYTES,
+            need: options.need,
         });
-        PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1 }
+        PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1, name }
+    }
+
+    /// A condition that `#[ports(..)]` says.
+    #[doc(hidden)]
+    pub fn condition(&mut self, condition: OnPorts) {
+        self.conditions.push(condition.into_condition());
     }
 }
 
@@ -57,6 +68,7 @@ impl Plan {
 pub struct PortOptions {
     hub: Hub,
     pub(super) wanted: Wanted,
+    pub(super) need: Need,
 }
 
 #[allow(missing_docs)]
@@ -80,6 +92,36 @@ impl PortOptions {
         self
     }
 
+    pub fn at_least(mut self, count: usize) -> Self {
+        self.need.least = count;
+        self
+    }
+
+    pub fn at_most(mut self, count: usize) -> Self {
+        self.need.most = Some(count);
+        self
+    }
+
+    pub fn batch(mut self, count: usize) -> Self {
+        self.need.least = count;
+        self
+    }
+
+    pub fn within(mut self, span: Duration) -> Self {
+        self.need.within = Some(span);
+        self
+    }
+
+    pub fn since(mut self, since: Since) -> Self {
+        self.need.since = since;
+        self
+    }
+
+    pub fn optional(mut self) -> Self {
+        self.need.optional = true;
+        self
+    }
+
     pub fn done(mut self) -> Self {
         self.wanted.done = true;
         self
@@ -95,11 +137,22 @@ impl PortOptions {
 #[doc(hidden)]
 pub struct Binder<'a> {
     pub(crate) lane: Option<Arc<Lane>>,
+    pub(crate) carry: Arc<Carry>,
+    /// Ports that a condition of the operator names, which have no condition of their own then.
+    pub(crate) named: &'a [(PortId, Option<Need>)],
     /// By port, in the order of connecting.
     pub(crate) ends: &'a mut HashMap<&'static str, Vec<Box<dyn Any + Send>>>,
 }
 
 impl Binder<'_> {
+    /// What a port waits for: what was said of it from outside, or its attribute. True if it is not the port that waits.
+    pub(super) fn need(&self, name: &str, options: Need) -> (Need, bool) {
+        match self.named.iter().find(|(port, _)| port.name == name) {
+            Some((_, need)) => (need.unwrap_or_default(), true),
+            None => (options, false),
+        }
+    }
+
     pub(super) fn end<T: 'static>(&mut self, name: &'static str) -> Result<T> {
         self.ends(name)?.pop().ok_or_else(|| not_connected(name))
     }

@@ -3,7 +3,13 @@
 use std::task::{Context, Waker};
 
 use super::plan::{Binder, Plan, PortOptions};
-use crate::{condition::Readiness, error::Result, hub::Message};
+use tokio::time::Instant;
+
+use crate::{
+    condition::{PortState, Readiness},
+    error::Result,
+    hub::Message,
+};
 
 /// An operator's ports: a struct of [`Input`](super::Input)s and [`Output`](super::Output)s. Derive it.
 ///
@@ -88,7 +94,7 @@ impl Ports for () {
     }
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Readiness {
-        Readiness::Ready
+        Readiness::READY
     }
 
     fn claim(&mut self) -> bool {
@@ -119,7 +125,12 @@ impl Traffic {
 /// A port, whatever it carries.
 #[doc(hidden)]
 #[allow(missing_docs)]
-pub trait AnyPort {
+pub trait AnyPort: PortState {
+    /// Until when it waits, if it waits for a time.
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+    fn state(&mut self) -> &mut dyn PortState;
     fn is_output(&self) -> bool;
     fn traffic(&self) -> Traffic;
     /// True for an output whose reader has ended.

@@ -8,13 +8,16 @@ use async_trait::async_trait;
 use futures::FutureExt;
 
 use super::{
-    Binder, Cx, Operator, Plan, PortDecl, Ports, Traffic,
+    Binder, Cx, Operator, Plan, Ports, Traffic,
+    control::Control,
     lane::OwnStreams,
     node::{Method, Node},
 };
 use crate::{
+    condition::{self, Gates, Need, PortId, When},
     device::Device,
     error::{Error, ErrorKind, Result},
+    hub::MergePolicy,
     stream::{CompletionMode, DeviceTime, Ticket},
 };
 
@@ -32,6 +35,23 @@ pub(crate) struct Tally {
     pub(crate) device: Option<DeviceTime>,
 }
 
+/// What an operator was given when it was added.
+pub(crate) struct Setting {
+    pub(crate) name: Arc<str>,
+    pub(crate) device: Device,
+    pub(crate) streams: OwnStreams,
+    pub(crate) conditions: Vec<When>,
+    pub(crate) merge: MergePolicy,
+}
+
+/// What a flow says to all of its operators.
+#[derive(Debug)]
+pub(crate) struct Surroundings {
+    pub(crate) how: How,
+    pub(crate) gates: Gates,
+    pub(crate) control: Arc<Control>,
+}
+
 /// What a flow says of its operators' streams.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
@@ -44,7 +64,7 @@ pub(crate) struct How {
 #[async_trait]
 pub(crate) trait Seat: Send {
     /// Gives it its surroundings. From here on it can be stopped.
-    fn enter(&mut self, name: Arc<str>, device: Device, streams: OwnStreams, node: Arc<Node>, how: How);
+    fn enter(&mut self, setting: Setting, node: Arc<Node>, flow: Arc<Surroundings>);
     /// Gives it its ends.
     fn bind(&mut self, ends: Ends) -> Result<()>;
     async fn start(&mut self) -> Result<()>;
@@ -56,6 +76,8 @@ pub(crate) trait Seat: Send {
     /// The last work that its streams were given.
     fn last(&self) -> Vec<Ticket>;
     fn tally(&self) -> Tally;
+    /// What it was given when it was added, back after its `stop`.
+    fn conditions(&mut self) -> Vec<When>;
 }
 
 pub(crate) struct Place<O: Operator> {
@@ -63,6 +85,10 @@ pub(crate) struct Place<O: Operator> {
     ports: Option<O::Ports>,
     cx: Option<Cx>,
     tally: Tally,
+    /// The ports that its conditions name.
+    named: Vec<(PortId, Option<Need>)>,
+    /// For the flow's next run.
+    conditions: Vec<When>,
 }
 
 /// An operator and what it declared.
@@ -70,11 +96,12 @@ pub(crate) fn seat<O: Operator>(
     operator: O,
     flow: u64,
     index: usize,
-) -> (Box<dyn Seat>, Vec<PortDecl>, <O::Ports as Ports>::Handles) {
-    let mut plan = Plan { flow, operator: index, ports: Vec::new() };
+) -> (Box<dyn Seat>, Plan, <O::Ports as Ports>::Handles) {
+    let mut plan = Plan { flow, operator: index, ports: Vec::new(), conditions: Vec::new() };
     let handles = O::Ports::declare(&mut plan);
-    let place = Place { operator, ports: None, cx: None, tally: Tally::default() };
-    (Box::new(place), plan.ports, handles)
+    let (named, conditions) = (Vec::new(), Vec::new());
+    let place = Place { operator, ports: None, cx: None, tally: Tally::default(), named, conditions };
+    (Box::new(place), plan, handles)
 }
 
 /// A panic becomes an error, with what it said.
@@ -114,14 +141,16 @@ fn unbound() -> Error {
 
 #[async_trait]
 impl<O: Operator> Seat for Place<O> {
-    fn enter(&mut self, name: Arc<str>, device: Device, streams: OwnStreams, node: Arc<Node>, how: How) {
-        self.cx = Some(Cx::new(name, device, &streams, node, how));
+    fn enter(&mut self, setting: Setting, node: Arc<Node>, flow: Arc<Surroundings>) {
+        self.named = condition::named(&setting.conditions);
+        self.cx = Some(Cx::new(setting, node, flow));
         self.tally = Tally::default();
     }
 
     fn bind(&mut self, mut ends: Ends) -> Result<()> {
-        let lane = self.cx.as_ref().and_then(|cx| cx.lane.clone());
-        self.ports = Some(O::Ports::bind(&mut Binder { lane, ends: &mut ends })?);
+        let cx = self.cx.as_ref().ok_or_else(unbound)?;
+        let (lane, carry) = (cx.lane.clone(), cx.carry().clone());
+        self.ports = Some(O::Ports::bind(&mut Binder { lane, carry, named: &self.named, ends: &mut ends })?);
         Ok(())
     }
 
@@ -156,6 +185,7 @@ impl<O: Operator> Seat for Place<O> {
         let stopped = caught(self.operator.stop(&mut cx)).await;
         // Its last work is done by now, or lost.
         self.tally.device = cx.device_time();
+        self.conditions = cx.into_conditions();
         stopped
     }
 
@@ -180,5 +210,9 @@ impl<O: Operator> Seat for Place<O> {
 
     fn tally(&self) -> Tally {
         self.tally.clone()
+    }
+
+    fn conditions(&mut self) -> Vec<When> {
+        std::mem::take(&mut self.conditions)
     }
 }

@@ -1,0 +1,45 @@
+//! [`Alarm`]: one timer for whatever a condition waits for next.
+//!
+//! It is made when it is needed first, and set again rather than made again: an operator that never waits for a time has
+//! none, and one that does has one.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// A timer that can be set to another time.
+#[derive(Debug, Default)]
+pub(crate) struct Alarm(Option<Pin<Box<Sleep>>>);
+
+impl Alarm {
+    /// True from `due` on. Before that the waker is kept.
+    ///
+    /// # Panics
+    /// As tokio's timers do on a runtime without them. It happens in an operator's poll, where a panic is an error.
+    pub(crate) fn has_passed(&mut self, due: Instant, cx: &mut Context<'_>) -> bool {
+        if Instant::now() >= due {
+            return true;
+        }
+        let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        if sleep.deadline() != due {
+            sleep.as_mut().reset(due);
+        }
+        // Not a matter of the task's budget: a condition is asked again and again without anything being done.
+        let mut sleep = std::pin::pin!(tokio::task::coop::unconstrained(sleep.as_mut()));
+        sleep.as_mut().poll(cx) == Poll::Ready(())
+    }
+
+    /// Wakes nobody any more.
+    pub(crate) fn rest(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// `span` after `at`; where no clock goes that far, in thirty years.
+pub(crate) fn after(at: Instant, span: Duration) -> Instant {
+    at.checked_add(span).unwrap_or_else(|| at + Duration::from_secs(30 * 365 * 86_400))
+}

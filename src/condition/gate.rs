@@ -1,0 +1,139 @@
+//! A gate, `.when(gate.clone())`: somebody else says whether an operator runs.
+//!
+//! ```text
+//!            pause                      end
+//!   OPEN <──────────> PAUSED ────────────────────> ENDED      (from `OPEN`, too)
+//!   ready    resume   waits for an event           never
+//!                     │ the last handle is dropped
+//!                     └──> waits, and with all others at rest the flow has stalled or is at its end
+//! ```
+//!
+//! Holoscan's boolean condition is the way from `OPEN` to `ENDED`: a kill switch. A gate that is paused keeps its flow from
+//! ending while somebody has a handle and may resume it.
+
+use std::{borrow::Cow, task::Context};
+
+use super::{
+    Condition, IntoCondition, Status, When,
+    told::{Heard, Told},
+};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Pauses, resumes and ends the operators that it was given to with `.when(gate.clone())`, from any thread or task.
+///
+/// ```
+/// use wakeline::{Flow, condition::Gate, operator::source};
+///
+/// let gate = Gate::paused();
+/// let mut flow = Flow::new("camera");
+/// let frames = flow.add("frames", source(async || Ok(Some(0_u8)))).when(gate.clone());
+/// gate.resume();
+/// assert!(gate.is_open());
+/// ```
+///
+/// An operator finds it by name, with [`Cx::gate`](crate::Cx::gate), where it was made by
+/// [`Flow::gate`](crate::Flow::gate).
+#[derive(Clone, Debug)]
+pub struct Gate(Told<State>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Open,
+    Paused,
+    Ended,
+}
+
+/// The condition.
+#[derive(Debug)]
+struct Gated(Heard<State>);
+
+impl Gate {
+    /// A gate that is open.
+    pub fn open() -> Self {
+        Self(Told::new(State::Open))
+    }
+
+    /// A gate that waits to be resumed.
+    pub fn paused() -> Self {
+        Self(Told::new(State::Paused))
+    }
+
+    /// No run begins until it is resumed. One that is under way goes to its end.
+    pub fn pause(&self) {
+        self.set(State::Paused);
+    }
+
+    /// Runs may begin again.
+    pub fn resume(&self) {
+        self.set(State::Open);
+    }
+
+    /// No run begins ever again: its operators end, and the end walks on from there. There is no way back.
+    pub fn end(&self) {
+        self.set(State::Ended);
+    }
+
+    /// True unless it is paused or ended.
+    pub fn is_open(&self) -> bool {
+        self.0.get() == State::Open
+    }
+
+    /// True once it has ended.
+    pub fn has_ended(&self) -> bool {
+        self.0.get() == State::Ended
+    }
+
+    fn set(&self, now: State) {
+        self.0.set(|before| if before == State::Ended { before } else { now });
+    }
+}
+
+/// The gates of a flow, by their names. Kept so, they are no handles.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gates(Vec<(String, Heard<State>)>);
+
+impl Gates {
+    /// The gate of that name: a new one, which is open, if there is none.
+    pub(crate) fn get(&mut self, name: String) -> Gate {
+        if let Ok(known) = self.find(&name) {
+            return known;
+        }
+        let gate = Gate::open();
+        self.0.push((name, gate.0.heard()));
+        gate
+    }
+
+    /// The gate of that name.
+    pub(crate) fn find(&self, name: &str) -> Result<Gate> {
+        if let Some((_, state)) = self.0.iter().find(|(known, _)| known == name) {
+            return Ok(Gate(state.teller()));
+        }
+        let known: Vec<_> = self.0.iter().map(|(name, _)| format!("`{name}`")).collect();
+        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        Err(Error::new(
+            ErrorKind::Usage,
+            format!("the flow has no gate `{name}`: make it with `flow.gate(\"{name}\")`; it has {known}"),
+        ))
+    }
+}
+
+/// The condition itself holds no handle.
+impl IntoCondition for Gate {
+    fn into_condition(self) -> When {
+        When::own(Gated(self.0.heard()))
+    }
+}
+
+impl Condition for Gated {
+    fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
+        self.0.poll(cx, |state| match state {
+            State::Open => Some(Status::Ready),
+            State::Ended => Some(Status::Never),
+            State::Paused => None,
+        })
+    }
+
+    fn describe(&self) -> Cow<'static, str> {
+        "its gate to be resumed".into()
+    }
+}

@@ -1,0 +1,113 @@
+//! Periodic, `.when(every(Duration::from_millis(10)))`: one run a period, the first at once.
+//!
+//! ```text
+//!            0        10        20        30        40        50        60 ms
+//!   due      |         |         |         |         |         |         |
+//!   CatchUp  run       run███████████████████████run,run      run       run     none is left out
+//!   Spaced   run       run███████████████████████run      run       run         10 ms from one to the next
+//!   Skip     run       run███████████████████████run          run       run     those missed are left out
+//! ```
+//!
+//! Time is tokio's: with a paused clock every run is exactly on time.
+
+use std::{borrow::Cow, task::Context, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{Alarm, Condition, Status, alarm::after};
+
+/// What becomes of the ticks that a run, or a wait for something else, was too long for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MissedTicks {
+    /// They are made up for: a run for each of them, one right after the other. Holoscan's `CatchUpMissedTicks`.
+    #[default]
+    CatchUp,
+    /// Between the begin of one run and the next there is at least the period. Holoscan's `MinTimeBetweenTicks`.
+    Spaced,
+    /// They are left out: the next run is at a multiple of the period after the first. Holoscan's
+    /// `NoCatchUpMissedTicks`.
+    Skip,
+}
+
+/// See [`every`].
+#[derive(Debug)]
+pub struct Every {
+    period: Duration,
+    missed: MissedTicks,
+    /// `None` before the first run.
+    due: Option<Instant>,
+    /// Before the present run.
+    before: Option<Instant>,
+    alarm: Alarm,
+}
+
+/// One run a period, the first at once. Missed ticks are made up for unless [`missed`](Every::missed) says otherwise.
+///
+/// ```
+/// use std::time::Duration;
+/// use wakeline::{Flow, condition::{MissedTicks, every}, operator::source};
+///
+/// let mut flow = Flow::new("clock");
+/// let tick = flow
+///     .add("tick", source(async || Ok(Some(()))))
+///     .when(every(Duration::from_millis(10)).missed(MissedTicks::Skip));
+/// ```
+///
+/// A period of 0 is an error when the flow is run. The runtime needs its timers (`enable_all`, or `enable_time`).
+pub fn every(period: Duration) -> Every {
+    Every { period, missed: MissedTicks::default(), due: None, before: None, alarm: Alarm::default() }
+}
+
+impl Every {
+    /// What becomes of missed ticks.
+    #[must_use]
+    pub fn missed(mut self, missed: MissedTicks) -> Self {
+        self.missed = missed;
+        self
+    }
+}
+
+impl Condition for Every {
+    fn start(&mut self) {
+        self.due = None;
+    }
+
+    fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
+        match self.due {
+            Some(due) if !self.alarm.has_passed(due, cx) => Status::WaitTime(due),
+            _ => Status::Ready,
+        }
+    }
+
+    fn claim(&mut self) -> bool {
+        let now = Instant::now();
+        self.before = self.due;
+        let due = self.due.unwrap_or(now);
+        self.due = Some(match self.missed {
+            MissedTicks::CatchUp => after(due, self.period),
+            MissedTicks::Spaced => after(now, self.period),
+            MissedTicks::Skip => {
+                let period = self.period.as_nanos().max(1);
+                let into = now.duration_since(due).as_nanos() % period;
+                after(now, Duration::from_nanos_u128(period - into))
+            }
+        });
+        true
+    }
+
+    fn give_back(&mut self) {
+        self.due = self.before;
+    }
+
+    fn rest(&mut self) {
+        self.alarm.rest();
+    }
+
+    fn problem(&self) -> Option<String> {
+        self.period.is_zero().then(|| "runs every 0 seconds: give it a period, or no such condition".into())
+    }
+
+    fn describe(&self) -> Cow<'static, str> {
+        format!("its next tick, one every {:?}", self.period).into()
+    }
+}

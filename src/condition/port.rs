@@ -1,0 +1,305 @@
+//! Conditions on ports that are said from outside, `.when(at_least(upper.lines, 4))`, and those over several ports,
+//! `.when(sum([..], 3))` or `#[ports(sum(left, right) = 3)]`.
+//!
+//! A port that stands in one of them loses its default condition, others keep theirs. A condition knows its ports by
+//! number; what it may ask of them is [`PortState`].
+//!
+//! ```text
+//!   sum    as many messages at all of them together
+//!   each   so many at this one, so many at that
+//!   or_after   or an interval since the operator's last run, with as many messages as there are
+//! ```
+//!
+//! When the senders of all of a sum's ports are gone, what is left is handed out, and then it is `Never`; of `each`, when
+//! those of one are.
+
+use std::{borrow::Cow, task::Context, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{Alarm, Counted, IntoCondition, Need, Readiness, Since, Status, When, alarm::after, combine::Tree};
+
+/// Which port of which operator of which flow, whatever it carries: what a handle becomes for a condition over several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PortId {
+    pub(crate) flow: u64,
+    pub(crate) operator: usize,
+    pub(crate) port: usize,
+    pub(crate) name: &'static str,
+}
+
+/// What a condition may ask of a port.
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub trait PortState {
+    /// Messages at an input, asked about `most` of them; the waker is kept if there are fewer.
+    fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted;
+    /// Room for so many messages at an output.
+    fn poll_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness;
+    /// Since when the first message has waited, where its hub writes that down.
+    fn oldest(&self) -> Option<Instant>;
+}
+
+/// What is known of a port before a flow runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PortFacts {
+    /// Of its hub; for one of several connections, that of the smallest.
+    pub(crate) capacity: usize,
+    pub(crate) is_input: bool,
+}
+
+/// Shows an operator's port of this number.
+pub(crate) type Show<'a> = &'a mut dyn FnMut(usize, &mut dyn FnMut(&mut dyn PortState));
+
+/// A condition on ports. See [`at_least`], [`at_most`], [`batch`], [`room`], [`sum`] and [`each`].
+#[derive(Debug)]
+#[must_use = "give it to an operator with `.when(..)`"]
+pub struct OnPorts {
+    what: What,
+    or_after: Option<Duration>,
+    last_run: Instant,
+    alarm: Option<Box<Alarm>>,
+}
+
+#[derive(Debug)]
+enum What {
+    Messages(PortId, Need),
+    Room(PortId, usize),
+    Sum(Vec<PortId>, usize),
+    Each(Vec<(PortId, usize)>),
+}
+
+impl OnPorts {
+    fn new(what: What) -> Self {
+        Self { what, or_after: None, last_run: Instant::now(), alarm: None }
+    }
+
+    /// Or this long after the operator's last run has begun (the first: after the flow has), with as many messages as there are
+    /// then, none included. Once all senders are gone and nothing is left it is `Never` all the same.
+    pub fn or_after(mut self, interval: Duration) -> Self {
+        self.or_after = Some(interval);
+        self
+    }
+
+    /// Of [`batch`]: since when a message has waited.
+    pub fn since(mut self, since: Since) -> Self {
+        if let What::Messages(_, need) = &mut self.what {
+            need.since = since;
+        }
+        self
+    }
+
+    pub(super) fn start(&mut self) {
+        self.last_run = Instant::now();
+    }
+
+    pub(super) fn claim(&mut self) {
+        if self.or_after.is_some() {
+            self.last_run = Instant::now();
+        }
+    }
+
+    pub(super) fn rest(&mut self) {
+        self.alarm = None;
+    }
+
+    pub(super) fn poll(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Status {
+        let asked = match &self.what {
+            What::Messages(port, need) => {
+                let mut asked = (Readiness::NEVER, None);
+                show(port.port, &mut |port| {
+                    let counted = port.poll_count(need.asks(), cx);
+                    let oldest = port.oldest();
+                    asked.0 = need.readiness(counted, || oldest, &mut self.alarm, cx);
+                    asked.1 = oldest.zip(need.within).map(|(oldest, within)| after(oldest, within));
+                });
+                return asked.0.status(asked.1);
+            }
+            What::Room(port, count) => {
+                let mut asked = Readiness::NEVER;
+                show(port.port, &mut |port| asked = port.poll_room(*count, cx));
+                asked
+            }
+            What::Sum(ports, least) => {
+                let mut counted = Counted { ready: 0, more: Readiness::NEVER };
+                for port in ports {
+                    show(port.port, &mut |port| counted = counted.and(port.poll_count(*least, cx)));
+                }
+                Need::at_least(*least).readiness(counted, || None, &mut None, cx)
+            }
+            What::Each(ports) => {
+                let mut asked = Readiness::READY;
+                for (port, least) in ports {
+                    show(port.port, &mut |port| {
+                        let counted = port.poll_count(*least, cx);
+                        asked = asked | Need::at_least(*least).readiness(counted, || None, &mut None, cx);
+                    });
+                }
+                asked
+            }
+        };
+        let Some(interval) = self.or_after.filter(|_| !asked.is_ready() && !asked.is_never()) else {
+            return asked.status(None);
+        };
+        let due = after(self.last_run, interval);
+        if self.alarm.get_or_insert_default().has_passed(due, cx) { Status::Ready } else { Status::WaitTime(due) }
+    }
+
+    pub(super) fn ports(&self) -> Vec<PortId> {
+        match &self.what {
+            What::Messages(port, _) | What::Room(port, _) => vec![*port],
+            What::Sum(ports, _) => ports.clone(),
+            What::Each(ports) => ports.iter().map(|(port, _)| *port).collect(),
+        }
+    }
+
+    /// What a port is waited for by this, if that is messages at it alone.
+    fn need(&self) -> Option<Need> {
+        if let What::Messages(_, need) = &self.what { Some(*need) } else { None }
+    }
+
+    /// What is wrong with it, before the flow runs.
+    pub(super) fn problems(&self, facts: &dyn Fn(PortId) -> Option<PortFacts>, told: &mut Vec<String>) {
+        let ports = self.ports();
+        if ports.is_empty() {
+            told.push("has a condition over no port at all".into());
+        }
+        for (at, port) in ports.iter().enumerate() {
+            if ports[..at].contains(port) {
+                told.push("has a condition that names one port twice".into());
+            }
+        }
+        let mut capacities = 0_usize;
+        for (at, port) in ports.iter().enumerate() {
+            let Some(PortFacts { capacity, is_input }) = facts(*port) else {
+                told.push("has a condition on a port of another operator: name its own".into());
+                continue;
+            };
+            let name = port.name;
+            capacities = capacities.saturating_add(capacity);
+            let room = matches!(self.what, What::Room(..));
+            if is_input == room {
+                let (is, wants) = if is_input { ("input", "room") } else { ("output", "messages") };
+                told.push(format!("has a condition on {wants} at its {is} `{name}`"));
+            }
+            let problem = match &self.what {
+                What::Messages(_, need) => need.problem(capacity),
+                What::Each(ports) => Need::at_least(ports[at].1).problem(capacity),
+                What::Room(_, 0) => Some("waits for room for 0 messages: at least 1".into()),
+                What::Room(_, count) if *count > capacity => Some(format!(
+                    "waits for room for {count} messages, and its queue holds {capacity}: give the hub a capacity of \
+                     {count} or more"
+                )),
+                What::Room(..) | What::Sum(..) => None,
+            };
+            told.extend(problem.map(|problem| format!("port `{name}` {problem}")));
+        }
+        if let What::Sum(_, least) = self.what
+            && let Some(problem) = Need::at_least(least).problem(capacities)
+        {
+            told.push(format!("has a sum of messages that {problem}"));
+        }
+        if self.or_after == Some(Duration::ZERO) {
+            told.push("runs after 0 seconds without messages: give it an interval".into());
+        }
+    }
+
+    pub(super) fn describe(&self) -> Cow<'static, str> {
+        let names =
+            |ports: &[PortId]| ports.iter().map(|port| format!("`{}`", port.name)).collect::<Vec<_>>().join(", ");
+        match &self.what {
+            What::Messages(port, Need { most: Some(most), .. }) => {
+                format!("at most {most} messages at `{}`", port.name)
+            }
+            What::Messages(port, need) => format!("{} at `{}`", messages(need.least), port.name),
+            What::Room(port, count) => format!("room for {} at `{}`", messages(*count), port.name),
+            What::Sum(ports, least) => format!("{} at {} together", messages(*least), names(ports)),
+            What::Each(ports) => {
+                let each = ports.iter().map(|(port, least)| format!("{} at `{}`", messages(*least), port.name));
+                each.collect::<Vec<_>>().join(" and ")
+            }
+        }
+        .into()
+    }
+}
+
+/// The ports that conditions name.
+pub(crate) fn named(conditions: &[When]) -> Vec<(PortId, Option<Need>)> {
+    let mut named = Vec::new();
+    for when in conditions {
+        when.on_ports(&mut |ports| named.extend(ports.ports().into_iter().map(|port| (port, ports.need()))));
+    }
+    named
+}
+
+fn messages(count: usize) -> String {
+    if count == 1 { "1 message".into() } else { format!("{count} messages") }
+}
+
+impl IntoCondition for OnPorts {
+    fn into_condition(self) -> When {
+        When(Tree::Ports(self))
+    }
+}
+
+/// At least `count` messages at an input; when its senders are gone, what is left.
+///
+/// ```
+/// use wakeline::{Flow, condition::at_least, operator::sink};
+///
+/// let mut flow = Flow::new("pairs");
+/// let pairs = flow.add("pairs", sink(async |_: u32| Ok(())));
+/// let pairs = pairs.clone().when(at_least(pairs.input, 2));
+/// ```
+pub fn at_least(input: impl Into<PortId>, count: usize) -> OnPorts {
+    OnPorts::new(What::Messages(input.into(), Need::at_least(count)))
+}
+
+/// At least one message at an input, and at most `count`: for an operator that does not take all that comes, and is not to
+/// run while more lie there. Holoscan's `front_stage_max_size`.
+pub fn at_most(input: impl Into<PortId>, count: usize) -> OnPorts {
+    OnPorts::new(What::Messages(input.into(), Need { most: Some(count), ..Need::default() }))
+}
+
+/// A batch of `count` messages at an input, or fewer once the oldest of them has waited for `within`.
+///
+/// The operator takes them with [`Input::take_batch`](crate::Input::take_batch).
+pub fn batch(input: impl Into<PortId>, count: usize, within: Duration) -> OnPorts {
+    OnPorts::new(What::Messages(input.into(), Need { within: Some(within), ..Need::at_least(count) }))
+}
+
+/// Room for `count` messages at an output, in each of the queues that it is connected to.
+pub fn room(output: impl Into<PortId>, count: usize) -> OnPorts {
+    OnPorts::new(What::Room(output.into(), count))
+}
+
+/// At least `count` messages at these inputs together.
+///
+/// ```
+/// use wakeline::{condition::sum, prelude::*};
+///
+/// #[derive(Ports)]
+/// struct BothPorts {
+///     #[input(capacity = 4)]
+///     left: Input<u32>,
+///     #[input(capacity = 4)]
+///     right: Input<f32>,
+/// }
+/// # struct Both;
+/// # impl Operator for Both {
+/// #     type Ports = BothPorts;
+/// #     async fn compute(&mut self, _ports: &mut BothPorts, _cx: &mut Cx) -> Result<()> { Ok(()) }
+/// # }
+///
+/// let mut flow = Flow::new("both");
+/// let both = flow.add("both", Both);
+/// let both = both.clone().when(sum([both.left.into(), both.right.into()], 3));
+/// ```
+pub fn sum(inputs: impl IntoIterator<Item = PortId>, count: usize) -> OnPorts {
+    OnPorts::new(What::Sum(inputs.into_iter().collect(), count))
+}
+
+/// At each of these inputs at least so many messages.
+pub fn each(inputs: impl IntoIterator<Item = (PortId, usize)>) -> OnPorts {
+    OnPorts::new(What::Each(inputs.into_iter().collect()))
+}

@@ -1,0 +1,210 @@
+//! [`Status`]: what an operator waits for, in words that are also for people; and [`Readiness`], the same for machines.
+
+use std::{fmt, ops::BitOr};
+
+use tokio::time::Instant;
+
+/// What a condition answers, and what an operator shows of all its conditions together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// It may run.
+    Ready,
+    /// It may run from this moment on.
+    WaitTime(Instant),
+    /// It may run once another operator of the flow has acted: sent a message, taken one, said something.
+    Wait,
+    /// It may run once something has happened that needs no operator: a device is done, somebody outside acts.
+    WaitEvent,
+    /// It never runs again.
+    Never,
+}
+
+impl Status {
+    /// Both conditions: the first of `Never`, `WaitEvent`, `Wait`, `WaitTime` (the later) and `Ready` that one of them
+    /// answers.
+    ///
+    /// ```
+    /// use wakeline::condition::Status;
+    ///
+    /// assert_eq!(Status::Ready.and(Status::Wait), Status::Wait);
+    /// assert_eq!(Status::WaitEvent.and(Status::Wait), Status::WaitEvent);
+    /// assert_eq!(Status::Never.and(Status::Ready), Status::Never);
+    /// ```
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::WaitTime(one), Self::WaitTime(other)) => Self::WaitTime(one.max(other)),
+            _ if self.rank() >= other.rank() => self,
+            _ => other,
+        }
+    }
+
+    /// Either condition: ready when one is, `Never` only if both are. Of two times the earlier counts; of two waits the
+    /// one that ends by itself.
+    ///
+    /// ```
+    /// use wakeline::condition::Status;
+    ///
+    /// assert_eq!(Status::Ready.or(Status::Never), Status::Ready);
+    /// assert_eq!(Status::WaitEvent.or(Status::Wait), Status::WaitEvent);
+    /// ```
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        let by_itself = |status: Self| match status {
+            Self::Ready => 0,
+            Self::WaitTime(_) => 1,
+            Self::WaitEvent => 2,
+            Self::Wait => 3,
+            Self::Never => 4,
+        };
+        match (self, other) {
+            (Self::WaitTime(one), Self::WaitTime(other)) => Self::WaitTime(one.min(other)),
+            _ if by_itself(self) <= by_itself(other) => self,
+            _ => other,
+        }
+    }
+
+    fn rank(self) -> u8 {
+        match self {
+            Self::Ready => 0,
+            Self::WaitTime(_) => 1,
+            Self::Wait => 2,
+            Self::WaitEvent => 3,
+            Self::Never => 4,
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready => f.write_str("ready"),
+            Self::WaitTime(_) => f.write_str("waits for a time"),
+            Self::Wait => f.write_str("waits"),
+            Self::WaitEvent => f.write_str("waits for an event"),
+            Self::Never => f.write_str("never runs again"),
+        }
+    }
+}
+
+/// The answers of any number of conditions, and-ed: which of the four others than `Ready` were among them. All of them
+/// are kept, since an operator that waits for another one and for an event is shown as waiting for the event, and yet
+/// does nothing unless the other one acts.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Readiness(u8);
+
+#[allow(missing_docs)]
+impl Readiness {
+    pub const READY: Self = Self(0);
+    pub const WAIT_TIME: Self = Self(1);
+    pub const WAIT: Self = Self(2);
+    pub const WAIT_EVENT: Self = Self(4);
+    pub const NEVER: Self = Self(8);
+
+    #[inline]
+    pub(crate) fn is_ready(self) -> bool {
+        self == Self::READY
+    }
+
+    #[inline]
+    pub(crate) fn is_never(self) -> bool {
+        self.0 & Self::NEVER.0 != 0
+    }
+
+    /// Nothing happens unless another operator acts.
+    #[inline]
+    pub(crate) fn needs_others(self) -> bool {
+        self.0 & Self::WAIT.0 != 0
+    }
+
+    /// `due`: the latest moment that any of them waits for.
+    pub(crate) fn status(self, due: Option<Instant>) -> Status {
+        match (self, due) {
+            _ if self.is_never() => Status::Never,
+            _ if self.0 & Self::WAIT_EVENT.0 != 0 => Status::WaitEvent,
+            _ if self.needs_others() => Status::Wait,
+            (Self::WAIT_TIME, Some(due)) => Status::WaitTime(due),
+            _ => Status::Ready,
+        }
+    }
+}
+
+/// Both.
+impl BitOr for Readiness {
+    type Output = Self;
+
+    #[inline]
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl From<Status> for Readiness {
+    fn from(status: Status) -> Self {
+        match status {
+            Status::Ready => Self::READY,
+            Status::WaitTime(_) => Self::WAIT_TIME,
+            Status::Wait => Self::WAIT,
+            Status::WaitEvent => Self::WAIT_EVENT,
+            Status::Never => Self::NEVER,
+        }
+    }
+}
+
+impl From<crate::hub::queue::Answer> for Readiness {
+    #[inline]
+    fn from(answer: crate::hub::queue::Answer) -> Self {
+        match answer {
+            crate::hub::queue::Answer::Yes => Self::READY,
+            crate::hub::queue::Answer::Wait => Self::WAIT,
+            crate::hub::queue::Answer::Never => Self::NEVER,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{Status::*, *};
+
+    #[test]
+    fn and_is_the_first_of_never_wait_event_wait_wait_time_ready() {
+        let now = Instant::now();
+        let order = [Never, WaitEvent, Wait, WaitTime(now), Ready];
+        for (at, first) in order.into_iter().enumerate() {
+            for later in &order[at..] {
+                assert_eq!(first.and(*later), first, "{first:?} and {later:?}");
+                assert_eq!(later.and(first), first, "{later:?} and {first:?}");
+                let both = Readiness::from(first) | Readiness::from(*later);
+                assert_eq!(both.status(Some(now)), first);
+            }
+        }
+        let later = now + Duration::from_secs(1);
+        assert_eq!(WaitTime(now).and(WaitTime(later)), WaitTime(later));
+    }
+
+    #[test]
+    fn or_is_whatever_comes_first_by_itself() {
+        let now = Instant::now();
+        let later = now + Duration::from_secs(1);
+        assert_eq!(WaitTime(now).or(WaitTime(later)), WaitTime(now));
+        let order = [Ready, WaitTime(now), WaitEvent, Wait, Never];
+        for (at, first) in order.into_iter().enumerate() {
+            for later in &order[at..] {
+                assert_eq!(first.or(*later), first);
+                assert_eq!(later.or(first), first);
+            }
+        }
+    }
+
+    #[test]
+    fn one_that_waits_for_an_operator_and_an_event_needs_the_operator() {
+        let both = Readiness::WAIT | Readiness::WAIT_EVENT;
+        assert_eq!(both.status(None), WaitEvent);
+        assert!(both.needs_others());
+        assert!(!(Readiness::WAIT_EVENT | Readiness::WAIT_TIME).needs_others());
+    }
+}

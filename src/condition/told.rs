@@ -1,0 +1,111 @@
+//! [`Told`]: a value that somebody else sets and a condition looks at.
+//!
+//! Whoever holds a [`Told`] may still say something, so an operator that waits for that waits for an event. When the last
+//! one is dropped it is woken, and from then on waits for nothing that comes by itself.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+    task::{Context, Waker},
+};
+
+use super::Status;
+use crate::sync::lock;
+
+/// One who may say something.
+pub(crate) struct Told<T: Copy>(Arc<Shared<T>>);
+
+/// One who listens; counts as nobody who may say something.
+pub(crate) struct Heard<T: Copy>(Arc<Shared<T>>);
+
+struct Shared<T> {
+    state: Mutex<State<T>>,
+}
+
+struct State<T> {
+    now: T,
+    /// How many may still say something.
+    tellers: usize,
+    waiting: Vec<Waker>,
+}
+
+impl<T: Copy> Told<T> {
+    pub(crate) fn new(now: T) -> Self {
+        Self(Arc::new(Shared { state: Mutex::new(State { now, tellers: 1, waiting: Vec::new() }) }))
+    }
+
+    pub(crate) fn get(&self) -> T {
+        lock(&self.0.state).now
+    }
+
+    /// Says what `change` makes of the present value.
+    pub(crate) fn set(&self, change: impl FnOnce(T) -> T) {
+        let mut state = lock(&self.0.state);
+        state.now = change(state.now);
+        state.wake();
+    }
+
+    pub(crate) fn heard(&self) -> Heard<T> {
+        Heard(self.0.clone())
+    }
+}
+
+impl<T> State<T> {
+    /// With the lock: a waker only marks an operator's task.
+    fn wake(&mut self) {
+        self.waiting.drain(..).for_each(Waker::wake);
+    }
+}
+
+impl<T: Copy> Heard<T> {
+    pub(crate) fn teller(&self) -> Told<T> {
+        lock(&self.0.state).tellers += 1;
+        Told(self.0.clone())
+    }
+
+    /// What `status` says of the value, or, where that is `None`, a wait for another one.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>, status: impl FnOnce(T) -> Option<Status>) -> Status {
+        let mut state = lock(&self.0.state);
+        if let Some(status) = status(state.now) {
+            return status;
+        }
+        if !state.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+            state.waiting.push(cx.waker().clone());
+        }
+        if state.tellers == 0 { Status::Wait } else { Status::WaitEvent }
+    }
+}
+
+impl<T: Copy> Clone for Told<T> {
+    fn clone(&self) -> Self {
+        self.heard().teller()
+    }
+}
+
+impl<T: Copy> Clone for Heard<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T: Copy> Drop for Told<T> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.tellers -= 1;
+        if state.tellers == 0 {
+            state.wake();
+        }
+    }
+}
+
+impl<T: Copy + fmt::Debug> fmt::Debug for Told<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+impl<T: Copy + fmt::Debug> fmt::Debug for Heard<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        lock(&self.0.state).now.fmt(f)
+    }
+}

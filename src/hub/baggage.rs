@@ -1,0 +1,61 @@
+//! What travels with a message and is no part of it: [`Baggage`].
+//!
+//! Most messages have none, and pay for a null pointer. A message that has been given something ([`Metadata`], say) takes it
+//! along through every operator: what an operator sends carries what came with the messages that it took in the same run.
+//!
+//! ```text
+//!   message ──take──> the run's load: merged <──cx.insert_metadata──  operator
+//!                            │ a copy
+//!   message <──send──────────┘
+//! ```
+
+use tokio::time::Instant;
+
+use super::metadata::Metadata;
+
+/// Since when a message has waited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Since {
+    /// Since it could be taken: sent, and, where the hub brings its envelopes to another place, on its way there.
+    #[default]
+    Arrived,
+    /// Since it was sent, also while the hub had no envelope to bring it in.
+    Sent,
+}
+
+/// A message as it lies in a queue.
+#[derive(Debug)]
+pub(crate) struct Parcel<M> {
+    pub(crate) message: M,
+    pub(crate) baggage: Option<Box<Baggage>>,
+}
+
+/// What lies beside a message.
+#[derive(Debug, Default)]
+pub(crate) struct Baggage {
+    /// Since when it has waited, where its reader wants to know.
+    pub(crate) since: Option<Instant>,
+    pub(crate) load: Load,
+}
+
+/// What goes on with whatever is made from a message.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Load {
+    pub(crate) metadata: Metadata,
+}
+
+impl Load {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.metadata.is_empty()
+    }
+}
+
+impl<M> Parcel<M> {
+    pub(crate) fn new(message: M) -> Self {
+        Self { message, baggage: None }
+    }
+
+    pub(crate) fn with(message: M, load: Load) -> Self {
+        Self { message, baggage: Some(Box::new(Baggage { since: None, load })) }
+    }
+}

@@ -1,0 +1,241 @@
+//! [`Handle`]: a flow at work, as seen and spoken to from outside and from its operators.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use futures::{Stream, task::AtomicWaker};
+
+use super::{
+    node::{Node, Rest},
+    shown::Watcher,
+};
+use crate::{condition::Status, hub::link::HubState, sync::lock};
+
+/// A flow at work: asks how it stands, pauses, resumes, stops and aborts it, from any thread or task. From
+/// [`Running::handle`](crate::Running::handle) or, in one of its operators, [`Cx::flow`](crate::Cx::flow).
+///
+/// It keeps nothing running, and once the flow has ended it does nothing.
+#[derive(Clone)]
+pub struct Handle(pub(crate) Arc<Control>);
+
+/// What a flow's task, its operators and whoever has a handle share.
+pub(crate) struct Control {
+    pub(crate) name: Arc<str>,
+    pub(crate) names: Vec<Arc<str>>,
+    pub(crate) nodes: Vec<Arc<Node>>,
+    pub(crate) rest: Arc<Rest>,
+    /// While it runs.
+    hubs: Mutex<Arc<[Joined]>>,
+    stop: AtomicBool,
+    abort: AtomicBool,
+    paused: AtomicBool,
+    /// The flow's own task.
+    pub(crate) keeper: AtomicWaker,
+}
+
+/// A hub at work, and the operators that it joins.
+#[derive(Clone)]
+pub(crate) struct Joined {
+    pub(crate) state: Arc<dyn HubState>,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+}
+
+/// How an operator stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OperatorStatus {
+    /// Its name.
+    pub name: Arc<str>,
+    /// What all of its conditions say together: [`Ready`](Status::Ready) also while it runs, and before its first turn;
+    /// [`Never`](Status::Never) once it has ended.
+    pub status: Status,
+    /// Whether a run is under way.
+    pub running: bool,
+    /// Runs that have ended.
+    pub runs: u64,
+    /// What it waits for, in words.
+    pub waits_for: Vec<String>,
+}
+
+impl Control {
+    pub(crate) fn new(name: Arc<str>, names: Vec<Arc<str>>) -> Arc<Self> {
+        let rest = Rest::new(names.len());
+        Arc::new(Self {
+            name,
+            nodes: (0..names.len()).map(|operator| Node::new(operator, &rest)).collect(),
+            names,
+            rest,
+            hubs: Mutex::new(Arc::new([])),
+            stop: AtomicBool::new(false),
+            abort: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
+            keeper: AtomicWaker::new(),
+        })
+    }
+
+    pub(crate) fn set_hubs(&self, hubs: Arc<[Joined]>) {
+        *lock(&self.hubs) = hubs;
+    }
+
+    pub(crate) fn hubs(&self) -> Arc<[Joined]> {
+        lock(&self.hubs).clone()
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.keeper.wake();
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn abort(&self) {
+        self.abort.store(true, Ordering::Release);
+        self.keeper.wake();
+    }
+
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.abort.load(Ordering::Acquire)
+    }
+
+    fn set_paused(&self, paused: bool) {
+        self.paused.store(paused, Ordering::Release);
+        self.nodes.iter().for_each(|node| node.set_paused(paused));
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Acquire)
+    }
+
+    /// What an operator waits for, if it waits.
+    pub(crate) fn lacks(&self, operator: usize) -> Lacks {
+        let hubs = self.hubs();
+        let all: Vec<&dyn HubState> = hubs.iter().map(|hub| &*hub.state).collect();
+        let from = hubs.iter().filter(|hub| hub.from == operator);
+        let to = hubs.iter().filter(|hub| hub.to == operator);
+        Lacks {
+            room: from.filter_map(|hub| hub.state.writer_lacks(&all)).collect(),
+            messages: to.filter_map(|hub| hub.state.reader_lacks(&all)).collect(),
+            more: self.nodes[operator].shown().lacks(),
+        }
+    }
+
+    fn status(&self, operator: usize) -> OperatorStatus {
+        let shown = self.nodes[operator].shown();
+        let (status, running) = shown.status();
+        let waits = matches!(status, Status::Wait | Status::WaitEvent | Status::WaitTime(_));
+        let mut waits_for = if waits { self.lacks(operator).all() } else { Vec::new() };
+        if self.is_paused() && waits {
+            waits_for.push("the flow to be resumed".into());
+        }
+        OperatorStatus { name: self.names[operator].clone(), status, running, runs: shown.runs(), waits_for }
+    }
+}
+
+/// What an operator waits for, in words.
+pub(crate) struct Lacks {
+    pub(crate) room: Vec<String>,
+    messages: Vec<String>,
+    more: Vec<String>,
+}
+
+impl Lacks {
+    pub(crate) fn all(self) -> Vec<String> {
+        self.room.into_iter().chain(self.messages).chain(self.more).collect()
+    }
+}
+
+impl Handle {
+    /// The flow's name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// How each of its operators stands, in the order of adding.
+    pub fn status(&self) -> Vec<OperatorStatus> {
+        (0..self.0.nodes.len()).map(|operator| self.0.status(operator)).collect()
+    }
+
+    /// Each operator as it stands now, and then whenever it stands otherwise, until the flow has ended. One who is slower
+    /// than the operators gets each one's latest state and not all that were in between.
+    pub fn changes(&self) -> Changes {
+        Changes { watcher: self.0.rest.watchers.add(self.0.nodes.len()), control: self.0.clone() }
+    }
+
+    /// No run begins until the flow is resumed. Runs that are under way go to their end, and so does what they await.
+    pub fn pause(&self) {
+        self.0.set_paused(true);
+    }
+
+    /// Runs may begin again.
+    pub fn resume(&self) {
+        self.0.set_paused(false);
+    }
+
+    /// True while it is paused.
+    pub fn is_paused(&self) -> bool {
+        self.0.is_paused()
+    }
+
+    /// Ends the flow by draining it: its sources do not run again, what is under way goes to its end.
+    ///
+    /// Sources are the operators that wait for no message. Of a loop that no source leads to every operator ends after its present
+    /// run. A loop that one leads to ends once it has gone quiet, and one that never does so must ask
+    /// [`is_stopping`](Self::is_stopping). A flow that is paused stays so: resume it.
+    pub fn stop(&self) {
+        self.0.stop();
+    }
+
+    /// True once the flow is to end: [`stop`](Self::stop) was called.
+    pub fn is_stopping(&self) -> bool {
+        self.0.is_stopping()
+    }
+
+    /// Ends the flow at once: operators are dropped at the await they are in, then every `stop` runs. It fails with
+    /// [`Cancelled`](crate::ErrorKind::Cancelled).
+    pub fn abort(&self) {
+        self.0.abort();
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("name", &self.0.name).field("paused", &self.is_paused()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// How a flow's operators change, as a [`Stream`]. See [`Handle::changes`].
+#[must_use = "it is a stream"]
+pub struct Changes {
+    watcher: Arc<Watcher>,
+    control: Arc<Control>,
+}
+
+impl Stream for Changes {
+    type Item = OperatorStatus;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<OperatorStatus>> {
+        self.watcher.poll_next(cx).map(|operator| operator.map(|operator| self.control.status(operator)))
+    }
+}
+
+impl fmt::Debug for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changes").field("flow", &self.control.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,188 @@
+//! [`Shown`]: what an operator shows of itself to others, while it runs.
+//!
+//! Written by its own task at every turn, so it costs that one a store; put together by whoever asks.
+
+use std::{
+    sync::{
+        Arc, LazyLock, Mutex, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::task::AtomicWaker;
+use tokio::time::Instant;
+
+use crate::{condition::Status, sync::lock};
+
+/// Moments are counted from here.
+static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// The state of one operator.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    /// One of [`code`], and above it the moment of `WAIT_TIME`, in nanoseconds.
+    state: AtomicU64,
+    runs: AtomicU64,
+    /// What it waits for beside its ports.
+    lacks: Mutex<Vec<String>>,
+}
+
+mod code {
+    pub(super) const READY: u64 = 0;
+    pub(super) const WAIT_TIME: u64 = 1;
+    pub(super) const WAIT: u64 = 2;
+    pub(super) const WAIT_EVENT: u64 = 3;
+    pub(super) const NEVER: u64 = 4;
+    pub(super) const RUNNING: u64 = 5;
+    pub(super) const BITS: u32 = 3;
+}
+
+impl Shown {
+    pub(crate) fn new() -> Self {
+        Self { state: AtomicU64::new(code::READY), runs: AtomicU64::new(0), lacks: Mutex::default() }
+    }
+
+    /// True if that is something else than before.
+    #[inline]
+    fn set(&self, state: u64) -> bool {
+        let changed = self.state.load(Ordering::Relaxed) != state;
+        if changed {
+            self.state.store(state, Ordering::Release);
+        }
+        changed
+    }
+
+    /// A run begins.
+    #[inline]
+    pub(crate) fn running(&self) -> bool {
+        self.set(code::RUNNING)
+    }
+
+    #[inline]
+    pub(crate) fn ran(&self, runs: u64) {
+        self.runs.store(runs, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn show(&self, status: Status) -> bool {
+        self.set(match status {
+            Status::Ready => code::READY,
+            Status::Wait => code::WAIT,
+            Status::WaitEvent => code::WAIT_EVENT,
+            Status::Never => code::NEVER,
+            Status::WaitTime(due) => {
+                let since = due.saturating_duration_since(*BEGAN).as_nanos() as u64;
+                since << code::BITS | code::WAIT_TIME
+            }
+        })
+    }
+
+    /// What it waits for beside its ports: kept until it is told otherwise.
+    pub(crate) fn set_lacks(&self, lacks: Vec<String>) {
+        *lock(&self.lacks) = lacks;
+    }
+
+    pub(crate) fn lacks(&self) -> Vec<String> {
+        lock(&self.lacks).clone()
+    }
+
+    pub(crate) fn runs(&self) -> u64 {
+        self.runs.load(Ordering::Relaxed)
+    }
+
+    /// And whether a run is under way.
+    pub(crate) fn status(&self) -> (Status, bool) {
+        let state = self.state.load(Ordering::Acquire);
+        let status = match state & ((1 << code::BITS) - 1) {
+            code::WAIT => Status::Wait,
+            code::WAIT_EVENT => Status::WaitEvent,
+            code::NEVER => Status::Never,
+            code::WAIT_TIME => Status::WaitTime(*BEGAN + Duration::from_nanos(state >> code::BITS)),
+            code::RUNNING => return (Status::Ready, true),
+            _ => Status::Ready,
+        };
+        (status, false)
+    }
+}
+
+/// Those who want to hear of changes.
+#[derive(Debug, Default)]
+pub(crate) struct Watchers {
+    count: AtomicUsize,
+    all: Mutex<Vec<Weak<Watcher>>>,
+}
+
+/// One of them: which operators have changed since it looked last.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    changed: Mutex<Changed>,
+    waker: AtomicWaker,
+}
+
+#[derive(Debug)]
+struct Changed {
+    /// In the order of changing, each once.
+    order: std::collections::VecDeque<usize>,
+    is: Vec<bool>,
+    over: bool,
+}
+
+impl Watchers {
+    /// One more, to whom all of so many operators have changed.
+    pub(crate) fn add(&self, operators: usize) -> Arc<Watcher> {
+        let changed = Changed { order: (0..operators).collect(), is: vec![true; operators], over: false };
+        let watcher = Arc::new(Watcher { changed: Mutex::new(changed), waker: AtomicWaker::new() });
+        let mut all = lock(&self.all);
+        all.retain(|watcher| watcher.strong_count() > 0);
+        all.push(Arc::downgrade(&watcher));
+        self.count.store(all.len(), Ordering::Release);
+        watcher
+    }
+
+    /// An operator shows something else.
+    #[inline]
+    pub(crate) fn tell(&self, operator: usize) {
+        if self.count.load(Ordering::Relaxed) > 0 {
+            self.each(|changed| {
+                if !std::mem::replace(&mut changed.is[operator], true) {
+                    changed.order.push_back(operator);
+                }
+            });
+        }
+    }
+
+    /// Nothing changes any more.
+    pub(crate) fn end(&self) {
+        self.each(|changed| changed.over = true);
+    }
+
+    #[cold]
+    fn each(&self, mut change: impl FnMut(&mut Changed)) {
+        let mut all = lock(&self.all);
+        all.retain(|watcher| {
+            let Some(watcher) = watcher.upgrade() else { return false };
+            change(&mut lock(&watcher.changed));
+            watcher.waker.wake();
+            true
+        });
+        self.count.store(all.len(), Ordering::Release);
+    }
+}
+
+impl Watcher {
+    /// The next that has changed; `None` when nothing does any more.
+    pub(crate) fn poll_next(&self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Option<usize>> {
+        use std::task::Poll;
+        self.waker.register(cx.waker());
+        let mut changed = lock(&self.changed);
+        match changed.order.pop_front() {
+            Some(operator) => {
+                changed.is[operator] = false;
+                Poll::Ready(Some(operator))
+            }
+            None if changed.over => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+}
