@@ -9,6 +9,8 @@ use std::{
     task::{Context, Waker},
 };
 
+use slab::Slab;
+
 use super::Status;
 use crate::sync::lock;
 
@@ -16,7 +18,11 @@ use crate::sync::lock;
 pub(crate) struct Told<T: Copy>(Arc<Shared<T>>);
 
 /// One who listens; counts as nobody who may say something.
-pub(crate) struct Heard<T: Copy>(Arc<Shared<T>>);
+pub(crate) struct Heard<T: Copy> {
+    shared: Arc<Shared<T>>,
+    /// Where its waker is kept, and since which wake.
+    kept: Option<(u64, usize)>,
+}
 
 struct Shared<T> {
     state: Mutex<State<T>>,
@@ -26,12 +32,14 @@ struct State<T> {
     now: T,
     /// How many may still say something.
     tellers: usize,
-    waiting: Vec<Waker>,
+    waiting: Slab<Waker>,
+    /// How often they were all woken.
+    woken: u64,
 }
 
 impl<T: Copy> Told<T> {
     pub(crate) fn new(now: T) -> Self {
-        Self(Arc::new(Shared { state: Mutex::new(State { now, tellers: 1, waiting: Vec::new() }) }))
+        Self(Arc::new(Shared { state: Mutex::new(State { now, tellers: 1, waiting: Slab::new(), woken: 0 }) }))
     }
 
     pub(crate) fn get(&self) -> T {
@@ -46,31 +54,33 @@ impl<T: Copy> Told<T> {
     }
 
     pub(crate) fn heard(&self) -> Heard<T> {
-        Heard(self.0.clone())
+        Heard { shared: self.0.clone(), kept: None }
     }
 }
 
 impl<T> State<T> {
     /// With the lock: a waker only marks an operator's task.
     fn wake(&mut self) {
-        self.waiting.drain(..).for_each(Waker::wake);
+        self.woken += 1;
+        self.waiting.drain().for_each(Waker::wake);
     }
 }
 
 impl<T: Copy> Heard<T> {
     pub(crate) fn teller(&self) -> Told<T> {
-        lock(&self.0.state).tellers += 1;
-        Told(self.0.clone())
+        lock(&self.shared.state).tellers += 1;
+        Told(self.shared.clone())
     }
 
     /// What `status` says of the value, or, where that is `None`, a wait for another one.
-    pub(crate) fn poll(&self, cx: &mut Context<'_>, status: impl FnOnce(T) -> Option<Status>) -> Status {
-        let mut state = lock(&self.0.state);
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, status: impl FnOnce(T) -> Option<Status>) -> Status {
+        let mut state = lock(&self.shared.state);
         if let Some(status) = status(state.now) {
             return status;
         }
-        if !state.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-            state.waiting.push(cx.waker().clone());
+        match self.kept {
+            Some((woken, at)) if woken == state.woken => state.waiting[at].clone_from(cx.waker()),
+            _ => self.kept = Some((state.woken, state.waiting.insert(cx.waker().clone()))),
         }
         if state.tellers == 0 { Status::Wait } else { Status::WaitEvent }
     }
@@ -84,7 +94,19 @@ impl<T: Copy> Clone for Told<T> {
 
 impl<T: Copy> Clone for Heard<T> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self { shared: self.shared.clone(), kept: None }
+    }
+}
+
+/// It does not leave its waker behind.
+impl<T: Copy> Drop for Heard<T> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.shared.state);
+        if let Some((woken, at)) = self.kept
+            && woken == state.woken
+        {
+            state.waiting.try_remove(at);
+        }
     }
 }
 
@@ -106,6 +128,6 @@ impl<T: Copy + fmt::Debug> fmt::Debug for Told<T> {
 
 impl<T: Copy + fmt::Debug> fmt::Debug for Heard<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        lock(&self.0.state).now.fmt(f)
+        lock(&self.shared.state).now.fmt(f)
     }
 }

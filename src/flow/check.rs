@@ -78,8 +78,10 @@ fn conditions(flow: &Flow, problems: &mut Vec<String>) {
         let mut told = Vec::new();
         for (port, decl) in entry.ports.iter().enumerate() {
             let id = PortId { flow: flow.id, operator, port, name: decl.name };
-            let problem = facts(flow, operator, id).and_then(|facts| decl.need.problem(facts.capacity));
-            told.extend(problem.map(|problem| format!("port `{}.{}` {problem}", entry.name, decl.name)));
+            if !decl.need.is_default() {
+                let problem = facts(flow, operator, id).and_then(|facts| decl.need.problem(facts.capacity));
+                told.extend(problem.map(|problem| format!("port `{}.{}` {problem}", entry.name, decl.name)));
+            }
         }
         let mut own = Vec::new();
         for when in &lock(&entry.place).conditions {
@@ -205,10 +207,10 @@ fn hubs(flow: &Flow, problems: &mut Vec<String>) -> Vec<LinkPlan> {
         }
         let carries = decl(flow, connection.from).carries_envelopes;
         let elsewhere = carries && writer != reader;
-        let reader_bytes = match size(flow, connection, &mut Vec::new()) {
-            _ if !elsewhere => None,
-            Some(bytes) => Some(bytes),
-            None => {
+        let reader_bytes = match elsewhere.then(|| size(flow, connection, &mut Vec::new())) {
+            None => None,
+            Some(Some(bytes)) => Some(bytes),
+            Some(None) => {
                 problems.push(format!(
                     "hub `{name}`: nobody says how large its envelopes are, and `{}` is not passed any on: write \
                      `#[output(envelope_bytes = ..)]` or `Hub::envelope_bytes`",

@@ -31,7 +31,7 @@ use crate::{
     hub::link::LinkPlan,
     kernel::Kernel,
     operator::{
-        control::{Control, Joined},
+        control::{Control, Hubs, Joined},
         node::Node,
         seat::{Ends, Seat, caught},
     },
@@ -108,7 +108,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
     let first_to_stop = first_to_stop(crew.len(), &joints);
     let mut failure = None;
     match build(&mut crew, joints) {
-        Ok(hubs) => control.set_hubs(hubs.into()),
+        Ok(hubs) => control.set_hubs(hubs),
         Err(error) => failure = Some(error),
     }
     let hubs = control.hubs();
@@ -128,7 +128,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
 
     let crew = match failure {
         None => {
-            let keeper = Keeper { hubs: &hubs, first_to_stop: &first_to_stop, control: &control };
+            let keeper = Keeper { hubs: &hubs.all, first_to_stop: &first_to_stop, control: &control };
             let (crew, failed) = keeper.run(crew).await;
             failure = failed;
             crew
@@ -141,7 +141,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
 
     let mut crew = crew;
     if failure.is_none() {
-        failure = done(&mut crew, &hubs, &control).await.err();
+        failure = done(&mut crew, &hubs.all, &control).await.err();
     }
 
     let mut report = Report { setup, ..Report::default() };
@@ -158,9 +158,9 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
         report.add(name, &seat.tally(), &clock);
         seats.push(seat);
     }
-    report.untaken = hubs.iter().map(|hub| hub.state.untaken() as u64).sum();
+    report.untaken = hubs.all.iter().map(|hub| hub.state.untaken() as u64).sum();
     report.elapsed = clock.elapsed();
-    control.set_hubs(Arc::new([]));
+    control.set_hubs(Hubs::default());
     control.rest.watchers.end();
     let outcome = match failure {
         None => Ok(report),
@@ -181,27 +181,29 @@ fn operator(name: &str) -> String {
 fn first_to_stop(operators: usize, joints: &[Joint]) -> Vec<bool> {
     let mut first = vec![true; operators];
     joints.iter().filter(|joint| joint.waits).for_each(|joint| first[joint.to.0] = false);
-    let reached_from = |start: &[usize]| {
-        let (mut reached, mut next) = (vec![false; operators], start.to_vec());
+    let mut behind = vec![Vec::new(); operators];
+    joints.iter().for_each(|joint| behind[joint.from.0].push(joint.to.0));
+    let reached_from = |start: Vec<usize>| {
+        let (mut reached, mut next) = (vec![false; operators], start);
         while let Some(operator) = next.pop() {
-            for joint in joints.iter().filter(|joint| joint.from.0 == operator) {
-                if !std::mem::replace(&mut reached[joint.to.0], true) {
-                    next.push(joint.to.0);
+            for &operator in &behind[operator] {
+                if !std::mem::replace(&mut reached[operator], true) {
+                    next.push(operator);
                 }
             }
         }
         reached
     };
-    let sources: Vec<_> = (0..operators).filter(|operator| first[*operator]).collect();
-    let led_to = reached_from(&sources);
-    for operator in 0..operators {
-        first[operator] |= !led_to[operator] && reached_from(&[operator])[operator];
+    let led_to = reached_from((0..operators).filter(|operator| first[*operator]).collect());
+    let looks = (0..operators).filter(|operator| !first[*operator] && !led_to[*operator]);
+    for operator in looks.collect::<Vec<_>>() {
+        first[operator] = reached_from(vec![operator])[operator];
     }
     first
 }
 
 /// Makes the hubs and gives each operator its ends.
-fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Vec<Joined>> {
+fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Hubs> {
     let mut ends: Vec<Ends> = crew.iter().map(|_| HashMap::new()).collect();
     let mut hubs = Vec::with_capacity(joints.len());
     for joint in joints {
@@ -213,7 +215,7 @@ fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Vec<Joined>> {
     for (member, ends) in crew.iter_mut().zip(ends) {
         member.seat.bind(ends).map_err(|error| error.at(operator(&member.name)))?;
     }
-    Ok(hubs)
+    Ok(Hubs::new(hubs, crew.len()))
 }
 
 /// Resolves when all that the flow has enqueued is done: what nobody waited for may still have failed.

@@ -90,9 +90,9 @@ pub(crate) trait HubState: Send + Sync {
     /// How many envelopes of a pool lie in its queue.
     fn holds(&self, pool: &Arc<Pool>) -> usize;
     /// What the writer waits for, if it cannot send; `hubs` are all of the flow's.
-    fn writer_lacks(&self, hubs: &[&dyn HubState]) -> Option<String>;
+    fn writer_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String>;
     /// What the reader waits for, if it cannot take.
-    fn reader_lacks(&self, hubs: &[&dyn HubState]) -> Option<String>;
+    fn reader_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String>;
 }
 
 /// The two ends of a hub, and what a flow sees of it.
@@ -554,7 +554,7 @@ impl<M: Message> HubState for Link<M> {
         count
     }
 
-    fn writer_lacks(&self, hubs: &[&dyn HubState]) -> Option<String> {
+    fn writer_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {
         if self.queue.reader_gone() {
             return None;
         }
@@ -565,7 +565,7 @@ impl<M: Message> HubState for Link<M> {
         Some(format!("a blank envelope: {}", blanks.whereabouts(hubs)))
     }
 
-    fn reader_lacks(&self, hubs: &[&dyn HubState]) -> Option<String> {
+    fn reader_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {
         if self.queue.ready() > 0 || (self.queue.writer_gone() && self.queue.len() == 0) {
             return None;
         }

@@ -79,10 +79,10 @@ impl Pool {
     }
 
     /// `2 of the 2 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c``
-    pub(crate) fn whereabouts(self: &Arc<Self>, hubs: &[&dyn HubState]) -> String {
+    pub(crate) fn whereabouts(self: &Arc<Self>, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> String {
         let out = self.count - self.idle.load(Ordering::Acquire).min(self.count);
         let mut told = format!("{out} of the {} envelopes of hub `{}` there are in use", self.count, self.hub);
-        for hub in hubs.iter().filter(|hub| *hub.name() != self.hub) {
+        for hub in hubs.filter(|hub| *hub.name() != self.hub) {
             let held = hub.holds(self);
             if held > 0 {
                 told.push_str(&format!(", {held} of them in hub `{}`", hub.name()));

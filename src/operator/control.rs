@@ -32,7 +32,7 @@ pub(crate) struct Control {
     pub(crate) nodes: Vec<Arc<Node>>,
     pub(crate) rest: Arc<Rest>,
     /// While it runs.
-    hubs: Mutex<Arc<[Joined]>>,
+    hubs: Mutex<Arc<Hubs>>,
     stop: AtomicBool,
     abort: AtomicBool,
     paused: AtomicBool,
@@ -46,6 +46,27 @@ pub(crate) struct Joined {
     pub(crate) state: Arc<dyn HubState>,
     pub(crate) from: usize,
     pub(crate) to: usize,
+}
+
+/// All of a flow's hubs.
+#[derive(Default)]
+pub(crate) struct Hubs {
+    pub(crate) all: Vec<Joined>,
+    /// By operator: those that it writes to and reads from.
+    of: Vec<Vec<usize>>,
+}
+
+impl Hubs {
+    pub(crate) fn new(all: Vec<Joined>, operators: usize) -> Self {
+        let mut of = vec![Vec::new(); operators];
+        for (at, hub) in all.iter().enumerate() {
+            of[hub.from].push(at);
+            if hub.to != hub.from {
+                of[hub.to].push(at);
+            }
+        }
+        Self { all, of }
+    }
 }
 
 /// How an operator stands.
@@ -73,7 +94,7 @@ impl Control {
             nodes: (0..names.len()).map(|operator| Node::new(operator, &rest)).collect(),
             names,
             rest,
-            hubs: Mutex::new(Arc::new([])),
+            hubs: Mutex::default(),
             stop: AtomicBool::new(false),
             abort: AtomicBool::new(false),
             paused: AtomicBool::new(false),
@@ -81,11 +102,11 @@ impl Control {
         })
     }
 
-    pub(crate) fn set_hubs(&self, hubs: Arc<[Joined]>) {
-        *lock(&self.hubs) = hubs;
+    pub(crate) fn set_hubs(&self, hubs: Hubs) {
+        *lock(&self.hubs) = Arc::new(hubs);
     }
 
-    pub(crate) fn hubs(&self) -> Arc<[Joined]> {
+    pub(crate) fn hubs(&self) -> Arc<Hubs> {
         lock(&self.hubs).clone()
     }
 
@@ -119,12 +140,13 @@ impl Control {
     /// What an operator waits for, if it waits.
     pub(crate) fn lacks(&self, operator: usize) -> Lacks {
         let hubs = self.hubs();
-        let all: Vec<&dyn HubState> = hubs.iter().map(|hub| &*hub.state).collect();
-        let from = hubs.iter().filter(|hub| hub.from == operator);
-        let to = hubs.iter().filter(|hub| hub.to == operator);
+        let own = hubs.of.get(operator).into_iter().flatten().map(|at| &hubs.all[*at]);
+        let all = || hubs.all.iter().map(|hub| &*hub.state);
+        let from = own.clone().filter(|hub| hub.from == operator);
+        let to = own.filter(|hub| hub.to == operator);
         Lacks {
-            room: from.filter_map(|hub| hub.state.writer_lacks(&all)).collect(),
-            messages: to.filter_map(|hub| hub.state.reader_lacks(&all)).collect(),
+            room: from.filter_map(|hub| hub.state.writer_lacks(&mut all())).collect(),
+            messages: to.filter_map(|hub| hub.state.reader_lacks(&mut all())).collect(),
             more: self.nodes[operator].shown().lacks(),
         }
     }
