@@ -193,6 +193,14 @@ impl<M: Message> Port for Output<M> {
         }
     }
 
+    #[inline]
+    fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
+        match &self.sender {
+            Some(sender) => sender.look_for_room(cx.waker()).into(),
+            None => Readiness::Never,
+        }
+    }
+
     /// This is the only writer: the room that was there still is.
     #[inline]
     fn claim(&mut self) -> bool {
