@@ -267,7 +267,11 @@ impl Declaration {
                 fn poll_ready(&mut self, cx: &mut ::core::task::Context<'_>) -> ::wakeline::__private::Readiness {
                     let _ = &cx;
                     let ready = ::wakeline::__private::Readiness::READY;
-                    #(let ready = ready | #ports::poll_ready(&mut self.#fields, cx);)*
+                    #(let ready = if ::wakeline::__private::Readiness::is_ready(ready) {
+                        #ports::poll_ready(&mut self.#fields, cx)
+                    } else {
+                        ready | #ports::look(&mut self.#fields, cx)
+                    };)*
                     ready
                 }
 

@@ -104,7 +104,7 @@ impl Readiness {
     pub const NEVER: Self = Self(8);
 
     #[inline]
-    pub(crate) fn is_ready(self) -> bool {
+    pub fn is_ready(self) -> bool {
         self == Self::READY
     }
 

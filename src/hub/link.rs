@@ -266,6 +266,16 @@ impl<M: Message> Sender<M> {
         }
     }
 
+    /// As `poll_room`, of a writer that waits for something else and asks again after that.
+    #[inline]
+    pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
+        let link = &*self.0;
+        if link.blanks.is_some() || link.failed.get().is_some() {
+            return self.poll_room(waker);
+        }
+        self.unless_failed(link.queue.look_for_room(waker))
+    }
+
     /// Room in the queue?
     #[inline]
     pub(crate) fn poll_queue(&self, waker: &Waker) -> Answer {
@@ -446,6 +456,20 @@ impl<M: Message> Receiver<M> {
     pub(crate) fn oldest(&self) -> Option<Instant> {
         self.0.times?;
         self.0.queue.peek(0, |parcel| parcel.baggage.as_ref().and_then(|baggage| baggage.since)).flatten()
+    }
+
+    /// As `poll_message`, of a reader that waits for something else and asks again after that.
+    #[inline]
+    pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
+        let link = &*self.0;
+        if link.failed.get().is_some() {
+            return Answer::Yes;
+        }
+        match link.queue.look_for_message(waker) {
+            // As in `poll_message`.
+            Answer::Wait if link.failed.get().is_some() => Answer::Yes,
+            other => other,
+        }
     }
 
     /// Takes the first message, if it is there.

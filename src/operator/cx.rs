@@ -314,7 +314,7 @@ impl Cx {
             return Poll::Pending;
         }
         let budget = ready!(tokio::task::coop::poll_proceed(task));
-        self.node.begin();
+        self.node.resume();
         let mut asked = ports.poll_ready(task);
         if self.conditions.is_some() || !self.awaited.is_empty() {
             asked = asked | self.poll_more(ports, task);
@@ -534,9 +534,7 @@ impl<P: Ports> Drop for Asking<'_, P> {
             self.cx.awaited.iter_mut().for_each(HostAccess::rest);
             self.cx.conditions.iter_mut().for_each(|conditions| conditions.rest());
         }
-        if self.cx.node.is_parked() {
-            self.cx.node.unpark();
-        }
+        self.cx.node.resume();
     }
 }
 

@@ -220,6 +220,14 @@ impl<M: Message> Port for Input<M> {
         }
     }
 
+    #[inline]
+    fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
+        match &mut self.waits {
+            None => self.arrivals.look(cx),
+            Some(waits) => waits.poll(slice::from_mut(&mut self.arrivals), cx),
+        }
+    }
+
     /// This is the only reader: what was there still is.
     #[inline]
     fn claim(&mut self) -> bool {

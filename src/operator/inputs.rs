@@ -278,13 +278,29 @@ impl<M: Message> Port for Inputs<M> {
         Ok(Self { connections, turn: 0, intake: Intake::new(binder), waits: Waits::new(need, off) })
     }
 
-    /// All are asked, so that each that lacks one keeps the waker.
+    /// All are asked, the first that lacks a message is waited for.
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
         if let Some(waits) = &mut self.waits {
             return waits.poll(&mut self.connections, cx);
         }
-        let asked = self.connections.iter_mut().map(|connection| connection.poll(cx));
+        let mut all: Option<Readiness> = None;
+        for connection in &mut self.connections {
+            let waits = all.is_some_and(|all| !all.is_ready());
+            let readiness = if waits { connection.look(cx) } else { connection.poll(cx) };
+            if !readiness.is_never() {
+                all = Some(all.map_or(readiness, |all| all | readiness));
+            }
+        }
+        all.unwrap_or(Readiness::NEVER)
+    }
+
+    #[inline]
+    fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
+        if let Some(waits) = &mut self.waits {
+            return waits.poll(&mut self.connections, cx);
+        }
+        let asked = self.connections.iter_mut().map(|connection| connection.look(cx));
         let open = asked.filter(|readiness| !readiness.is_never());
         open.reduce(Readiness::bitor).unwrap_or(Readiness::NEVER)
     }

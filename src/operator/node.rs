@@ -15,7 +15,7 @@ use std::{
 use futures::task::AtomicWaker;
 
 use super::{
-    quiet::{Parking, Tokens},
+    quiet::{Parking, Tokens, Woken},
     shown::{Shown, Watchers},
 };
 use crate::condition::Status;
@@ -109,9 +109,10 @@ impl Node {
         Self::new(0, &Rest::new(1))
     }
 
-    /// Before the ports are asked.
-    pub(crate) fn begin(&self) {
-        self.parking.begin(&self.rest.tokens);
+    /// Before the ports are asked, and when nobody waits at them any longer, whoever says so.
+    #[inline]
+    pub(crate) fn resume(&self) {
+        self.parking.resume(&self.rest.tokens);
     }
 
     /// Nothing was ready.
@@ -148,13 +149,6 @@ impl Node {
 
     pub(crate) fn shown(&self) -> &Shown {
         &self.shown
-    }
-
-    /// It waits no longer, whoever says so.
-    pub(crate) fn unpark(&self) {
-        if self.parking.wake(&self.rest.tokens) {
-            self.rest.flow.wake();
-        }
     }
 
     pub(crate) fn is_parked(&self) -> bool {
@@ -253,6 +247,8 @@ impl Node {
             self.changed.store(true, Ordering::Release);
             self.other.register(task.waker());
         }
+        // From here on a wake is a reason for another poll. After the waker is kept: one that came before is seen below.
+        self.parking.begin(&self.rest.tokens);
         if self.abort.load(Ordering::Acquire) {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
@@ -266,7 +262,13 @@ impl Wake for Node {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.unpark();
+        let Woken { first, last } = self.parking.wake(&self.rest.tokens);
+        if last {
+            self.rest.flow.wake();
+        }
+        if !first {
+            return;
+        }
         if let Some(task) = self.task.get() {
             task.wake_by_ref();
         }

@@ -223,6 +223,15 @@ impl<M: Message> Port for Output<M> {
         }
     }
 
+    #[inline]
+    fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
+        match &self.sender {
+            _ if self.off => Readiness::READY,
+            Some(sender) => sender.look_for_room(cx.waker()).into(),
+            None => Readiness::NEVER,
+        }
+    }
+
     /// This is the only writer: the room that was there still is.
     #[inline]
     fn claim(&mut self) -> bool {
