@@ -1,13 +1,35 @@
 //! Downstream affordable: an output's default condition.
 //!
-//! Ready while there is room for a message, and a blank envelope where the hub has such. When the reader is gone it is
-//! `Never`.
+//! Ready while every hub that it is connected to has room for a message, and a blank envelope where there are such.
+//! `#[output(room = 3)]` asks for more of both, for an operator that sends several messages a run;
+//! `#[output(unconditional)]` switches it off, for one that [offers](crate::Output::offer) them. Hubs whose readers have
+//! ended are passed over; when all have, it is `Never`.
 
 use std::task::Context;
 
 use super::Readiness;
-use crate::hub::{Message, link::Sender};
+use crate::hub::{Message, outlet::Outlet};
 
-pub(crate) fn room<M: Message>(output: &Sender<M>, cx: &mut Context<'_>) -> Readiness {
-    output.poll_room(cx.waker()).into()
+/// What an output waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Room for so many messages.
+    For(usize),
+    /// Nothing but its readers' end.
+    Unconditional,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self::For(1)
+    }
+}
+
+#[inline]
+pub(crate) fn room<M: Message>(output: &mut Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
+    let answer = match room {
+        Room::For(messages) => output.poll_room(messages, cx.waker()),
+        Room::Unconditional => output.poll_open(cx.waker()),
+    };
+    answer.into()
 }

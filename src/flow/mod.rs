@@ -5,13 +5,14 @@
 //! ```
 
 mod check;
+mod checked;
+mod connect;
 mod drive;
 mod report;
 mod running;
 mod spawn;
 
 use std::{
-    any::Any,
     fmt,
     ops::Deref,
     sync::{
@@ -20,18 +21,19 @@ use std::{
     },
 };
 
+pub use checked::{Checked, Copied};
+#[doc(hidden)]
+pub use connect::Target;
+pub use connect::{Branch, Targets};
 pub use report::{OperatorReport, Report};
 pub use running::Running;
 
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    hub::{
-        Hub, Message,
-        link::{self, HubState, LinkPlan},
-    },
+    hub::{Hub, Message},
     operator::{
-        InputHandle, Operator, OutputHandle, PortDecl, PortId, Ports,
+        Operator, OutputHandle, PortDecl, PortId, Ports,
         lane::OwnStreams,
         seat::{self, How, Seat},
     },
@@ -82,20 +84,13 @@ struct Place {
     streams: OwnStreams,
 }
 
-/// One end of a hub, for the port that it belongs to.
-type End = Box<dyn Any + Send>;
-type MakeLink = fn(LinkPlan) -> Result<(End, End, Arc<dyn HubState>)>;
-
 struct Connection {
     from: PortId,
     to: PortId,
     hub: Hub,
-    make: MakeLink,
-}
-
-fn make_link<M: Message>(plan: LinkPlan) -> Result<(End, End, Arc<dyn HubState>)> {
-    let (sender, receiver, state) = link::link::<M>(plan)?;
-    Ok((Box::new(sender), Box::new(receiver), state))
+    make: connect::MakeLink,
+    /// Its output may have others.
+    forks: bool,
 }
 
 /// An operator that was added: its ports' handles, and where it is to run.
@@ -206,19 +201,51 @@ impl Flow {
     }
 
     /// Joins an output to an input by a hub: a queue of one, two envelopes on each side, sizes from the output's
-    /// declaration or from the envelopes that are passed on.
+    /// declaration or from the envelopes that are passed on. Or to several inputs, each by a hub of its own:
     ///
-    /// An output is connected once, and so is an [`Input`](crate::Input); [`Inputs`](crate::Inputs) any number of times.
+    /// ```
+    /// use wakeline::{Flow, Hub, operator::{sink, source}};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut flow = Flow::new("two");
+    /// let mut words = ["one", "two"].into_iter();
+    /// let read = flow.add("read", source(move || std::future::ready(Ok(words.next()))));
+    /// let print = flow.add("print", sink(async |word: &str| { println!("{word}"); Ok(()) }));
+    /// let count = flow.add("count", sink(async |word: &str| { println!("{}", word.len()); Ok(()) }));
+    /// flow.connect(read.output, [print.input, count.input]);
+    /// # flow.run().await?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// Then every message goes to each of them, and must be [`Fork`](crate::Fork): host data is cloned, and an envelope,
+    /// which is its reader's alone, is copied to another of the hub's, on the device. One reader gets the message itself:
+    /// the first that is where the writer is, else the last. [`check`](Self::check) lists the copies that this makes. The
+    /// writer waits for the slowest.
+    ///
+    /// An [`Input`](crate::Input) is connected once, [`Inputs`](crate::Inputs) any number of times.
     ///
     /// What is wrong with it (a port of another flow, or one that is connected already) is reported when the flow runs,
     /// with everything else that is.
-    pub fn connect<M: Message>(&mut self, from: OutputHandle<M>, to: InputHandle<M>) {
+    pub fn connect<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>) {
         self.connect_with(from, to, Hub::default());
     }
 
-    /// As [`connect`](Self::connect), with a hub of another size.
-    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: InputHandle<M>, hub: Hub) {
-        self.connections.push(Connection { from: from.id, to: to.id, hub, make: make_link::<M> });
+    /// As [`connect`](Self::connect), with a hub of another kind for each input that has none of its own
+    /// ([`InputHandle::with`](crate::operator::InputHandle::with)).
+    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: Hub) {
+        for connect::Target { to, hub: own, make, forks } in to.targets() {
+            let hub = own.map_or(hub, |own| own.or(hub));
+            self.connections.push(Connection { from: from.id, to, hub, make, forks });
+        }
+    }
+
+    /// Finds out what can be known without running: what is wrong, and what may not be expected.
+    ///
+    /// # Errors
+    /// [`Setup`](ErrorKind::Setup) with every problem of how it was put together, as [`run`](Self::run).
+    pub fn check(&self) -> Result<Checked> {
+        check::plan(self).map(|(_, checked)| checked)
     }
 
     /// Runs the flow to its end, on the present tokio runtime. It can be run again: the operators go on from where they
@@ -249,8 +276,9 @@ impl Flow {
     }
 
     fn launch(&mut self) -> Result<Running> {
-        let plans = check::plan(self)?;
+        let (plans, checked) = check::plan(self)?;
         spawn::require_runtime()?;
+        checked.trace(&self.name);
         let crew = self.entries.iter_mut().map(|entry| {
             let (device, streams) = {
                 let place = lock(&entry.place);
@@ -267,7 +295,12 @@ impl Flow {
             .zip(&self.connections)
             .map(|(plan, connection)| {
                 let port = |id: PortId| (id.operator, self.entries[id.operator].ports[id.port].name);
-                drive::Joint { plan, make: connection.make, from: port(connection.from), to: port(connection.to) }
+                drive::Joint {
+                    plan,
+                    make: connection.make.clone(),
+                    from: port(connection.from),
+                    to: port(connection.to),
+                }
             })
             .collect();
         Ok(drive::launch(self.name.clone(), crew, hubs, How { mode: self.mode, timed: self.device_times }))

@@ -4,7 +4,7 @@ use std::{any::Any, collections::HashMap, fmt, sync::Arc};
 
 use super::{handle::PortId, lane::Lane};
 use crate::{
-    condition::Wanted,
+    condition::{Room, Wanted},
     error::{Error, ErrorKind, Result},
     hub::{Hub, Message},
 };
@@ -26,6 +26,8 @@ pub(crate) struct PortDecl {
     pub(crate) hub: Hub,
     pub(crate) carries_envelopes: bool,
     pub(crate) element_bytes: usize,
+    /// What an output waits for.
+    pub(crate) room: Room,
 }
 
 /// Gathers an operator's ports when it is added.
@@ -45,6 +47,7 @@ impl Plan {
             hub: options.hub,
             carries_envelopes: M::CARRIES_ENVELOPES,
             element_bytes: M::ELEMENT_BYTES,
+            room: options.room,
         });
         PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1 }
     }
@@ -56,6 +59,7 @@ impl Plan {
 #[must_use]
 pub struct PortOptions {
     hub: Hub,
+    pub(super) room: Room,
     pub(super) wanted: Wanted,
 }
 
@@ -77,6 +81,16 @@ impl PortOptions {
 
     pub fn envelopes(mut self, count: usize) -> Self {
         self.hub.envelopes = Some(count);
+        self
+    }
+
+    pub fn room(mut self, messages: usize) -> Self {
+        self.room = Room::For(messages);
+        self
+    }
+
+    pub fn unconditional(mut self) -> Self {
+        self.room = Room::Unconditional;
         self
     }
 
