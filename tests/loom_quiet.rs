@@ -17,11 +17,15 @@ use loom::{
     },
     thread,
 };
-use quiet::{Parking, Tokens};
+use quiet::{Parking, Tokens, Woken};
 
 fn model(check: impl Fn() + Send + Sync + 'static) {
+    bounded(3, check);
+}
+
+fn bounded(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemptions);
     builder.check(check);
 }
 
@@ -40,8 +44,12 @@ impl Operator {
     /// Somebody sends it a message, then wakes it: the token first, the task then.
     fn send(&self, tokens: &Tokens) {
         self.input.fetch_add(1, Ordering::SeqCst);
-        assert!(!self.parking.wake(tokens), "the sender holds a token");
-        self.polled.store(true, Ordering::SeqCst);
+        let Woken { first, last } = self.parking.wake(tokens);
+        assert!(!last, "the sender holds a token");
+        if first {
+            // Not a plain store: loom might put it before a swap that had seen what came before it.
+            self.polled.swap(true, Ordering::SeqCst);
+        }
     }
 
     /// Its task runs once: takes a message or parks. What it does with the message, `run` says.
@@ -126,7 +134,7 @@ fn a_wake_from_outside_that_comes_too_late_hides_no_rest() {
         let outside = {
             let (tokens, told, parking) = (tokens.clone(), told.clone(), parking.clone());
             thread::spawn(move || {
-                if parking.wake(&tokens) {
+                if parking.wake(&tokens).last {
                     told.fetch_add(1, Ordering::SeqCst);
                 }
             })
@@ -137,12 +145,94 @@ fn a_wake_from_outside_that_comes_too_late_hides_no_rest() {
             }
         };
         // The other wakes it, it runs and ends, and then the other ends.
-        assert!(!parking.wake(&tokens));
-        assert!(!parking.wake(&tokens));
+        assert!(!parking.wake(&tokens).last);
+        assert!(!parking.wake(&tokens).last);
         end(&parking);
         end(&other);
         outside.join().unwrap();
         assert!(tokens.none());
         assert!(told.load(Ordering::SeqCst) >= 1, "nobody was told of the rest");
+    });
+}
+
+/// Two wake an operator in the middle of its run, or while it waits at its ports: whichever comes second relies on the
+/// first to have its task polled, and what it wanted to show is seen all the same.
+#[test]
+fn a_wake_that_leaves_the_poll_to_another_is_not_lost() {
+    for parks in [false, true] {
+        bounded(2, move || {
+            let tokens = Arc::new(Tokens::new(3));
+            let parking = Arc::new(Parking::new(0));
+            let shown = Arc::new(AtomicUsize::new(0));
+            let polled = Arc::new(AtomicBool::new(true));
+            let wakers: Vec<_> = [1, 2]
+                .map(|_| {
+                    let (tokens, parking, shown, polled) =
+                        (tokens.clone(), parking.clone(), shown.clone(), polled.clone());
+                    thread::spawn(move || {
+                        // Nothing else orders what it shows.
+                        shown.fetch_add(1, Ordering::Relaxed);
+                        if parking.wake(&tokens).first {
+                            polled.swap(true, Ordering::Release);
+                        }
+                    })
+                })
+                .into();
+            let mut seen = 0;
+            let mut drive = || {
+                while polled.swap(false, Ordering::Acquire) {
+                    parking.begin(&tokens);
+                    seen = shown.load(Ordering::Relaxed);
+                    if parks {
+                        parking.park(&tokens);
+                    }
+                }
+            };
+            drive();
+            for waker in wakers {
+                waker.join().unwrap();
+            }
+            drive();
+            assert_eq!(seen, 2, "the task was not polled for a wake");
+        });
+    }
+}
+
+/// An operator asks its ports twice in one poll of its task, as a loop of its own over several futures may: it has a token
+/// whenever it goes on, and none once it has parked for good.
+#[test]
+fn one_that_asks_again_after_it_has_parked_has_a_token() {
+    model(|| {
+        let tokens = Arc::new(Tokens::new(2));
+        let operator = Arc::new(Operator::new(0));
+        let other = {
+            let (tokens, operator) = (tokens.clone(), operator.clone());
+            thread::spawn(move || {
+                operator.send(&tokens);
+                assert!(!tokens.none(), "at rest with a message under way");
+                Parking::new(1).end(&tokens);
+            })
+        };
+        let mut taken = 0;
+        let mut drive = || {
+            while operator.polled.swap(false, Ordering::SeqCst) {
+                operator.parking.begin(&tokens);
+                for _ in 0..2 {
+                    operator.parking.resume(&tokens);
+                    if operator.input.load(Ordering::SeqCst) > taken {
+                        assert!(!tokens.none(), "a run without a token");
+                        taken += 1;
+                        operator.polled.store(true, Ordering::SeqCst);
+                    } else {
+                        operator.parking.park(&tokens);
+                    }
+                }
+            }
+        };
+        drive();
+        other.join().unwrap();
+        drive();
+        assert_eq!(taken, 1);
+        assert!(tokens.none(), "everything is done, and a token is left");
     });
 }

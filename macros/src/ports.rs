@@ -269,10 +269,10 @@ impl Declaration {
                 fn poll_ready(&mut self, cx: &mut ::core::task::Context<'_>) -> ::wakeline::__private::Readiness {
                     let _ = &cx;
                     let ready = ::wakeline::__private::Readiness::Ready;
-                    #(let ready = ::wakeline::__private::Readiness::and(
-                        ready,
-                        #ports::poll_ready(&mut self.#fields, cx),
-                    );)*
+                    #(let ready = match ready {
+                        ::wakeline::__private::Readiness::Ready => #ports::poll_ready(&mut self.#fields, cx),
+                        waits => ::wakeline::__private::Readiness::and(waits, #ports::look(&mut self.#fields, cx)),
+                    };)*
                     ready
                 }
 

@@ -20,7 +20,7 @@ pub(crate) use buffer::{Awaited, buffers};
 pub use event::{EventField, knows_event};
 pub(crate) use front::{Front, Wanted};
 pub(crate) use message::message;
-pub(crate) use room::{Room, room};
+pub(crate) use room::{Room, look_for_room, room};
 
 /// The answer of a condition, or of all of them together.
 #[doc(hidden)]

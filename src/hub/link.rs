@@ -311,6 +311,16 @@ impl<M: Message> Sender<M> {
         }
     }
 
+    /// As `poll_room`, of a writer that waits for something else and asks again after that.
+    #[inline]
+    pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
+        let link = &*self.link;
+        if link.blanks.is_some() || link.failed.get().is_some() {
+            return self.poll_room(waker);
+        }
+        self.unless_failed(link.queue.look_for_room(waker))
+    }
+
     /// Room in the queue?
     #[inline]
     pub(crate) fn poll_queue(&self, waker: &Waker) -> Answer {
@@ -477,6 +487,20 @@ impl<M: Message> Receiver<M> {
         match self.0.queue.poll_message(waker) {
             // Asked again: it may have failed before the waker was kept.
             Answer::Wait if self.0.failed.get().is_some() => Answer::Yes,
+            other => other,
+        }
+    }
+
+    /// As `poll_message`, of a reader that waits for something else and asks again after that.
+    #[inline]
+    pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
+        let link = &*self.0;
+        if link.failed.get().is_some() {
+            return Answer::Yes;
+        }
+        match link.queue.look_for_message(waker) {
+            // As in `poll_message`.
+            Answer::Wait if link.failed.get().is_some() => Answer::Yes,
             other => other,
         }
     }

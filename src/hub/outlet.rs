@@ -48,6 +48,15 @@ impl<M: Message> Outlet<M> {
         }
     }
 
+    /// As `poll_room`, of a writer that waits for something else and asks again after that.
+    #[inline]
+    pub(crate) fn look_for_room(&mut self, messages: usize, waker: &Waker) -> Answer {
+        match self {
+            Self::One(sender) if messages == 1 => sender.look_for_room(waker),
+            _ => self.poll_room(messages, waker),
+        }
+    }
+
     /// Anybody to send to?
     pub(crate) fn poll_open(&mut self, waker: &Waker) -> Answer {
         // Kept for the end, which is all that can change it.

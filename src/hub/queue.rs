@@ -15,8 +15,13 @@
 //! ```
 //!
 //! Asking (`poll_message`, `poll_room`) changes nothing but the waker that is kept: the same question gets the same
-//! answer until somebody acts. Promises: order is kept; a message is taken once or handed back; whoever got `Wait` is
-//! woken by the change that it waits for; `begin_move` while another moves makes that other go round again.
+//! answer until somebody acts. A reader that takes the last message will wait for the next: that is noted in the same
+//! step, under the same lock, and its question then only reads. An end that has something else to wait for asks with
+//! `look_for_message` or `look_for_room`: it is woken by what concerns it whatever else it waits for (the other end has
+//! gone, something failed), and not by every message.
+//!
+//! Promises: order is kept; a message is taken once or handed back; whoever got `Wait` is woken by the change that it
+//! waits for; `begin_move` while another moves makes that other go round again.
 
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use std::{collections::VecDeque, sync::OnceLock, task::Waker};
@@ -39,12 +44,8 @@ pub(crate) struct Queue<M> {
     /// Messages in the queue; and how many of the first of them may be taken. Written under the lock, read without.
     len: AtomicUsize,
     ready: AtomicUsize,
-    writer_gone: AtomicBool,
-    reader_gone: AtomicBool,
-    /// The wakers that the two ends came with first. An operator's is always the same, so it is kept here for good and
-    /// nothing is cloned for a message.
-    reader: OnceLock<Waker>,
-    writer: OnceLock<Waker>,
+    reader: End,
+    writer: End,
     state: Mutex<State<M>>,
 }
 
@@ -55,16 +56,29 @@ struct State<M> {
     moving: bool,
     /// Somebody came by while a move was under way.
     again: bool,
-    reader: Wanted,
-    writer: Wanted,
+    reader: Others,
+    writer: Others,
 }
 
-/// Whom to wake at one end.
-#[derive(Debug, Default)]
-struct Wanted {
-    /// The end's first waker.
-    first: bool,
-    /// Another, from an end that is polled in more than one way.
+/// One end, as the other sees it.
+#[derive(Debug)]
+struct End {
+    gone: AtomicBool,
+    /// The waker that it came with first. An operator's is always the same, so it is kept here for good and nothing is
+    /// cloned for a message.
+    waker: OnceLock<Waker>,
+    /// That one is to be woken by the next change. Written under the lock, read without: whoever finds it set will be
+    /// woken, for what was changed before it was read as well.
+    waits: AtomicBool,
+}
+
+/// Another waker of an end that is polled in more than one way.
+type Others = Option<Waker>;
+
+/// A wake that is due, once the lock has gone.
+#[must_use]
+struct Due<'a> {
+    first: Option<&'a Waker>,
     other: Option<Waker>,
 }
 
@@ -74,16 +88,14 @@ impl<M> Queue<M> {
             capacity,
             len: AtomicUsize::new(0),
             ready: AtomicUsize::new(0),
-            writer_gone: AtomicBool::new(false),
-            reader_gone: AtomicBool::new(false),
-            reader: OnceLock::new(),
-            writer: OnceLock::new(),
+            reader: End::new(),
+            writer: End::new(),
             state: Mutex::new(State {
                 messages: VecDeque::with_capacity(capacity.min(1024)),
                 moving: false,
                 again: false,
-                reader: Wanted::default(),
-                writer: Wanted::default(),
+                reader: None,
+                writer: None,
             }),
         }
     }
@@ -108,50 +120,75 @@ impl<M> Queue<M> {
         if self.ready() > 0 {
             return Answer::Yes;
         }
+        if self.reader.is_kept(waker) && !self.writer_gone() {
+            return Answer::Wait;
+        }
         let mut state = lock(&self.state);
         if self.ready() > 0 {
             return Answer::Yes;
         }
-        if self.writer_gone.load(Ordering::Acquire) && self.len() == 0 {
+        if self.writer_gone() && self.len() == 0 {
             return Answer::Never;
         }
-        state.reader.keep(&self.reader, waker);
+        self.reader.keep(&mut state.reader, waker);
         Answer::Wait
+    }
+
+    /// As `poll_message`, of a reader that waits for something else and asks again after that.
+    #[inline]
+    pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
+        if self.ready() == 0 && self.reader.is_known(waker) && !self.writer_gone() {
+            return Answer::Wait;
+        }
+        self.poll_message(waker)
+    }
+
+    /// As `poll_room`, of a writer that waits for something else and asks again after that.
+    #[inline]
+    pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
+        if self.len() >= self.capacity && self.writer.is_known(waker) && !self.reader_gone() {
+            return Answer::Wait;
+        }
+        self.poll_room(waker)
     }
 
     /// Is there room for a message?
     #[inline]
     pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
-        if self.reader_gone.load(Ordering::Acquire) {
+        if self.reader_gone() {
             return Answer::Never;
         }
         if self.len() < self.capacity {
             return Answer::Yes;
+        }
+        if self.writer.is_kept(waker) {
+            return Answer::Wait;
         }
         let mut state = lock(&self.state);
-        if self.reader_gone.load(Ordering::Acquire) {
+        if self.reader_gone() {
             return Answer::Never;
         }
         if self.len() < self.capacity {
             return Answer::Yes;
         }
-        state.writer.keep(&self.writer, waker);
+        self.writer.keep(&mut state.writer, waker);
         Answer::Wait
     }
 
     /// Adds a message at the end; `ready`: it may be taken as it is. Given back if there is no room or no reader.
     pub(crate) fn push(&self, message: M, ready: bool) -> Result<(), M> {
         let mut state = lock(&self.state);
-        if self.reader_gone.load(Ordering::Acquire) || state.messages.len() >= self.capacity {
+        let len = state.messages.len();
+        if self.reader_gone() || len >= self.capacity {
             return Err(message);
         }
         state.messages.push_back(Some(message));
-        self.len.store(state.messages.len(), Ordering::Release);
+        self.len.store(len + 1, Ordering::Release);
         if ready {
             self.ready.store(self.ready() + 1, Ordering::Release);
-            let reader = std::mem::take(&mut state.reader);
+            let reader = self.reader.due(&mut state.reader);
             drop(state);
-            reader.wake(&self.reader);
+            reader.wake();
         }
         Ok(())
     }
@@ -176,15 +213,16 @@ impl<M> Queue<M> {
             return None;
         }
         let mut state = lock(&self.state);
-        if self.ready() == 0 {
-            return None;
-        }
+        let left = self.ready().checked_sub(1)?;
         let message = state.messages.pop_front().flatten();
         self.len.store(state.messages.len(), Ordering::Release);
-        self.ready.store(self.ready() - 1, Ordering::Release);
-        let writer = std::mem::take(&mut state.writer);
+        self.ready.store(left, Ordering::Release);
+        if left == 0 {
+            self.reader.will_wait();
+        }
+        let writer = self.writer.due(&mut state.writer);
         drop(state);
-        writer.wake(&self.writer);
+        writer.wake();
         message
     }
 
@@ -209,7 +247,7 @@ impl<M> Queue<M> {
         let mut state = lock(&self.state);
         state.moving = false;
         let again = moved || state.again;
-        if self.reader_gone.load(Ordering::Acquire) {
+        if self.reader_gone() {
             return (Some(message), false);
         }
         let at = self.ready();
@@ -218,9 +256,9 @@ impl<M> Queue<M> {
         }
         if moved {
             self.ready.store(at + 1, Ordering::Release);
-            let reader = std::mem::take(&mut state.reader);
+            let reader = self.reader.due(&mut state.reader);
             drop(state);
-            reader.wake(&self.reader);
+            reader.wake();
         }
         (None, again)
     }
@@ -228,75 +266,121 @@ impl<M> Queue<M> {
     /// The writer is gone: what lies here can still be taken.
     pub(crate) fn close_writer(&self) {
         let mut state = lock(&self.state);
-        self.writer_gone.store(true, Ordering::Release);
-        let (reader, writer) = (std::mem::take(&mut state.reader), std::mem::take(&mut state.writer));
+        self.writer.gone.store(true, Ordering::Release);
+        let (reader, writer) = (self.reader.told(&mut state.reader), state.writer.take());
         drop(state);
         drop(writer);
-        reader.wake(&self.reader);
+        reader.wake();
     }
 
     /// The reader is gone: what was never taken is handed back.
     pub(crate) fn close_reader(&self) -> VecDeque<Option<M>> {
         let mut state = lock(&self.state);
-        self.reader_gone.store(true, Ordering::Release);
+        self.reader.gone.store(true, Ordering::Release);
         let left = std::mem::take(&mut state.messages);
         self.len.store(0, Ordering::Release);
         self.ready.store(0, Ordering::Release);
-        let (reader, writer) = (std::mem::take(&mut state.reader), std::mem::take(&mut state.writer));
+        let (reader, writer) = (state.reader.take(), self.writer.told(&mut state.writer));
         drop(state);
         drop(reader);
-        writer.wake(&self.writer);
+        writer.wake();
         left
     }
 
     /// Wakes both ends, to look again: an envelope came back, or something failed.
     pub(crate) fn wake_both(&self) {
         let mut state = lock(&self.state);
-        let (reader, writer) = (std::mem::take(&mut state.reader), std::mem::take(&mut state.writer));
+        let (reader, writer) = (self.reader.told(&mut state.reader), self.writer.told(&mut state.writer));
         drop(state);
-        reader.wake(&self.reader);
-        writer.wake(&self.writer);
+        reader.wake();
+        writer.wake();
     }
 
     /// Wakes the writer, to look again: a blank envelope came home.
     pub(crate) fn wake_writer(&self) {
-        let writer = std::mem::take(&mut lock(&self.state).writer);
-        writer.wake(&self.writer);
+        let writer = self.writer.due(&mut lock(&self.state).writer);
+        writer.wake();
     }
 
     /// Keeps the writer's waker for what else it waits for: a blank envelope.
     pub(crate) fn keep_writer(&self, waker: &Waker) {
-        lock(&self.state).writer.keep(&self.writer, waker);
+        if !self.writer.is_kept(waker) {
+            self.writer.keep(&mut lock(&self.state).writer, waker);
+        }
     }
 
     /// Keeps the reader's waker for the next message, or for the end.
     pub(crate) fn keep_reader(&self, waker: &Waker) {
-        lock(&self.state).reader.keep(&self.reader, waker);
-    }
-
-    pub(crate) fn writer_gone(&self) -> bool {
-        self.writer_gone.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn reader_gone(&self) -> bool {
-        self.reader_gone.load(Ordering::Acquire)
-    }
-}
-
-impl Wanted {
-    fn keep(&mut self, first: &OnceLock<Waker>, waker: &Waker) {
-        if first.get_or_init(|| waker.clone()).will_wake(waker) {
-            self.first = true;
-        } else if !self.other.as_ref().is_some_and(|kept| kept.will_wake(waker)) {
-            self.other = Some(waker.clone());
+        if !self.reader.is_kept(waker) {
+            self.reader.keep(&mut lock(&self.state).reader, waker);
         }
     }
 
+    #[inline]
+    pub(crate) fn writer_gone(&self) -> bool {
+        self.writer.gone.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(crate) fn reader_gone(&self) -> bool {
+        self.reader.gone.load(Ordering::Acquire)
+    }
+}
+
+impl End {
+    fn new() -> Self {
+        Self { gone: AtomicBool::new(false), waker: OnceLock::new(), waits: AtomicBool::new(false) }
+    }
+
+    /// Will this waker be woken by the next change? Asked without the lock; it may not know of one that will.
+    #[inline]
+    fn is_kept(&self, waker: &Waker) -> bool {
+        self.waits.load(Ordering::Acquire) && self.is_known(waker)
+    }
+
+    /// Will this waker be woken by what concerns the end, whatever it waits for?
+    #[inline]
+    fn is_known(&self, waker: &Waker) -> bool {
+        self.waker.get().is_some_and(|kept| kept.will_wake(waker))
+    }
+
+    /// Under the lock, as all below: what this end has just done is the last that it could do.
+    #[inline]
+    fn will_wait(&self) {
+        self.waits.store(true, Ordering::Release);
+    }
+
+    fn keep(&self, other: &mut Others, waker: &Waker) {
+        if self.waker.get_or_init(|| waker.clone()).will_wake(waker) {
+            self.waits.store(true, Ordering::Release);
+        } else if !other.as_ref().is_some_and(|kept| kept.will_wake(waker)) {
+            *other = Some(waker.clone());
+        }
+    }
+
+    /// There is something new for this end.
+    #[inline]
+    fn due(&self, other: &mut Others) -> Due<'_> {
+        let mut first = None;
+        if self.waits.load(Ordering::Acquire) {
+            self.waits.store(false, Ordering::Release);
+            first = self.waker.get();
+        }
+        Due { first, other: other.take() }
+    }
+
+    /// There is something that concerns this end, whatever it waits for.
+    fn told(&self, other: &mut Others) -> Due<'_> {
+        self.waits.store(false, Ordering::Release);
+        Due { first: self.waker.get(), other: other.take() }
+    }
+}
+
+impl Due<'_> {
     /// Called without the lock.
-    fn wake(self, first: &OnceLock<Waker>) {
-        if self.first
-            && let Some(first) = first.get()
-        {
+    #[inline]
+    fn wake(self) {
+        if let Some(first) = self.first {
             first.wake_by_ref();
         }
         if let Some(other) = self.other {

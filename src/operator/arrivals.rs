@@ -40,6 +40,15 @@ impl<M: Message> Arrivals<M> {
         }
     }
 
+    /// The same, where the operator waits for something else: woken for the end, it asks again after that.
+    #[inline]
+    pub(super) fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
+        match &mut self.front {
+            None => self.receiver.look_for_message(cx.waker()).into(),
+            Some(front) => front.poll(&self.receiver, cx),
+        }
+    }
+
     /// The same, now.
     pub(super) fn has_one(&mut self) -> bool {
         match &mut self.front {

@@ -247,7 +247,7 @@ impl Cx {
             return Poll::Pending;
         }
         let budget = ready!(tokio::task::coop::poll_proceed(task));
-        self.node.begin();
+        self.node.resume();
         let mut asked = ports.poll_ready(task);
         if !self.awaited.is_empty() {
             asked = asked.and(condition::buffers(&mut self.awaited, task));
@@ -357,9 +357,7 @@ impl<P: Ports> Drop for Asking<'_, P> {
             self.ports.visit(&mut |_, port| port.rest());
             self.cx.awaited.iter_mut().for_each(HostAccess::rest);
         }
-        if self.cx.node.is_parked() {
-            self.cx.node.unpark();
-        }
+        self.cx.node.resume();
     }
 }
 

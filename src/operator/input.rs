@@ -143,6 +143,11 @@ impl<M: Message> Port for Input<M> {
         self.arrivals.poll(cx)
     }
 
+    #[inline]
+    fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
+        self.arrivals.look(cx)
+    }
+
     /// This is the only reader: what was there still is.
     #[inline]
     fn claim(&mut self) -> bool {

@@ -224,10 +224,23 @@ impl<M: Message> Port for Inputs<M> {
         Ok(Self { connections, turn: 0, taken, intake: Intake::new(binder.lane.clone()) })
     }
 
-    /// All are asked, so that each that lacks one keeps the waker.
+    /// All are asked, the first that lacks a message is waited for.
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
-        let asked = self.connections.iter_mut().map(|connection| connection.poll(cx));
+        let mut all = None;
+        for connection in &mut self.connections {
+            let waits = matches!(all, Some(Readiness::Wait | Readiness::WaitEvent));
+            let readiness = if waits { connection.look(cx) } else { connection.poll(cx) };
+            if readiness != Readiness::Never {
+                all = Some(all.map_or(readiness, |all: Readiness| all.and(readiness)));
+            }
+        }
+        all.unwrap_or(Readiness::Never)
+    }
+
+    #[inline]
+    fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
+        let asked = self.connections.iter_mut().map(|connection| connection.look(cx));
         let open = asked.filter(|readiness| *readiness != Readiness::Never);
         open.reduce(Readiness::and).unwrap_or(Readiness::Never)
     }

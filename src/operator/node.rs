@@ -14,7 +14,7 @@ use std::{
 
 use futures::task::AtomicWaker;
 
-use super::quiet::{Parking, Tokens};
+use super::quiet::{Parking, Tokens, Woken};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What all nodes of a flow share.
@@ -90,9 +90,10 @@ impl Node {
         Self::new(0, &Arc::new(Rest { tokens: Tokens::new(1), flow: AtomicWaker::new() }))
     }
 
-    /// Before the ports are asked.
-    pub(crate) fn begin(&self) {
-        self.parking.begin(&self.rest.tokens);
+    /// Before the ports are asked, and when nobody waits at them any longer, whoever says so.
+    #[inline]
+    pub(crate) fn resume(&self) {
+        self.parking.resume(&self.rest.tokens);
     }
 
     /// Nothing was ready.
@@ -109,13 +110,6 @@ impl Node {
             self.asked.store(asked::REFUSED_AGAIN, Ordering::Release);
         }
         self.park();
-    }
-
-    /// It waits no longer, whoever says so.
-    pub(crate) fn unpark(&self) {
-        if self.parking.wake(&self.rest.tokens) {
-            self.rest.flow.wake();
-        }
     }
 
     pub(crate) fn is_parked(&self) -> bool {
@@ -203,6 +197,8 @@ impl Node {
             self.changed.store(true, Ordering::Release);
             self.other.register(task.waker());
         }
+        // From here on a wake is a reason for another poll. After the waker is kept: one that came before is seen below.
+        self.parking.begin(&self.rest.tokens);
         if self.abort.load(Ordering::Acquire) {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
@@ -216,7 +212,13 @@ impl Wake for Node {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.unpark();
+        let Woken { first, last } = self.parking.wake(&self.rest.tokens);
+        if last {
+            self.rest.flow.wake();
+        }
+        if !first {
+            return;
+        }
         if let Some(task) = self.task.get() {
             task.wake_by_ref();
         }

@@ -239,6 +239,11 @@ impl<M: Message> Port for Output<M> {
         condition::room(&mut self.to, self.room, cx)
     }
 
+    #[inline]
+    fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
+        condition::look_for_room(&mut self.to, self.room, cx)
+    }
+
     /// This is the only writer: the room that was there still is.
     #[inline]
     fn claim(&mut self) -> bool {

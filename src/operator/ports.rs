@@ -152,6 +152,9 @@ pub trait Port: AnyPort + Send + 'static {
     where
         Self: Sized;
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness;
+    /// As `poll_ready`, where the operator waits for another port: it is woken when this one is `Never`, and asks again
+    /// after the other, so it need not be woken when this one is ready.
+    fn look(&mut self, cx: &mut Context<'_>) -> Readiness;
     fn claim(&mut self) -> bool;
     fn unclaim(&mut self);
 }

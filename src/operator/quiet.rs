@@ -8,12 +8,13 @@
 //! ```text
 //!              begin                park (nothing ready)
 //!    WOKEN ────────────> LOOKING ──────────────────────> PARKED   gives its token back
-//!      ^                    │ wake, or something is ready    │ wake
+//!      ^                    │ wake                           │ wake
 //!      └────────────────────┴────────────────────────────────┘    takes a token for it (only from PARKED)
 //! ```
 //!
-//! `LOOKING` is set before the ports are asked, so a wake between the question and `park` makes `park` fail: the
-//! operator keeps its token and looks again.
+//! Each poll of the operator's task begins with `LOOKING`, before anything is asked, so a wake between a question and
+//! `park` makes `park` fail: the operator keeps its token and looks again. Whoever makes it `WOKEN` sees to it that its
+//! task is polled; whoever finds it so need not.
 //!
 //! Knows no tokio: `tests/loom_quiet.rs` includes it as it stands.
 
@@ -86,6 +87,17 @@ impl Tokens {
     }
 }
 
+/// What has become of a wake.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub(crate) struct Woken {
+    /// The first since the operator's task was polled: whoever made it sees to it that the task is polled again.
+    pub(crate) first: bool,
+    /// The last token was given back: a waker that holds none itself may come so late that whoever was quicker has run
+    /// and given back its own.
+    pub(crate) last: bool,
+}
+
 /// One operator's part.
 #[derive(Debug)]
 pub(crate) struct Parking {
@@ -99,25 +111,26 @@ impl Parking {
         Self { operator, state: AtomicU8::new(WOKEN) }
     }
 
-    /// The operator is about to ask its ports. Its task may have been polled for a wake of long ago, while it was
-    /// parked: then it takes the token that the wake did not, and takes it first, since whoever finds `LOOKING` relies
-    /// on there being one.
+    /// The operator's task is polled. If it was parked, nobody has taken a token for it.
     pub(crate) fn begin(&self, tokens: &Tokens) {
-        match self.state.load(Ordering::SeqCst) {
-            PARKED => {
-                tokens.take(self.operator);
-                if self.state.compare_exchange(PARKED, LOOKING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-                    return;
-                }
-                // A wake came in between and took one as well. That one is kept, so this is not the last.
-                tokens.give_back(self.operator);
-            }
-            // Nobody has woken it since it looked last. If somebody has and this does not show it yet, `park` will fail.
-            LOOKING => return,
-            _ => {}
-        }
-        // Not a plain store: what a wake that came before this wanted to show must be seen by the question.
+        self.resume(tokens);
+        // Not a plain store: what a wake that came before this wanted to show must be seen by the questions.
         self.state.swap(LOOKING, Ordering::SeqCst);
+    }
+
+    /// The operator is about to ask its ports, maybe not for the first time since its task is polled: one that has parked
+    /// and is asked all the same takes the token that no wake did. It takes it first, since whoever finds it not parked
+    /// relies on there being one.
+    #[inline]
+    pub(crate) fn resume(&self, tokens: &Tokens) {
+        if !self.is_parked() {
+            return;
+        }
+        tokens.take(self.operator);
+        if self.state.compare_exchange(PARKED, LOOKING, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            // A wake came in between and took one as well. That one is kept, so this is not the last.
+            tokens.give_back(self.operator);
+        }
     }
 
     /// Nothing was ready: give the token back, unless somebody woke it meanwhile. True if that was the last one.
@@ -134,10 +147,8 @@ impl Parking {
     }
 
     /// Somebody wakes the operator. The token is there before the state says so: the operator may run, and park again,
-    /// as soon as it does. True if the last token was given back: a waker that holds none itself may come so late that
-    /// whoever was quicker has run and given back its own.
-    #[must_use]
-    pub(crate) fn wake(&self, tokens: &Tokens) -> bool {
+    /// as soon as it does.
+    pub(crate) fn wake(&self, tokens: &Tokens) -> Woken {
         let mut state = self.state.load(Ordering::SeqCst);
         let mut last = false;
         loop {
@@ -146,7 +157,7 @@ impl Parking {
             }
             // Also from `WOKEN`: what this wake wants to show is then seen by the next `begin`.
             match self.state.compare_exchange(state, WOKEN, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return last,
+                Ok(_) => return Woken { first: state != WOKEN, last },
                 Err(now) => {
                     if state == PARKED {
                         // Whoever changed it took one as well.
