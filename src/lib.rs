@@ -53,7 +53,7 @@ mod sync;
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
 pub use flow::{Flow, Report, Running};
-pub use hub::{Envelope, Host, Hub, Message};
+pub use hub::{Envelope, Fork, Host, Hub, Message};
 pub use memory::Buffer;
 pub use operator::{Cx, Input, Inputs, Operator, Output};
 pub use stream::{CompletionMode, Stream, StreamPool};

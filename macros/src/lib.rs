@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 
 mod errors;
+mod fork;
 mod kernel;
 mod message;
 mod ports;
@@ -55,6 +56,8 @@ use proc_macro::TokenStream;
 /// | `capacity = 4` | both | messages that its queue holds, at least 1, where the connection does not say |
 /// | `envelope_bytes = 1 << 20` | `#[output]` | bytes of each envelope that the hub allocates for it |
 /// | `envelopes = 3` | `#[output]` | how many envelopes the hub allocates at each location |
+/// | `room = 3` | `#[output]` | its operator runs when every reader's hub has room for so many messages |
+/// | `unconditional` | `#[output]` | its operator runs whether there is room or not |
 /// | `done` | `#[input]` | a message counts once the work that wrote it is done |
 /// | `event = "decoded"` | `#[input]` | a message counts once its event of that name has passed; a literal, and a name that the message has |
 ///
@@ -99,6 +102,8 @@ pub fn derive_ports(item: TokenStream) -> TokenStream {
 ///   name or of the field's, which an input can wait for with `#[input(event = "decoded")]`.
 ///
 /// A generic type is a message where it is `Send + 'static` and its marked fields are messages.
+///
+/// The type is also `Fork`, so that it can go to several readers, where its marked fields are and all others are `Clone`.
 #[proc_macro_derive(Message, attributes(envelope, event))]
 pub fn derive_message(item: TokenStream) -> TokenStream {
     errors::or_report(message::expand(item.into())).into()

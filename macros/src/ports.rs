@@ -27,10 +27,12 @@ struct Known {
 }
 
 /// All of them, in the order in which they are generated.
-const OPTIONS: [Known; 5] = [
+const OPTIONS: [Known; 7] = [
     Known { name: "capacity", input: true, output: true, has_value: true },
     Known { name: "envelope_bytes", input: false, output: true, has_value: true },
     Known { name: "envelopes", input: false, output: true, has_value: true },
+    Known { name: "room", input: false, output: true, has_value: true },
+    Known { name: "unconditional", input: false, output: true, has_value: false },
     Known { name: "done", input: true, output: false, has_value: false },
     Known { name: "event", input: true, output: false, has_value: true },
 ];
@@ -429,6 +431,9 @@ impl PortOption {
         };
         if !known.suits(direction) {
             let whose = match direction {
+                Direction::Input if name == "room" || name == "unconditional" => {
+                    "belongs to an output: it is what the writer waits for"
+                }
                 Direction::Input => {
                     "belongs to an output: whoever sends envelopes says how large and how many they are"
                 }
@@ -437,6 +442,10 @@ impl PortOption {
             errors.at(name, format!("`{name}` {whose}"));
         } else if before.iter().any(|option| option.name == *name) {
             errors.at(name, format!("`{name}` is here twice: remove one"));
+        } else if name == "unconditional" && before.iter().any(|option| option.name == "room")
+            || name == "room" && before.iter().any(|option| option.name == "unconditional")
+        {
+            errors.at(name, "an output waits for `room`, or it is `unconditional`: remove one");
         }
         match value {
             None if known.has_value => errors.at(name, format!("this option has a value: `{name} = ..`")),
@@ -445,6 +454,9 @@ impl PortOption {
             }
             Some(value) if name == "capacity" && is_zero(value) => {
                 errors.at(value, "a queue of 0 can hold nothing: at least 1");
+            }
+            Some(value) if name == "room" && is_zero(value) => {
+                errors.at(value, "room for 0 messages is always there: write `unconditional`");
             }
             Some(value) if name == "event" && !is_string(value) => {
                 errors.at(value, "an event is named by a string: `event = \"decoded\"`");
@@ -578,12 +590,12 @@ mod tests {
                 #[input(capacity = 0, size = 3)] c: Input<u32>,
                 #[input(envelopes = 2)] d: Input<u32>,
                 #[output(capacity = 1, capacity = 2)] e: Output<u32>,
-                #[output(done)] f: Output<u32>,
+                #[output(done, room = 0, unconditional)] f: Output<u32>,
                 #[input(done = true, capacity, event = 3)] g: Input<u32>,
             }
         };
         let messages = messages(expand(item));
-        assert_eq!(messages.len(), 11, "{messages:#?}");
+        assert_eq!(messages.len(), 13, "{messages:#?}");
         assert!(messages[0].contains("cannot borrow"));
         assert!(messages[1].contains("Mark it `#[input]` or `#[output]`"));
         assert!(messages[2].contains("not both"));
@@ -592,9 +604,11 @@ mod tests {
         assert!(messages[5].contains("belongs to an output"));
         assert!(messages[6].contains("twice"));
         assert!(messages[7].contains("belongs to an input"));
-        assert!(messages[8].contains("has no value"));
-        assert!(messages[9].contains("has a value"));
-        assert!(messages[10].contains("named by a string"));
+        assert!(messages[8].contains("room for 0"));
+        assert!(messages[9].contains("or it is `unconditional`"));
+        assert!(messages[10].contains("has no value"));
+        assert!(messages[11].contains("has a value"));
+        assert!(messages[12].contains("named by a string"));
     }
 
     #[test]

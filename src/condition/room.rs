@@ -1,20 +1,45 @@
 //! Downstream affordable: an output's condition.
 //!
-//! Ready while there is room for a message, and a blank envelope where the hub has such; `#[output(room = 3)]` asks for
-//! more room. When the reader is gone it is `Never`.
+//! Ready while every hub that it is connected to has room for a message, and a blank envelope where there are such.
+//! `#[output(room = 3)]` asks for more of both, for an operator that sends several messages a run;
+//! `#[output(unconditional)]` switches it off, for one that [offers](crate::Output::offer) them. Hubs whose readers have
+//! ended are passed over; when all have, it is `Never`.
 
 use std::task::Context;
 
 use super::Readiness;
-use crate::hub::{Message, link::Sender};
+use crate::hub::{Message, outlet::Outlet};
+
+/// What an output waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Room for so many messages.
+    For(usize),
+    /// Nothing but its readers' end.
+    Unconditional,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self::For(1)
+    }
+}
 
 #[inline]
-pub(crate) fn room_for<M: Message>(output: &Sender<M>, count: usize, cx: &mut Context<'_>) -> Readiness {
-    if count > 1 {
-        let room = Readiness::from(output.poll_room_for(count, cx.waker()));
-        if !room.is_ready() {
-            return room;
-        }
-    }
-    output.poll_room(cx.waker()).into()
+pub(crate) fn room_for<M: Message>(output: &mut Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
+    let answer = match room {
+        Room::For(messages) => output.poll_room(messages, cx.waker()),
+        Room::Unconditional => output.poll_open(cx.waker()),
+    };
+    answer.into()
+}
+
+/// As [`room_for`], of an operator that waits for something else and asks again after that.
+#[inline]
+pub(crate) fn look_for_room<M: Message>(output: &mut Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
+    let answer = match room {
+        Room::For(messages) => output.look_for_room(messages, cx.waker()),
+        Room::Unconditional => output.poll_open(cx.waker()),
+    };
+    answer.into()
 }

@@ -3,9 +3,9 @@
 
 use std::collections::HashSet;
 
-use super::{Connection, Flow};
+use super::{Checked, Connection, Copied, Flow};
 use crate::{
-    condition::{self, PortFacts, PortId},
+    condition::{self, PortFacts, PortId, Room},
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::{self, Hub, Since, link::LinkPlan},
@@ -14,8 +14,8 @@ use crate::{
     sync::lock,
 };
 
-/// A plan for every connection, in their order.
-pub(super) fn plan(flow: &Flow) -> Result<Vec<LinkPlan>> {
+/// A plan for every connection, in their order, and what is worth telling.
+pub(super) fn plan(flow: &Flow) -> Result<(Vec<LinkPlan>, Checked)> {
     let mut problems = Vec::new();
     names(flow, &mut problems);
     ports(flow, &mut problems);
@@ -24,7 +24,8 @@ pub(super) fn plan(flow: &Flow) -> Result<Vec<LinkPlan>> {
     let plans = hubs(flow, &mut problems);
     if problems.is_empty() {
         warn_of_small_pools(flow);
-        return Ok(plans);
+        let checked = Checked { copies: copies(flow, &plans) };
+        return Ok((plans, checked));
     }
     let told = match &problems[..] {
         [one] => one.clone(),
@@ -43,7 +44,7 @@ fn names(flow: &Flow, problems: &mut Vec<String>) {
     }
 }
 
-/// Every port is connected, to this flow, and once, unless it is one for many.
+/// Every port is connected, to this flow, and once, unless it is one for many, or an output whose messages can fork.
 fn ports(flow: &Flow, problems: &mut Vec<String>) {
     let (mut used, mut told) = (HashSet::new(), HashSet::new());
     for connection in &flow.connections {
@@ -55,10 +56,15 @@ fn ports(flow: &Flow, problems: &mut Vec<String>) {
         };
         problems.extend(what.map(|what| format!("{what}: connect ports of operators that were added to this flow")));
         for id in own {
-            let again = !used.insert((id.operator, id.port)) && decl(flow, id).kind != PortKind::Inputs;
-            if again && told.insert((id.operator, id.port)) {
-                let inputs = if decl(flow, id).kind == PortKind::Input { ": an `Inputs<..>` can be" } else { "" };
-                problems.push(format!("port `{}` is connected more than once{inputs}", port_name(flow, id)));
+            let instead = match decl(flow, id).kind {
+                PortKind::Inputs => None,
+                PortKind::Input => Some("an `Inputs<..>` can be"),
+                PortKind::Output if fan(flow, id).all(|branch| branch.forks) => None,
+                PortKind::Output => Some("name its readers together, `connect(out, [one.input, other.input])`"),
+            };
+            let again = !used.insert((id.operator, id.port));
+            if let Some(instead) = instead.filter(|_| again && told.insert((id.operator, id.port))) {
+                problems.push(format!("port `{}` is connected more than once: {instead}", port_name(flow, id)));
             }
         }
     }
@@ -177,64 +183,105 @@ fn within(flow: &Flow) -> impl Iterator<Item = &Connection> {
     flow.connections.iter().filter(|connection| connection.from.flow == flow.id && connection.to.flow == flow.id)
 }
 
+/// All connections of one output.
+fn fan(flow: &Flow, output: PortId) -> impl Iterator<Item = &Connection> {
+    flow.connections.iter().filter(move |connection| connection.from == output)
+}
+
+/// Of an output's readers the one that is sent the messages themselves: the first that is where the writer is, else the
+/// last.
+fn is_heir(flow: &Flow, connection: &Connection) -> bool {
+    let writer = device(flow, connection.from);
+    let within = || fan(flow, connection.from).filter(|branch| branch.to.flow == flow.id);
+    let heir = within().find(|branch| device(flow, branch.to) == writer).or_else(|| within().last());
+    heir.is_none_or(|heir| std::ptr::eq(heir, connection))
+}
+
 fn hubs(flow: &Flow, problems: &mut Vec<String>) -> Vec<LinkPlan> {
     let near = pinned_for(flow);
-    let plans = within(flow).map(|connection| {
-        let name = format!("{} -> {}", port_name(flow, connection.from), port_name(flow, connection.to));
-        let hub = wanted(flow, connection);
-        let (writer, reader) = (device(flow, connection.from), device(flow, connection.to));
-        let mut sized = |what: &str, number: Option<usize>, default: usize| {
-            hub::at_least_one(what, number.unwrap_or(default)).unwrap_or_else(|_| {
-                problems.push(format!("hub `{name}`: its {what} is 0, and nothing could ever pass: at least 1"));
-                default
-            })
-        };
-        let capacity = sized("capacity", hub.capacity, hub::DEFAULT_CAPACITY);
-        let envelopes = sized("number of envelopes", hub.envelopes, hub::DEFAULT_ENVELOPES);
-        if let Some(bytes) = hub.envelope_bytes {
-            sized("envelopes' size", Some(bytes), 1);
-            let PortDecl { carries_envelopes, element_bytes, .. } = *decl(flow, connection.from);
-            if !carries_envelopes {
-                problems.push(format!("hub `{name}`: it is given a size of envelopes, and its messages carry none"));
-            } else if (1..element_bytes).contains(&bytes) {
-                problems.push(format!("hub `{name}`: its envelopes' {bytes} bytes hold no element of {element_bytes}"));
-            }
+    within(flow).map(|connection| plan_of(flow, connection, &near, problems)).collect()
+}
+
+fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut Vec<String>) -> LinkPlan {
+    let name = hub_name(flow, connection);
+    let hub = wanted(flow, connection);
+    let (writer, reader) = (device(flow, connection.from), device(flow, connection.to));
+    let forks = !is_heir(flow, connection);
+    let PortDecl { carries_envelopes: carries, element_bytes, room, .. } = *decl(flow, connection.from);
+    let mut problem = |what: String| problems.push(format!("hub `{name}`: {what}"));
+
+    let mut sized = |what: &str, number: Option<usize>, default: usize| {
+        hub::at_least_one(what, number.unwrap_or(default)).unwrap_or_else(|_| {
+            problem(format!("its {what} is 0, and nothing could ever pass: at least 1"));
+            default
+        })
+    };
+    let capacity = sized("capacity", hub.capacity, hub::DEFAULT_CAPACITY);
+    let envelopes = sized("number of envelopes", hub.envelopes, hub::DEFAULT_ENVELOPES);
+    if let Some(bytes) = hub.envelope_bytes {
+        sized("envelopes' size", Some(bytes), 1);
+        if !carries {
+            problem("it is given a size of envelopes, and its messages carry none".into());
+        } else if (1..element_bytes).contains(&bytes) {
+            problem(format!("its envelopes' {bytes} bytes hold no element of {element_bytes}"));
         }
-        if !writer.copies_with(&reader) {
-            problems.push(format!(
-                "hub `{name}`: {writer} and {reader} are devices of different makes: put an operator on the host between"
+    }
+    if !writer.copies_with(&reader) {
+        problem(format!("{writer} and {reader} are devices of different makes: put an operator on the host between"));
+    }
+    let elsewhere = carries && (forks || writer != reader);
+    let reader_bytes = match size(flow, connection.from, &mut Vec::new()) {
+        _ if !elsewhere => None,
+        Some(bytes) => Some(bytes),
+        None => {
+            problem(format!(
+                "nobody says how large its envelopes are, and `{}` is not passed any on: write \
+                 `#[output(envelope_bytes = ..)]` or `Hub::envelope_bytes`",
+                flow.entries[connection.from.operator].name
             ));
+            None
         }
-        let carries = decl(flow, connection.from).carries_envelopes;
-        let elsewhere = carries && writer != reader;
-        let reader_bytes = match elsewhere.then(|| size(flow, connection, &mut Vec::new())) {
-            None => None,
-            Some(Some(bytes)) => Some(bytes),
-            Some(None) => {
-                problems.push(format!(
-                    "hub `{name}`: nobody says how large its envelopes are, and `{}` is not passed any on: write \
-                     `#[output(envelope_bytes = ..)]` or `Hub::envelope_bytes`",
-                    flow.entries[connection.from.operator].name
-                ));
-                None
-            }
-        };
-        let near = [&reader, &writer].into_iter().find(|device| !device.is_host()).unwrap_or(&near).clone();
-        LinkPlan {
-            name: name.into(),
-            capacity,
-            envelopes,
-            writer_bytes: hub.envelope_bytes.filter(|_| carries),
-            reader_bytes,
-            writer,
-            reader,
-            near,
-            mode: flow.mode,
-            priority: priority(flow, connection.from.operator).min(priority(flow, connection.to.operator)),
-            times: times(flow, connection.to),
+    };
+    // The writer's blanks are lent by one hub alone.
+    let writer_bytes = said(flow, connection.from).filter(|_| carries && !forks);
+    if let Room::For(wanted) = room {
+        let waits = format!("`{}` waits for room for {wanted} messages", port_name(flow, connection.from));
+        if wanted > capacity {
+            problem(format!("{waits}, and its queue holds {capacity}: give it a capacity of {wanted} or more"));
         }
+        let lent = writer_bytes.is_some() || (carries && forks);
+        if lent && wanted > envelopes {
+            problem(format!("{waits}, and it has {envelopes} envelopes: give it {wanted} or more, `Hub::envelopes`"));
+        }
+    }
+    let near = [&reader, &writer].into_iter().find(|device| !device.is_host()).unwrap_or(near).clone();
+    LinkPlan {
+        name: name.into(),
+        capacity,
+        envelopes,
+        writer_bytes,
+        reader_bytes,
+        forks,
+        writer,
+        reader,
+        near,
+        mode: flow.mode,
+        priority: priority(flow, connection.from.operator).min(priority(flow, connection.to.operator)),
+        times: times(flow, connection.to),
+    }
+}
+
+/// The hubs that copy what is at their readers' already: what is sent is there, or another fork of it is.
+fn copies(flow: &Flow, plans: &[LinkPlan]) -> Vec<Copied> {
+    let connected: Vec<_> = within(flow).zip(plans).collect();
+    let copied = connected.iter().enumerate().filter_map(|(at, (connection, plan))| {
+        let mut others = connected.iter().enumerate().filter(|(_, (other, _))| other.from == connection.from);
+        let there = others
+            .any(|(other, (_, theirs))| other != at && theirs.reader == plan.reader && (!theirs.forks || other < at));
+        let envelope_bytes = plan.reader_bytes.filter(|_| plan.forks && (there || plan.reader == plan.writer))?;
+        Some(Copied { hub: plan.name.clone(), device: plan.reader.clone(), envelope_bytes })
     });
-    plans.collect()
+    copied.collect()
 }
 
 /// What `connect_with` said, then what the ports' attributes say.
@@ -242,18 +289,26 @@ fn wanted(flow: &Flow, connection: &Connection) -> Hub {
     connection.hub.or(decl(flow, connection.to).hub).or(decl(flow, connection.from).hub)
 }
 
-/// Bytes of the largest envelope that a hub can be given: its own blanks', or of those that its writer is passed.
-fn size(flow: &Flow, connection: &Connection, seen: &mut Vec<PortId>) -> Option<usize> {
-    if let Some(bytes) = wanted(flow, connection).envelope_bytes {
+/// Bytes of the largest blank envelope that an output is said to have.
+fn said(flow: &Flow, output: PortId) -> Option<usize> {
+    fan(flow, output)
+        .filter(|branch| branch.to.flow == flow.id)
+        .filter_map(|branch| wanted(flow, branch).envelope_bytes)
+        .max()
+}
+
+/// Bytes of the largest envelope that an output can send: a blank, or one of those that its operator is passed.
+fn size(flow: &Flow, output: PortId, seen: &mut Vec<PortId>) -> Option<usize> {
+    if let Some(bytes) = said(flow, output) {
         return Some(bytes);
     }
-    if seen.contains(&connection.from) {
+    if seen.contains(&output) {
         return None;
     }
-    seen.push(connection.from);
-    let writer = connection.from.operator;
-    let passed_on = within(flow).filter(|other| other.to.operator == writer && decl(flow, other.to).carries_envelopes);
-    passed_on.filter_map(|other| size(flow, other, seen)).max()
+    seen.push(output);
+    let passed_on =
+        within(flow).filter(|other| other.to.operator == output.operator && decl(flow, other.to).carries_envelopes);
+    passed_on.filter_map(|other| size(flow, other.from, seen)).max()
 }
 
 /// Host memory between two operators on the host may later be copied to a device of the flow.
@@ -272,6 +327,10 @@ fn device_of(flow: &Flow, operator: usize) -> Device {
 
 fn decl(flow: &Flow, port: PortId) -> &PortDecl {
     &flow.entries[port.operator].ports[port.port]
+}
+
+fn hub_name(flow: &Flow, connection: &Connection) -> String {
+    format!("{} -> {}", port_name(flow, connection.from), port_name(flow, connection.to))
 }
 
 fn port_name(flow: &Flow, port: PortId) -> String {

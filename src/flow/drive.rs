@@ -24,7 +24,7 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{MakeLink, Report, Running, spawn::spawn};
+use super::{Report, Running, connect::MakeLink, spawn::spawn};
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result},

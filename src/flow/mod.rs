@@ -5,13 +5,14 @@
 //! ```
 
 mod check;
+mod checked;
+mod connect;
 mod drive;
 mod report;
 mod running;
 mod spawn;
 
 use std::{
-    any::Any,
     fmt,
     ops::Deref,
     sync::{
@@ -20,6 +21,10 @@ use std::{
     },
 };
 
+pub use checked::{Checked, Copied};
+#[doc(hidden)]
+pub use connect::Target;
+pub use connect::{Branch, Targets};
 pub use report::{OperatorReport, Report};
 pub use running::Running;
 
@@ -29,12 +34,9 @@ use crate::{
     condition::{Gate, Gates, IntoCondition, PortId, When},
     device::Device,
     error::{Error, ErrorKind, Result},
-    hub::{
-        Hub, MergePolicy, Message,
-        link::{self, HubState, LinkPlan},
-    },
+    hub::{Hub, MergePolicy, Message},
     operator::{
-        InputHandle, Operator, OutputHandle, PortDecl, Ports,
+        Operator, OutputHandle, PortDecl, Ports,
         control::Control,
         lane::OwnStreams,
         seat::{self, How, Seat, Setting, Surroundings},
@@ -90,20 +92,13 @@ struct Place {
     merge: MergePolicy,
 }
 
-/// One end of a hub, for the port that it belongs to.
-type End = Box<dyn Any + Send>;
-type MakeLink = fn(LinkPlan) -> Result<(End, End, Arc<dyn HubState>)>;
-
 struct Connection {
     from: PortId,
     to: PortId,
     hub: Hub,
-    make: MakeLink,
-}
-
-fn make_link<M: Message>(plan: LinkPlan) -> Result<(End, End, Arc<dyn HubState>)> {
-    let (sender, receiver, state) = link::link::<M>(plan)?;
-    Ok((Box::new(sender), Box::new(receiver), state))
+    make: connect::MakeLink,
+    /// Its output may have others.
+    forks: bool,
 }
 
 /// An operator that was added: its ports' handles, and where it is to run.
@@ -258,19 +253,51 @@ impl Flow {
     }
 
     /// Joins an output to an input by a hub: a queue of one, two envelopes on each side, sizes from the output's
-    /// declaration or from the envelopes that are passed on.
+    /// declaration or from the envelopes that are passed on. Or to several inputs, each by a hub of its own:
     ///
-    /// An output is connected once, and so is an [`Input`](crate::Input); [`Inputs`](crate::Inputs) any number of times.
+    /// ```
+    /// use wakeline::{Flow, Hub, operator::{sink, source}};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut flow = Flow::new("two");
+    /// let mut words = ["one", "two"].into_iter();
+    /// let read = flow.add("read", source(move || std::future::ready(Ok(words.next()))));
+    /// let print = flow.add("print", sink(async |word: &str| { println!("{word}"); Ok(()) }));
+    /// let count = flow.add("count", sink(async |word: &str| { println!("{}", word.len()); Ok(()) }));
+    /// flow.connect(read.output, [print.input, count.input]);
+    /// # flow.run().await?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// Then every message goes to each of them, and must be [`Fork`](crate::Fork): host data is cloned, and an envelope,
+    /// which is its reader's alone, is copied to another of the hub's, on the device. One reader gets the message itself:
+    /// the first that is where the writer is, else the last. [`check`](Self::check) lists the copies that this makes. The
+    /// writer waits for the slowest.
+    ///
+    /// An [`Input`](crate::Input) is connected once, [`Inputs`](crate::Inputs) any number of times.
     ///
     /// What is wrong with it (a port of another flow, or one that is connected already) is reported when the flow runs,
     /// with everything else that is.
-    pub fn connect<M: Message>(&mut self, from: OutputHandle<M>, to: InputHandle<M>) {
+    pub fn connect<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>) {
         self.connect_with(from, to, Hub::default());
     }
 
-    /// As [`connect`](Self::connect), with a hub of another size.
-    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: InputHandle<M>, hub: Hub) {
-        self.connections.push(Connection { from: from.id, to: to.id, hub, make: make_link::<M> });
+    /// As [`connect`](Self::connect), with a hub of another kind for each input that has none of its own
+    /// ([`InputHandle::with`](crate::operator::InputHandle::with)).
+    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: Hub) {
+        for connect::Target { to, hub: own, make, forks } in to.targets() {
+            let hub = own.map_or(hub, |own| own.or(hub));
+            self.connections.push(Connection { from: from.id, to, hub, make, forks });
+        }
+    }
+
+    /// Finds out what can be known without running: what is wrong, and what may not be expected.
+    ///
+    /// # Errors
+    /// [`Setup`](ErrorKind::Setup) with every problem of how it was put together, as [`run`](Self::run).
+    pub fn check(&self) -> Result<Checked> {
+        check::plan(self).map(|(_, checked)| checked)
     }
 
     /// Runs the flow to its end, on the present tokio runtime. It can be run again: the operators go on from where they
@@ -302,8 +329,9 @@ impl Flow {
     }
 
     fn launch(&mut self) -> Result<Running> {
-        let plans = check::plan(self)?;
+        let (plans, checked) = check::plan(self)?;
         spawn::require_runtime()?;
+        checked.trace(&self.name);
         if self.entries.iter().any(|entry| entry.seat.is_none()) {
             let text = format!("flow `{}` was aborted: its operators are gone", self.name);
             return Err(Error::new(ErrorKind::Usage, text));
@@ -334,7 +362,7 @@ impl Flow {
                 let waits = check::waits_for(self, connection.to);
                 drive::Joint {
                     plan,
-                    make: connection.make,
+                    make: connection.make.clone(),
                     from: port(connection.from),
                     to: port(connection.to),
                     waits,

@@ -86,6 +86,12 @@ impl RawEnvelope {
         self.stamp = other.stamp.take();
     }
 
+    /// This one is a copy of the other, for another reader.
+    pub(super) fn stand_in_for(&mut self, other: &Self) {
+        self.bytes = other.bytes;
+        self.stamp = other.stamp.clone();
+    }
+
     #[inline]
     pub(super) fn take_stamp(&mut self) -> Option<Ticket> {
         self.stamp.take()
@@ -108,6 +114,10 @@ impl<T: Plain> Envelope<T> {
     pub(crate) fn of_raw(raw: RawEnvelope) -> Self {
         const { assert!(size_of::<T>() > 0, "elements of no size need no envelope") };
         Self { raw, of: PhantomData }
+    }
+
+    pub(super) fn raw(&self) -> &RawEnvelope {
+        &self.raw
     }
 
     /// Elements of the valid part.

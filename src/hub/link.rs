@@ -8,7 +8,7 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::Waker,
 };
@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    Message,
+    Copier, Message,
     baggage::{Parcel, Since},
     envelope::RawEnvelope,
     pool::Pool,
@@ -42,8 +42,10 @@ pub(crate) struct LinkPlan {
     pub(crate) envelopes: usize,
     /// For blanks on the writer's side.
     pub(crate) writer_bytes: Option<usize>,
-    /// For copies on the reader's side, if it is elsewhere.
+    /// For copies on the reader's side: if it is elsewhere, or if the writer forks for it.
     pub(crate) reader_bytes: Option<usize>,
+    /// Another hub of the same output gets the message itself, and this one gets a fork.
+    pub(crate) forks: bool,
     pub(crate) writer: Device,
     pub(crate) reader: Device,
     /// Host memory is page-locked for this device.
@@ -64,6 +66,10 @@ struct Link<M: Message> {
     times: Option<Since>,
     stamps: Stamps,
     reader: Device,
+    /// The reader is where the writer is.
+    together: bool,
+    /// What is sent here is a fork, whose envelopes come from `arrivals`.
+    forks: AtomicBool,
     blanks: Option<Arc<Pool>>,
     arrivals: Option<Arc<Pool>>,
     copies: Option<Stream>,
@@ -72,7 +78,11 @@ struct Link<M: Message> {
 }
 
 /// The writer's end. Dropping it ends the reader, after what lies in the queue.
-pub(crate) struct Sender<M: Message>(Arc<Link<M>>);
+pub(crate) struct Sender<M: Message> {
+    link: Arc<Link<M>>,
+    /// Messages.
+    sent: u64,
+}
 
 /// The reader's end. Dropping it hands back what was never taken.
 pub(crate) struct Receiver<M: Message>(Arc<Link<M>>);
@@ -119,18 +129,21 @@ pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
     };
     let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
     let copies = match &arrivals {
-        Some(_) => {
+        // The host copies within itself.
+        Some(_) if !copier.is_host() => {
             let stream = Stream::with_priority(copier, format!("copies of {name}"), plan.priority)?;
             stream.set_completion_mode(plan.mode);
             Some(stream)
         }
-        None => None,
+        _ => None,
     };
     let link = Arc::new(Link {
         name: name.clone(),
         queue: Queue::new(plan.capacity),
         times: plan.times,
         stamps: Stamps::default(),
+        together: plan.reader == plan.writer,
+        forks: AtomicBool::new(plan.forks),
         reader: plan.reader,
         blanks,
         arrivals,
@@ -152,10 +165,13 @@ pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
             if let Some(link) = link.upgrade() {
                 // An error is kept for both ends.
                 let _ = link.pump();
+                if link.forks.load(Ordering::Relaxed) {
+                    link.queue.wake_writer();
+                }
             }
         }));
     }
-    Ok((Sender(link.clone()), Receiver(link.clone()), link))
+    Ok((Sender { link: link.clone(), sent: 0 }, Receiver(link.clone()), link))
 }
 
 impl<M: Message> Link<M> {
@@ -228,14 +244,7 @@ impl<M: Message> Link<M> {
             return Err(self.misplaced(envelope));
         };
         if envelope.bytes() > arrivals.bytes() {
-            return Err(Error::new(
-                ErrorKind::Usage,
-                format!(
-                    "{} valid bytes do not fit into its envelopes of {}: set `envelope_bytes`",
-                    envelope.bytes(),
-                    arrivals.bytes()
-                ),
-            ));
+            return Err(Error::new(ErrorKind::Usage, super::too_small(envelope.bytes(), arrivals.bytes())));
         }
         let Some(mut arrival) = arrivals.take() else { return Ok(false) };
         arrival.relieve(envelope);
@@ -246,17 +255,52 @@ impl<M: Message> Link<M> {
         Ok(true)
     }
 
+    /// `on cuda:0`
+    fn at_reader(&self) -> String {
+        format!("on {}", if self.reader.is_host() { "the host" } else { self.reader.name() })
+    }
+
     #[inline]
     fn check(&self) -> Result<()> {
         self.failed.get().map_or(Ok(()), |error| Err(error.again()))
     }
 }
 
+/// A message leaves its sender, which works on the stream `origin`: what was done to it is marked, for whoever comes after
+/// that elsewhere. True if its envelopes carry that.
+#[inline]
+pub(super) fn depart<M: Message>(message: &mut M, origin: Option<&Stream>) -> Result<bool> {
+    let (mut ready, mut stamped) = (Ok(()), false);
+    for name in M::EVENTS {
+        message.events(name, &mut |ticket| {
+            if ready.is_ok() {
+                ready = ticket.commit();
+            }
+        });
+    }
+    if M::CARRIES_ENVELOPES {
+        message.envelopes(&mut |envelope| {
+            stamped = true;
+            if ready.is_ok() {
+                ready = envelope.depart(origin);
+            }
+        });
+    }
+    ready.map(|()| stamped)
+}
+
+/// The stamp of a message without envelopes that is sent now.
+pub(super) fn stamp_of(origin: &Stream) -> Result<Ticket> {
+    let mut stamp = origin.ticket();
+    stamp.commit()?;
+    Ok(stamp)
+}
+
 impl<M: Message> Sender<M> {
     /// Room in the queue, and a blank envelope where the hub has such?
     #[inline]
     pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
-        let link = &*self.0;
+        let link = &*self.link;
         if link.failed.get().is_some() {
             return Answer::Yes;
         }
@@ -266,10 +310,28 @@ impl<M: Message> Sender<M> {
         }
     }
 
+    /// Room in the queue for so many, and blank envelopes where the hub has such?
+    pub(crate) fn poll_room_for(&self, messages: usize, waker: &Waker) -> Answer {
+        let ask = || match () {
+            () if self.link.failed.get().is_some() => Answer::Yes,
+            () if self.reader_gone() => Answer::Never,
+            () if self.has_room(messages) && self.has_blanks(messages) => Answer::Yes,
+            () => Answer::Wait,
+        };
+        match ask() {
+            Answer::Wait => {
+                // Asked again: it may have come before the waker was kept.
+                self.watch(waker);
+                ask()
+            }
+            answer => answer,
+        }
+    }
+
     /// As `poll_room`, of a writer that waits for something else and asks again after that.
     #[inline]
     pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
-        let link = &*self.0;
+        let link = &*self.link;
         if link.blanks.is_some() || link.failed.get().is_some() {
             return self.poll_room(waker);
         }
@@ -279,24 +341,24 @@ impl<M: Message> Sender<M> {
     /// Room in the queue?
     #[inline]
     pub(crate) fn poll_queue(&self, waker: &Waker) -> Answer {
-        if self.0.failed.get().is_some() {
+        if self.link.failed.get().is_some() {
             return Answer::Yes;
         }
-        self.unless_failed(self.0.queue.poll_room(waker))
+        self.unless_failed(self.link.queue.poll_room(waker))
     }
 
     /// It may have failed before the waker was kept: then nobody wakes it.
     #[inline]
     fn unless_failed(&self, answer: Answer) -> Answer {
-        if answer == Answer::Wait && self.0.failed.get().is_some() { Answer::Yes } else { answer }
+        if answer == Answer::Wait && self.link.failed.get().is_some() { Answer::Yes } else { answer }
     }
 
     /// A blank envelope, where the hub has such?
     #[inline]
     pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
-        let link = &*self.0;
+        let link = &*self.link;
         let Some(blanks) = &link.blanks else { return Answer::Yes };
-        if blanks.has_one() || link.failed.get().is_some() {
+        if blanks.has(1) || link.failed.get().is_some() {
             return Answer::Yes;
         }
         link.queue.keep_writer(waker);
@@ -304,12 +366,12 @@ impl<M: Message> Sender<M> {
             return Answer::Never;
         }
         // Asked again: one may have come home before the waker was kept.
-        if blanks.has_one() { Answer::Yes } else { self.unless_failed(Answer::Wait) }
+        if blanks.has(1) { Answer::Yes } else { self.unless_failed(Answer::Wait) }
     }
 
     /// A blank envelope, if there is one; an error if the hub has none at all.
     pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
-        let link = &*self.0;
+        let link = &*self.link;
         link.check()?;
         match &link.blanks {
             Some(blanks) => Ok(blanks.take()),
@@ -324,48 +386,23 @@ impl<M: Message> Sender<M> {
         }
     }
 
-    /// Sends, if there is room; otherwise the message comes back. `origin`: the stream that it carries, and its number
-    /// among the writer's messages.
-    pub(crate) fn try_send(
-        &self,
-        mut parcel: Parcel<M>,
-        origin: Option<(&Stream, u64)>,
-    ) -> Result<Result<(), Parcel<M>>> {
-        let message = &mut parcel.message;
-        let link = &*self.0;
-        link.check()?;
-        let mut ready = Ok(());
-        for name in M::EVENTS {
-            message.events(name, &mut |ticket| {
-                if ready.is_ok() {
-                    ready = ticket.commit();
-                }
-            });
-        }
-        let mut stamped = false;
-        let mut misplaced = None;
-        if M::CARRIES_ENVELOPES {
-            message.envelopes(&mut |envelope| {
-                stamped = true;
-                if ready.is_ok() {
-                    ready = envelope.depart(origin.map(|(stream, _)| stream));
-                }
-                if link.arrivals.is_none() && !envelope.memory().is_at(&link.reader) {
-                    misplaced.get_or_insert_with(|| link.misplaced(envelope));
-                }
-            });
-        }
-        ready?;
-        if let Some(error) = misplaced {
-            return Err(link.fail(error));
-        }
-        let origin = origin.filter(|_| !stamped);
-        if link.queue.len() >= link.queue.capacity() {
+    /// Sends, if there is room; otherwise the message comes back. `origin`: the stream that it carries.
+    pub(crate) fn try_send(&mut self, mut parcel: Parcel<M>, origin: Option<&Stream>) -> Result<Result<(), Parcel<M>>> {
+        self.check()?;
+        let stamped = depart(&mut parcel.message, origin)?;
+        self.check_places(&mut parcel.message)?;
+        if !self.has_room(1) {
             return Ok(Err(parcel));
         }
-        if let Some((stream, count)) = origin {
-            let mut stamp = stream.ticket();
-            stamp.commit()?;
+        let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
+        self.push(parcel, stamp)
+    }
+
+    /// Puts a message that has departed into the queue; it comes back if there is no room or no reader.
+    pub(super) fn push(&mut self, mut parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Parcel<M>>> {
+        let (link, count) = (&*self.link, self.sent + 1);
+        let stamped = stamp.is_some();
+        if let Some(stamp) = stamp {
             link.stamps.put(count, stamp);
         }
         // Where nothing is ever moved, it can be taken at once.
@@ -375,47 +412,89 @@ impl<M: Message> Sender<M> {
             link.note_time(&mut parcel, Since::Arrived);
         }
         match link.queue.push(parcel, !moves) {
-            Ok(()) if moves => link.pump().map(Ok),
-            Ok(()) => Ok(Ok(())),
+            Ok(()) => self.sent = count,
             Err(parcel) => {
-                if let Some((_, count)) = origin {
+                if stamped {
                     link.stamps.take_back(count);
                 }
-                Ok(Err(parcel))
+                return Ok(Err(parcel));
             }
         }
+        if moves {
+            link.pump()?;
+        }
+        Ok(Ok(()))
     }
 
-    /// Room for so many messages in the queue?
-    pub(crate) fn poll_room_for(&self, count: usize, waker: &Waker) -> Answer {
-        let link = &*self.0;
-        let asked = || {
-            if link.queue.reader_gone() {
-                Answer::Never
-            } else if link.failed.get().is_some() || link.queue.len().saturating_add(count) <= link.queue.capacity() {
-                Answer::Yes
-            } else {
-                Answer::Wait
-            }
-        };
-        if asked() != Answer::Wait {
-            return asked();
+    /// Where nothing is copied, every envelope is where the reader is.
+    pub(super) fn check_places(&self, message: &mut M) -> Result<()> {
+        let link = &*self.link;
+        if !M::CARRIES_ENVELOPES || link.arrivals.is_some() {
+            return Ok(());
         }
-        link.queue.keep_writer(waker);
-        asked()
+        let mut misplaced = None;
+        message.envelopes(&mut |envelope| {
+            if !envelope.memory().is_at(&link.reader) {
+                misplaced.get_or_insert_with(|| link.misplaced(envelope));
+            }
+        });
+        misplaced.map_or(Ok(()), |error| Err(link.fail(error)))
+    }
+
+    /// What went wrong on the way, if something did.
+    #[inline]
+    pub(super) fn check(&self) -> Result<()> {
+        self.link.check()
+    }
+
+    /// Room in the queue for so many?
+    #[inline]
+    pub(super) fn has_room(&self, messages: usize) -> bool {
+        self.link.queue.len() + messages <= self.link.queue.capacity()
+    }
+
+    /// So many blank envelopes, where the hub has such?
+    pub(super) fn has_blanks(&self, count: usize) -> bool {
+        self.link.blanks.as_ref().is_none_or(|blanks| blanks.has(count))
+    }
+
+    /// The envelopes that forks are copied to.
+    pub(super) fn arrivals(&self) -> Option<&Arc<Pool>> {
+        self.link.arrivals.as_ref()
+    }
+
+    /// Makes the copies of a fork's envelopes.
+    pub(super) fn copier(&self) -> Copier<'_> {
+        let link = &*self.link;
+        Copier::new(&link.name, link.arrivals.as_ref(), link.copies.as_ref())
+    }
+
+    /// Whether what is sent here are forks.
+    pub(super) fn forks(&self) -> bool {
+        self.link.forks.load(Ordering::Relaxed)
+    }
+
+    /// From now on it is sent the messages themselves.
+    pub(super) fn forks_no_more(&self) {
+        self.link.forks.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the reader is where the writer is.
+    pub(super) fn is_together(&self) -> bool {
+        self.link.together
     }
 
     /// Keeps the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
-        self.0.queue.keep_writer(waker);
+        self.link.queue.keep_writer(waker);
     }
 
     pub(crate) fn reader_gone(&self) -> bool {
-        self.0.queue.reader_gone()
+        self.link.queue.reader_gone()
     }
 
     pub(crate) fn hub(&self) -> &str {
-        &self.0.name
+        &self.link.name
     }
 }
 
@@ -541,7 +620,7 @@ impl<M: Message> Receiver<M> {
 
 impl<M: Message> Drop for Sender<M> {
     fn drop(&mut self) {
-        self.0.queue.close_writer();
+        self.link.queue.close_writer();
     }
 }
 
@@ -585,8 +664,12 @@ impl<M: Message> HubState for Link<M> {
         if self.queue.len() >= self.queue.capacity() {
             return Some(format!("room in hub `{}`: all {} places are taken", self.name, self.queue.capacity()));
         }
-        let blanks = self.blanks.as_ref().filter(|blanks| !blanks.has_one())?;
-        Some(format!("a blank envelope: {}", blanks.whereabouts(hubs)))
+        if let Some(blanks) = self.blanks.as_ref().filter(|blanks| !blanks.has(1)) {
+            return Some(format!("a blank envelope: {}", blanks.whereabouts(hubs)));
+        }
+        let forks = self.forks.load(Ordering::Relaxed);
+        let arrivals = self.arrivals.as_ref().filter(|arrivals| forks && !arrivals.has(1))?;
+        Some(format!("an envelope {} to copy to: {}", self.at_reader(), arrivals.whereabouts(hubs)))
     }
 
     fn reader_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {
@@ -597,8 +680,7 @@ impl<M: Message> HubState for Link<M> {
             return Some(format!("a message in hub `{}`", self.name));
         }
         let arrivals = self.arrivals.as_ref()?;
-        let place = if self.reader.is_host() { "the host" } else { self.reader.name() };
-        Some(format!("an envelope on {place}: {}", arrivals.whereabouts(hubs)))
+        Some(format!("an envelope {}: {}", self.at_reader(), arrivals.whereabouts(hubs)))
     }
 }
 
@@ -614,7 +696,7 @@ impl<M: Message> fmt::Debug for Link<M> {
 
 impl<M: Message> fmt::Debug for Sender<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.link.fmt(f)
     }
 }
 

@@ -17,14 +17,20 @@
 
 pub(crate) mod baggage;
 mod envelope;
+pub(crate) mod fan;
+mod fork;
 pub(crate) mod link;
 mod metadata;
+pub(crate) mod outlet;
 pub(crate) mod pool;
 pub(crate) mod queue;
 mod stamps;
 
 pub use baggage::Since;
 pub use envelope::{Envelope, RawEnvelope};
+pub use fan::Outcome;
+pub(crate) use fork::ForkFn;
+pub use fork::{Copier, Fork};
 pub use metadata::{MergePolicy, Metadata};
 
 use crate::{
@@ -304,6 +310,11 @@ tuple_messages!(A);
 tuple_messages!(A, B);
 tuple_messages!(A, B, C);
 tuple_messages!(A, B, C, D);
+
+/// Why an envelope cannot be copied.
+fn too_small(valid: usize, room: usize) -> String {
+    format!("{valid} valid bytes do not fit into its envelopes of {room}: set `envelope_bytes`")
+}
 
 /// A capacity or a number of envelopes that can work.
 pub(crate) fn at_least_one(what: &str, number: usize) -> Result<usize> {

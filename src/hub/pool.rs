@@ -55,8 +55,14 @@ impl Pool {
         self.bytes
     }
 
-    pub(crate) fn has_one(&self) -> bool {
-        self.idle.load(Ordering::Acquire) > 0
+    /// So many at home?
+    pub(crate) fn has(&self, count: usize) -> bool {
+        self.idle.load(Ordering::Acquire) >= count
+    }
+
+    /// How many there are, wherever they are.
+    pub(crate) fn count(&self) -> usize {
+        self.count
     }
 
     /// An envelope with nothing valid in it, if one is at home.

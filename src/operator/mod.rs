@@ -34,7 +34,7 @@ pub use functions::{MapHandles, SinkHandles, SourceHandles};
 pub use handle::{InputHandle, OutputHandle};
 pub use input::Input;
 pub use inputs::Inputs;
-pub use output::Output;
+pub use output::{Offer, Output};
 #[doc(hidden)]
 pub use plan::{Binder, Plan, PortOptions};
 pub(crate) use plan::{PortDecl, PortKind};

@@ -1,4 +1,4 @@
-//! [`Output`]: one hub's end, where messages go out.
+//! [`Output`]: where messages go out, to one reader or to several.
 
 use std::{
     fmt,
@@ -17,25 +17,37 @@ use super::{
     ports::{AnyPort, OutputPort, Port, Traffic},
 };
 use crate::{
-    condition::{self, Counted, PortState, Readiness},
-    error::{Error, ErrorKind, Result},
-    hub::{Envelope, Message, baggage::Parcel, link::Sender, queue::Answer},
+    condition::{self, Counted, PortState, Readiness, Room},
+    error::Result,
+    hub::{Envelope, Message, Outcome, baggage::Parcel, outlet::Outlet, queue::Answer},
     memory::Plain,
     stream::Stream,
 };
 
-/// Messages go out here.
+/// Messages go out here: to one reader, or to each of several ([`Flow::connect`](crate::Flow::connect)).
+///
+/// With several, a message is sent when all have room: the slowest sets the pace, unless its hub drops messages instead
+/// of holding the writer up. A reader that has ended is passed over; the output is closed when all have.
 pub struct Output<M: Message> {
-    /// `None` once closed.
-    sender: Option<Sender<M>>,
+    to: Outlet<M>,
+    /// What it waits for.
+    room: Room,
     traffic: Traffic,
     /// `None` on the host.
     lane: Option<Arc<Lane>>,
     carry: Arc<Carry>,
-    /// It waits for no room: something else does, or nothing.
-    off: bool,
     /// The stream that messages carry, if that was said.
     chosen: Option<Stream>,
+}
+
+/// What became of a message that was [offered](Output::offer).
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Offer<M> {
+    /// What each hub did with it, in the order of connecting; nothing if the port was closed.
+    pub outcomes: Vec<Outcome>,
+    /// The message, if nobody took it.
+    pub kept: Option<M>,
 }
 
 impl<M: Message> Output<M> {
@@ -47,7 +59,7 @@ impl<M: Message> Output<M> {
     /// The order of device work travels with it: whoever uses an envelope next comes after all that was enqueued on it.
     ///
     /// # Errors
-    /// [`Closed`](ErrorKind::Closed) if the reader is gone or the port was closed; what went wrong on the way. The
+    /// [`Closed`](crate::ErrorKind::Closed) if the reader is gone or the port was closed; what went wrong on the way. The
     /// message is dropped then; [`try_send`](Self::try_send) gives it back. A reader may end at any moment: an operator
     /// that returns this error because its reader is gone has ended, and not failed.
     ///
@@ -60,44 +72,97 @@ impl<M: Message> Output<M> {
                 Ok(()) => return Ok(()),
                 Err(back) => message = back,
             }
-            let answer = poll_fn(|cx| match self.sender.as_ref().map(|sender| sender.poll_queue(cx.waker())) {
-                Some(Answer::Wait) => Poll::Pending,
+            if let Some(pending) = self.to.pending() {
+                pending.wait().await?;
+                continue;
+            }
+            let answer = poll_fn(|cx| match self.to.poll_send(&mut message, cx.waker()) {
+                Answer::Wait => Poll::Pending,
                 answer => Poll::Ready(answer),
             });
-            if let None | Some(Answer::Never) = answer.await {
-                return Err(self.closed());
+            if answer.await == Answer::Never {
+                return Err(self.to.closed());
             }
         }
     }
 
-    /// Sends a message if there is room; gives it back if not.
+    /// Sends a message if there is room, in all hubs whose readers have not ended; gives it back if not. So too, where
+    /// several readers are on the host as it is, an envelope that a device still writes: [`send`](Self::send) waits for
+    /// that.
     ///
     /// # Errors
     /// As [`Output::send`].
     pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
-        let Some(sender) = self.sender.as_ref().filter(|sender| !sender.reader_gone()) else {
-            return Err(self.closed());
-        };
         let bytes = message.size_in_bytes() as u64;
-        let parcel = match self.carry.load() {
-            None => Parcel::new(message),
-            Some(load) => Parcel::with(message, load),
-        };
-        let number = self.traffic.messages + 1;
-        let origin = |stream| Some((stream, number));
-        let sent = match (&self.chosen, &self.lane) {
-            (Some(chosen), _) => sender.try_send(parcel, origin(chosen))?,
-            (None, None) => sender.try_send(parcel, None)?,
-            (None, Some(lane)) => match lane.own() {
-                Some(own) => sender.try_send(parcel, origin(own))?,
-                None => sender.try_send(parcel, lane.lent().as_ref().and_then(origin))?,
-            },
-        };
+        let parcel = self.parcel(message);
+        let sent = self.carrying(|to, origin| to.try_send(parcel, origin))?;
         if sent.is_ok() {
-            self.traffic.messages += 1;
-            self.traffic.bytes += bytes;
+            self.traffic.add(bytes);
         }
         Ok(sent.map_err(|parcel| parcel.message))
+    }
+
+    /// Sends a message to whoever has room for it, and tells what became of it at each: for an output that is
+    /// `#[output(unconditional)]`, whose operator runs whether there is room or not.
+    ///
+    /// ```
+    /// use wakeline::{hub::Outcome, prelude::*};
+    ///
+    /// #[derive(Ports)]
+    /// struct TickPorts {
+    ///     #[output(unconditional)]
+    ///     ticks: Output<u64>,
+    /// }
+    ///
+    /// /// Ticks, and counts the readers that missed one.
+    /// struct Tick {
+    ///     missed: usize,
+    /// }
+    ///
+    /// impl Operator for Tick {
+    ///     type Ports = TickPorts;
+    ///
+    ///     async fn compute(&mut self, ports: &mut TickPorts, cx: &mut Cx) -> Result<()> {
+    ///         let offer = ports.ticks.offer(1)?;
+    ///         self.missed += offer.outcomes.iter().filter(|outcome| **outcome == Outcome::Full).count();
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// What went wrong on the way. Readers that have ended are none.
+    pub fn offer(&mut self, message: M) -> Result<Offer<M>> {
+        let bytes = message.size_in_bytes() as u64;
+        let parcel = self.parcel(message);
+        let (outcomes, kept) = self.carrying(|to, origin| to.offer(parcel, origin))?;
+        let kept = kept.map(|parcel| parcel.message);
+        if kept.is_none() {
+            self.traffic.add(bytes);
+        }
+        Ok(Offer { outcomes, kept })
+    }
+
+    /// A message with what it takes along.
+    #[inline]
+    fn parcel(&self, message: M) -> Parcel<M> {
+        match self.carry.load() {
+            None => Parcel::new(message),
+            Some(load) => Parcel::with(message, load),
+        }
+    }
+
+    /// Does something with the stream that messages carry.
+    #[inline]
+    fn carrying<R>(&mut self, send: impl FnOnce(&mut Outlet<M>, Option<&Stream>) -> R) -> R {
+        match (&self.chosen, &self.lane) {
+            (Some(chosen), _) => send(&mut self.to, Some(chosen)),
+            (None, None) => send(&mut self.to, None),
+            (None, Some(lane)) => match lane.own() {
+                Some(own) => send(&mut self.to, Some(own)),
+                None => send(&mut self.to, lane.lent().as_ref()),
+            },
+        }
     }
 
     /// From now on messages carry this stream; with `None` the operator's own again, as they do without a call.
@@ -111,19 +176,12 @@ impl<M: Message> Output<M> {
 
     /// Says that nothing more will be sent: the reader ends once it has taken what is left, and so does this operator.
     pub fn close(&mut self) {
-        self.sender = None;
+        self.to = Outlet::Nobody;
     }
 
     /// True if nothing that is sent can arrive any more.
     pub fn is_closed(&self) -> bool {
-        self.sender.as_ref().is_none_or(Sender::reader_gone)
-    }
-
-    fn closed(&self) -> Error {
-        match &self.sender {
-            None => Error::new(ErrorKind::Closed, "this output was closed"),
-            Some(sender) => Error::new(ErrorKind::Closed, format!("the reader of hub `{}` has ended", sender.hub())),
-        }
+        matches!(self.to, Outlet::Nobody) || self.to.readers_gone()
     }
 }
 
@@ -133,23 +191,22 @@ impl<T: Plain> Output<Envelope<T>> {
     /// under way.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if nobody said how large the hub's envelopes are, [`Closed`](ErrorKind::Closed) if
+    /// [`Usage`](crate::ErrorKind::Usage) if nobody said how large the hub's envelopes are, [`Closed`](crate::ErrorKind::Closed) if
     /// the reader is gone.
     ///
     /// # Cancel safety
     /// An envelope is taken only as the future resolves: dropping it loses none.
     pub async fn blank(&mut self) -> Result<Envelope<T>> {
         loop {
-            let Some(sender) = &self.sender else { return Err(self.closed()) };
-            if let Some(raw) = sender.blank()? {
+            if let Some(raw) = self.to.blank()? {
                 return Ok(Envelope::of_raw(raw));
             }
-            let answer = poll_fn(|cx| match sender.poll_blank(cx.waker()) {
+            let answer = poll_fn(|cx| match self.to.poll_blank(cx.waker()) {
                 Answer::Wait => Poll::Pending,
                 answer => Poll::Ready(answer),
             });
             if answer.await == Answer::Never {
-                return Err(self.closed());
+                return Err(self.to.closed());
             }
         }
     }
@@ -157,7 +214,7 @@ impl<T: Plain> Output<Envelope<T>> {
 
 impl<M: Message> fmt::Debug for Output<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Output").field(&self.sender).finish()
+        f.debug_tuple("Output").field(&self.to).finish()
     }
 }
 
@@ -169,7 +226,7 @@ impl<M: Message> PortState for Output<M> {
     }
 
     fn poll_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
-        self.sender.as_ref().map_or(Readiness::NEVER, |sender| condition::room_for(sender, count, cx))
+        condition::room_for(&mut self.to, Room::For(count), cx)
     }
 
     fn oldest(&self) -> Option<Instant> {
@@ -191,13 +248,11 @@ impl<M: Message> AnyPort for Output<M> {
     }
 
     fn reader_gone(&self) -> bool {
-        self.sender.as_ref().is_some_and(Sender::reader_gone)
+        self.to.readers_gone()
     }
 
     fn watch(&mut self, waker: &Waker) {
-        if let Some(sender) = &self.sender {
-            sender.watch(waker);
-        }
+        self.to.watch(waker);
     }
 }
 
@@ -209,27 +264,19 @@ impl<M: Message> Port for Output<M> {
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
-        let (need, off) = binder.need(name, options.need);
-        let (sender, lane, carry) = (Some(binder.end(name)?), binder.lane.clone(), binder.carry.clone());
-        Ok(Self { sender, traffic: Traffic::default(), lane, carry, off: off || need.optional, chosen: None })
+        let room = if binder.need(name, options.need).1 { Room::Unconditional } else { options.room };
+        let (to, lane, carry) = (Outlet::new(binder.ends(name)?), binder.lane.clone(), binder.carry.clone());
+        Ok(Self { to, room, traffic: Traffic::default(), lane, carry, chosen: None })
     }
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
-        match &self.sender {
-            _ if self.off => Readiness::READY,
-            Some(sender) => condition::room_for(sender, 1, cx),
-            None => Readiness::NEVER,
-        }
+        condition::room_for(&mut self.to, self.room, cx)
     }
 
     #[inline]
     fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
-        match &self.sender {
-            _ if self.off => Readiness::READY,
-            Some(sender) => sender.look_for_room(cx.waker()).into(),
-            None => Readiness::NEVER,
-        }
+        condition::look_for_room(&mut self.to, self.room, cx)
     }
 
     /// This is the only writer: the room that was there still is.

@@ -4,7 +4,7 @@ use std::{any::Any, collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use super::{carry::Carry, lane::Lane};
 use crate::{
-    condition::{IntoCondition, Need, OnPorts, PortId, Wanted, When},
+    condition::{IntoCondition, Need, OnPorts, PortId, Room, Wanted, When},
     error::{Error, ErrorKind, Result},
     hub::{Hub, Message, Since},
 };
@@ -28,6 +28,8 @@ pub(crate) struct PortDecl {
     pub(crate) element_bytes: usize,
     /// What an input waits for, by its attribute.
     pub(crate) need: Need,
+    /// What an output waits for.
+    pub(crate) room: Room,
 }
 
 /// Gathers an operator's ports when it is added.
@@ -50,6 +52,7 @@ impl Plan {
             carries_envelopes: M::CARRIES_ENVELOPES,
             element_bytes: M::ELEMENT_BYTES,
             need: options.need,
+            room: options.room,
         });
         PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1, name }
     }
@@ -67,6 +70,7 @@ impl Plan {
 #[must_use]
 pub struct PortOptions {
     hub: Hub,
+    pub(super) room: Room,
     pub(super) wanted: Wanted,
     pub(super) need: Need,
 }
@@ -119,6 +123,16 @@ impl PortOptions {
 
     pub fn optional(mut self) -> Self {
         self.need.optional = true;
+        self
+    }
+
+    pub fn room(mut self, messages: usize) -> Self {
+        self.room = Room::For(messages);
+        self
+    }
+
+    pub fn unconditional(mut self) -> Self {
+        self.room = Room::Unconditional;
         self
     }
 

@@ -32,10 +32,12 @@ use crate::{
 /// |---|---|
 /// | `capacity = n` | the hub queues so many messages |
 /// | `envelopes = n`, `envelope_bytes = n` | of an output: how many envelopes its hub has on each side, and how large |
+/// | `room = n` | of an output: its operator runs when every reader's hub has room for so many messages, not for one |
+/// | `unconditional` | of an output: its operator runs whether there is room or not, and [offers](super::Output::offer) messages |
 /// | `done` | of an input: a message counts once the work that wrote it is done |
 /// | `event = "name"` | of an input: a message counts once the event of that name that it carries has passed |
 ///
-/// Without one of the last two an operator runs as soon as a message is there, and what it enqueues comes after the
+/// Without `done` or `event` an operator runs as soon as a message is there, and what it enqueues comes after the
 /// message's own work by itself. With `done` it is woken when all work that wrote the message's envelopes is done, not
 /// before, and nothing polls: it may look at the data without waiting. Messages without envelopes are done when the stream that
 /// they came with is, and at once if they came with none. If the device
@@ -117,8 +119,14 @@ pub struct Traffic {
 impl Traffic {
     #[inline]
     pub(super) fn count<M: Message>(&mut self, message: &M) {
+        self.add(message.size_in_bytes() as u64);
+    }
+
+    /// One message of so many bytes.
+    #[inline]
+    pub(super) fn add(&mut self, bytes: u64) {
         self.messages += 1;
-        self.bytes += message.size_in_bytes() as u64;
+        self.bytes += bytes;
     }
 }
 

@@ -186,6 +186,13 @@ impl Drop for Clock {
     }
 }
 
+/// Another event with the same record: each is recorded again by itself.
+impl Clone for Event {
+    fn clone(&self) -> Self {
+        Self { timed: self.timed, record: Mutex::new(self.last()) }
+    }
+}
+
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ticket = self.last().map(|record| record.ticket);

@@ -1,7 +1,7 @@
 //! Messages of every form.
 #![allow(dead_code)]
 
-use wakeline::{prelude::*, stream::Ticket};
+use wakeline::{Fork, prelude::*, stream::Ticket};
 
 #[derive(Message)]
 struct Plain {
@@ -58,7 +58,26 @@ struct TimedPorts<T: Message> {
     steps: Inputs<Vec<Option<Box<[Step; 2]>>>>,
 }
 
+/// No message that several could have; but a message.
+#[derive(Message)]
+struct Request(std::sync::mpsc::Receiver<u8>, u64);
+
+#[derive(Message, Clone)]
+enum Tree {
+    Leaf(u8),
+    Node(Box<Tree>, Vec<Tree>),
+}
+
+#[derive(Message)]
+#[repr(C, packed)]
+struct Packed {
+    small: u8,
+    large: u64,
+}
+
 fn is_message<T: Message>() {}
+
+fn forks<T: Fork>() {}
 
 struct Idle;
 
@@ -71,10 +90,22 @@ impl Operator for Idle {
 }
 
 fn main() {
+    is_message::<Request>();
+    is_message::<Packed>();
     is_message::<Never>();
     is_message::<Unit>();
     is_message::<Text<'static>>();
     is_message::<Always>();
+
+    forks::<Never>();
+    forks::<Unit>();
+    forks::<Plain>();
+    forks::<Tree>();
+    forks::<Text<'static>>();
+    forks::<Event>();
+    forks::<Step>();
+    forks::<Wrap<Frame, u8, 3>>();
+    forks::<Timed<Vec<Option<Box<[Frame; 2]>>>>>();
 
     assert!(!Plain::CARRIES_ENVELOPES);
     assert!(Frame::CARRIES_ENVELOPES);

@@ -1,0 +1,156 @@
+//! What an output is connected to: one input, or several at once.
+//!
+//! Each is a hub of its own. What several readers need of the messages (that they can be [forked](crate::Fork)) is asked
+//! of them here, where the compiler knows both: a flow holds connections of all types alike.
+
+use std::{any::Any, fmt, sync::Arc};
+
+use crate::{
+    condition::PortId,
+    error::Result,
+    hub::{
+        Fork, ForkFn, Hub, Message, fan,
+        link::{self, HubState, LinkPlan},
+    },
+    operator::InputHandle,
+};
+
+/// One end of a hub, for the port that it belongs to.
+type End = Box<dyn Any + Send>;
+
+/// Makes a hub whose messages have a type that is known no more.
+pub(super) type MakeLink = Arc<dyn Fn(LinkPlan) -> Result<(End, End, Arc<dyn HubState>)> + Send + Sync>;
+
+/// A connection to be.
+#[doc(hidden)]
+pub struct Target {
+    pub(super) to: PortId,
+    /// What was said of this one alone.
+    pub(super) hub: Option<Hub>,
+    pub(super) make: MakeLink,
+    /// Its output may have others.
+    pub(super) forks: bool,
+}
+
+impl Target {
+    fn new<M: Message>(input: InputHandle<M>, hub: Option<Hub>, fork: Option<ForkFn<M>>) -> Self {
+        let make: MakeLink = Arc::new(move |plan| {
+            let (sender, receiver, state) = link::link::<M>(plan)?;
+            Ok((Box::new(fan::End { sender, fork }), Box::new(receiver), state))
+        });
+        Self { to: input.id, hub, make, forks: fork.is_some() }
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target").field("to", &self.to).field("hub", &self.hub).finish_non_exhaustive()
+    }
+}
+
+/// What an output of `M` can be connected to: an input, or several of them in an array, a tuple or a vector, where `M` is
+/// [`Fork`]. An input may have a hub of its own kind, [`InputHandle::with`].
+#[diagnostic::on_unimplemented(
+    message = "an output of `{M}` cannot be connected to `{Self}`",
+    label = "not an input of `{M}`, nor several",
+    note = "write `connect(from.out, to.input)`, or `connect(from.out, [one.input, other.input])`"
+)]
+pub trait Targets<M: Message> {
+    #[doc(hidden)]
+    fn targets(self) -> Vec<Target>;
+}
+
+/// An input and the hub that it is to be connected by: see [`InputHandle::with`].
+pub struct Branch<M> {
+    input: InputHandle<M>,
+    hub: Option<Hub>,
+}
+
+impl<M> InputHandle<M> {
+    /// This input, connected by a hub of its own kind: for [`Flow::connect`](crate::Flow::connect), where an output has
+    /// several readers.
+    ///
+    /// ```
+    /// use wakeline::{Flow, Hub, operator::{sink, source}};
+    ///
+    /// # let mut flow = Flow::new("two");
+    /// # let numbers = flow.add("numbers", source(|| std::future::ready(Ok(None::<u32>))));
+    /// # let all = flow.add("all", sink(async |_: u32| Ok(())));
+    /// # let some = flow.add("some", sink(async |_: u32| Ok(())));
+    /// flow.connect(numbers.output, (all.input, some.input.with(Hub::bounded(16))));
+    /// ```
+    #[must_use]
+    pub fn with(self, hub: Hub) -> Branch<M> {
+        Branch { input: self, hub: Some(hub) }
+    }
+}
+
+impl<M> From<InputHandle<M>> for Branch<M> {
+    fn from(input: InputHandle<M>) -> Self {
+        Self { input, hub: None }
+    }
+}
+
+impl<M: Fork> Branch<M> {
+    fn forked(self) -> Target {
+        Target::new(self.input, self.hub, Some(M::fork))
+    }
+}
+
+impl<M: Message> Targets<M> for InputHandle<M> {
+    fn targets(self) -> Vec<Target> {
+        vec![Target::new(self, None, None)]
+    }
+}
+
+impl<M: Message> Targets<M> for Branch<M> {
+    fn targets(self) -> Vec<Target> {
+        vec![Target::new(self.input, self.hub, None)]
+    }
+}
+
+impl<M: Fork, B: Into<Branch<M>>, const N: usize> Targets<M> for [B; N] {
+    fn targets(self) -> Vec<Target> {
+        self.into_iter().map(|branch| branch.into().forked()).collect()
+    }
+}
+
+impl<M: Fork, B: Into<Branch<M>>> Targets<M> for Vec<B> {
+    fn targets(self) -> Vec<Target> {
+        self.into_iter().map(|branch| branch.into().forked()).collect()
+    }
+}
+
+macro_rules! tuples {
+    ($($name:ident),*) => {
+        impl<M: Fork, $($name: Into<Branch<M>>),*> Targets<M> for ($($name,)*) {
+            #[allow(non_snake_case)]
+            fn targets(self) -> Vec<Target> {
+                let ($($name,)*) = self;
+                vec![$($name.into().forked()),*]
+            }
+        }
+    };
+}
+
+tuples!(A, B);
+tuples!(A, B, C);
+tuples!(A, B, C, D);
+tuples!(A, B, C, D, E);
+tuples!(A, B, C, D, E, F);
+tuples!(A, B, C, D, E, F, G);
+tuples!(A, B, C, D, E, F, G, H);
+
+impl<M> Clone for Branch<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Branch<M> {}
+
+impl<M> fmt::Debug for Branch<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Branch").field("input", &self.input).field("hub", &self.hub).finish()
+    }
+}

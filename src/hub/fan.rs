@@ -1,0 +1,308 @@
+//! [`Fan`]: an output that has several readers.
+//!
+//! Each reader has a hub of its own, with its own queue and envelopes. One of them, the heir, is sent the message itself:
+//! the first that is where the writer is, since there it need not be copied, else the last. All others are sent a
+//! [fork](super::Fork), and all forks are made before any is sent: a message goes to all that are open, or to nobody.
+//!
+//! ```text
+//!   room:   every open hub has room in its queue and, but for the heir's, an envelope to copy to
+//!   end:    a hub whose reader has ended is passed over; when all have, the output is closed
+//!           (the heir's too: another inherits, and from then on needs no copies)
+//! ```
+//!
+//! A fork's envelopes are lent by its own hub, and nobody else takes any there: those that were asked for are there.
+
+use std::{fmt, task::Waker};
+
+use super::{
+    ForkFn, Message,
+    baggage::Parcel,
+    envelope::RawEnvelope,
+    link::{Sender, depart, stamp_of},
+    queue::Answer,
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    memory::HostAccess,
+    stream::{Stream, Ticket},
+};
+
+/// What one of an output's hubs did with a message that it was [offered](crate::Output::offer).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It has it.
+    Sent,
+    /// It has no room for it, or no envelope to copy it to.
+    Full,
+    /// Its reader has ended.
+    Closed,
+}
+
+/// One hub's end, as an output is given it.
+pub(crate) struct End<M: Message> {
+    pub(crate) sender: Sender<M>,
+    /// Where the output was said to have several.
+    pub(crate) fork: Option<ForkFn<M>>,
+}
+
+/// The writer's ends of several hubs.
+pub(crate) struct Fan<M: Message> {
+    branches: Box<[Sender<M>]>,
+    fork: ForkFn<M>,
+    /// Who is sent the message itself.
+    heir: usize,
+    /// Whose blank envelopes the writer is lent: the first heir's.
+    lender: usize,
+    /// What becomes of the present message, by branch; and its forks. Kept for their room.
+    outcomes: Vec<Outcome>,
+    made: Vec<(usize, M)>,
+    /// What the host has to wait for before it can copy the last message.
+    pending: Option<HostAccess>,
+}
+
+impl<M: Message> Fan<M> {
+    pub(crate) fn new(branches: Vec<Sender<M>>, fork: ForkFn<M>) -> Self {
+        let heir = branches.iter().position(|branch| !branch.forks()).unwrap_or(0);
+        let (outcomes, made) = (Vec::with_capacity(branches.len()), Vec::with_capacity(branches.len()));
+        let branches = branches.into_boxed_slice();
+        Self { branches, fork, heir, lender: heir, outcomes, made, pending: None }
+    }
+
+    /// Room for so many messages of one envelope each, and as many blanks where there are such?
+    pub(crate) fn poll_room(&mut self, messages: usize, waker: &Waker) -> Answer {
+        self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(messages) && fan.has_room(messages, messages))
+    }
+
+    /// Room for this message?
+    pub(crate) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
+        let envelopes = envelopes_in(message);
+        self.poll(waker, |fan| fan.has_room(1, envelopes))
+    }
+
+    /// A blank envelope, where there are such?
+    pub(crate) fn poll_blank(&mut self, waker: &Waker) -> Answer {
+        self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(1))
+    }
+
+    fn poll(&mut self, waker: &Waker, is_there: impl Fn(&Self) -> bool) -> Answer {
+        match self.ask(&is_there) {
+            Answer::Wait => {
+                // At all: another may inherit. Asked again: it may have come before the waker was kept.
+                self.watch(waker);
+                self.ask(&is_there)
+            }
+            answer => answer,
+        }
+    }
+
+    fn ask(&mut self, is_there: impl Fn(&Self) -> bool) -> Answer {
+        self.inherit();
+        match () {
+            () if self.check().is_err() => Answer::Yes,
+            () if self.is_closed() => Answer::Never,
+            () if is_there(self) => Answer::Yes,
+            () => Answer::Wait,
+        }
+    }
+
+    fn has_room(&self, messages: usize, envelopes: usize) -> bool {
+        (0..self.branches.len()).all(|at| self.outcome(at, messages, envelopes) != Outcome::Full)
+    }
+
+    /// What would become of so many messages, which have so many envelopes together, at one hub.
+    fn outcome(&self, at: usize, messages: usize, envelopes: usize) -> Outcome {
+        let branch = &self.branches[at];
+        let can_fork = || at == self.heir || branch.arrivals().is_none_or(|arrivals| arrivals.has(envelopes));
+        if branch.reader_gone() {
+            Outcome::Closed
+        } else if branch.has_room(messages) && can_fork() {
+            Outcome::Sent
+        } else {
+            Outcome::Full
+        }
+    }
+
+    /// If the heir's reader has ended, another is sent the messages themselves.
+    fn inherit(&mut self) {
+        if !self.branches[self.heir].reader_gone() {
+            return;
+        }
+        let near = self.branches.iter().position(|branch| !branch.reader_gone() && branch.is_together());
+        if let Some(next) = near.or_else(|| self.branches.iter().rposition(|branch| !branch.reader_gone())) {
+            self.branches[next].forks_no_more();
+            self.heir = next;
+        }
+    }
+
+    /// A blank envelope, if there is one; an error if there are none at all.
+    pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
+        self.branches[self.lender].blank()
+    }
+
+    /// Sends a message to all that are open, if all of them have room; otherwise it comes back.
+    pub(crate) fn try_send(&mut self, mut parcel: Parcel<M>, origin: Option<&Stream>) -> Result<Result<(), Parcel<M>>> {
+        self.look(&mut parcel.message)?;
+        if self.outcomes.contains(&Outcome::Full) {
+            return Ok(Err(parcel));
+        }
+        let stamp = self.depart(&mut parcel.message, origin)?;
+        let forked = self.make(&parcel.message)?;
+        self.marked(&mut parcel.message)?;
+        if !forked {
+            self.made.clear();
+            return Ok(Err(parcel));
+        }
+        self.hand_over(parcel, stamp)
+    }
+
+    /// Sends a message to those that have room, and tells of each what it did. Where nobody took it, it comes back.
+    pub(crate) fn offer(
+        &mut self,
+        mut parcel: Parcel<M>,
+        origin: Option<&Stream>,
+    ) -> Result<(Vec<Outcome>, Option<Parcel<M>>)> {
+        self.look(&mut parcel.message)?;
+        if !self.outcomes.contains(&Outcome::Sent) {
+            return Ok((self.outcomes.clone(), Some(parcel)));
+        }
+        let stamp = self.depart(&mut parcel.message, origin)?;
+        // What the host cannot copy yet is not waited for.
+        self.make(&parcel.message)?;
+        self.marked(&mut parcel.message)?;
+        let kept = self.hand_over(parcel, stamp)?.err();
+        Ok((self.outcomes.clone(), kept))
+    }
+
+    /// Finds out what can become of a message.
+    fn look(&mut self, message: &mut M) -> Result<()> {
+        self.check()?;
+        self.inherit();
+        self.pending = None;
+        self.outcomes.clear();
+        let envelopes = envelopes_in(message);
+        for at in 0..self.branches.len() {
+            let branch = &self.branches[at];
+            if let Some(arrivals) = branch.arrivals().filter(|arrivals| at != self.heir && arrivals.count() < envelopes)
+            {
+                let (hub, count) = (branch.hub(), arrivals.count());
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!(
+                        "a message of {envelopes} envelopes cannot be copied to the {count} of hub `{hub}`: give it as \
+                         many, with `Hub::envelopes`"
+                    ),
+                ));
+            }
+            self.outcomes.push(self.outcome(at, 1, envelopes));
+        }
+        Ok(())
+    }
+
+    fn depart(&self, message: &mut M, origin: Option<&Stream>) -> Result<Option<Ticket>> {
+        let stamped = depart(message, origin)?;
+        if self.outcomes[self.heir] == Outcome::Sent {
+            self.branches[self.heir].check_places(message)?;
+        }
+        origin.filter(|_| !stamped).map(stamp_of).transpose()
+    }
+
+    /// Makes the forks. False if the host has to wait before it can.
+    fn make(&mut self, message: &M) -> Result<bool> {
+        self.made.clear();
+        let mut all = true;
+        for (at, branch) in self.branches.iter().enumerate() {
+            if at == self.heir || self.outcomes[at] != Outcome::Sent {
+                continue;
+            }
+            let mut copier = branch.copier();
+            match (self.fork)(message, &mut copier) {
+                Ok(fork) => self.made.push((at, fork)),
+                Err(error) => {
+                    self.pending = Some(copier.pending.take().ok_or(error)?);
+                    self.outcomes[at] = Outcome::Full;
+                    all = false;
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Marks what the copies have read: whoever writes it elsewhere waits for them and for no more.
+    fn marked(&self, message: &mut M) -> Result<()> {
+        let mut marked = Ok(());
+        if M::CARRIES_ENVELOPES && !self.made.is_empty() {
+            message.envelopes(&mut |envelope| {
+                if marked.is_ok() {
+                    marked = envelope.memory_mut().commit();
+                }
+            });
+        }
+        marked
+    }
+
+    /// The message comes back if nobody took it.
+    fn hand_over(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Parcel<M>>> {
+        let mut taken = false;
+        for (at, fork) in self.made.drain(..) {
+            // Each takes along the same.
+            let fork = match &parcel.baggage {
+                None => Parcel::new(fork),
+                Some(baggage) => Parcel::with(fork, baggage.load.clone()),
+            };
+            match self.branches[at].push(fork, stamp.clone())? {
+                Ok(()) => taken = true,
+                // There was room: its reader has ended.
+                Err(_) => self.outcomes[at] = Outcome::Closed,
+            }
+        }
+        let kept = match self.outcomes[self.heir] {
+            Outcome::Sent => match self.branches[self.heir].push(parcel, stamp)? {
+                Ok(()) => return Ok(Ok(())),
+                Err(parcel) => {
+                    self.outcomes[self.heir] = Outcome::Closed;
+                    parcel
+                }
+            },
+            _ => parcel,
+        };
+        Ok(if taken { Ok(()) } else { Err(kept) })
+    }
+
+    /// What the host has to wait for before it can copy the message that came back.
+    pub(crate) fn pending(&mut self) -> Option<HostAccess> {
+        self.pending.take()
+    }
+
+    /// Keeps the waker for the next change.
+    pub(crate) fn watch(&self, waker: &Waker) {
+        self.branches.iter().for_each(|branch| branch.watch(waker));
+    }
+
+    /// All readers have ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.branches.iter().all(Sender::reader_gone)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.branches.len()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.branches.iter().try_for_each(Sender::check)
+    }
+}
+
+fn envelopes_in<M: Message>(message: &mut M) -> usize {
+    let mut count = 0;
+    if M::CARRIES_ENVELOPES {
+        message.envelopes(&mut |_| count += 1);
+    }
+    count
+}
+
+impl<M: Message> fmt::Debug for Fan<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.branches).finish()
+    }
+}

@@ -1,0 +1,225 @@
+//! [`Fork`]: how one message becomes several, where an output has several readers.
+//!
+//! Host data is cloned. An envelope is its reader's alone, so each further reader gets an envelope of its own hub's, and
+//! the [`Copier`] fills it: on the hub's copy stream, straight to where that reader is, ordered by the tracked uses of
+//! both. Nobody waits for that, but where both lie on the host: there the thread that sends copies, once the data is
+//! there.
+//!
+//! ```text
+//!   send ──> m ─┬─ fork ──> m' ──> hub `a.out -> b.in`
+//!               ├─ fork ──> m''──> hub `a.out -> c.in`
+//!               └─────────> m  ──> hub `a.out -> d.in`     one reader gets the message itself
+//! ```
+
+use std::{fmt, sync::Arc};
+
+use super::{Envelope, Host, Message, envelope::RawEnvelope, pool::Pool};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    memory::{BufferState, HostAccess, Plain, transfer},
+    stream::Stream,
+};
+
+/// A message that can go to several readers.
+///
+/// `#[derive(Message)]` brings it along wherever it can be: fields that hold envelopes are forked, all others are
+/// cloned. For a [`Message`] that is written by hand it is, most often:
+///
+/// ```
+/// use wakeline::{Fork, Message, Result, hub::Copier};
+///
+/// #[derive(Clone)]
+/// struct Word(String);
+///
+/// impl Message for Word {}
+///
+/// impl Fork for Word {
+///     fn fork(&self, _copier: &mut Copier<'_>) -> Result<Self> {
+///         Ok(self.clone())
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot go to several readers",
+    label = "only one reader can have it",
+    note = "derive it: `#[derive(wakeline::Message)]`, with fields that are `Clone`; or share it: `std::sync::Arc<{Self}>`"
+)]
+pub trait Fork: Message + Sized {
+    /// Another one of itself, for another reader.
+    ///
+    /// # Errors
+    /// What goes wrong with an envelope's copy.
+    fn fork(&self, copier: &mut Copier<'_>) -> Result<Self>;
+
+    /// The same of many; for plain data that is one copy.
+    #[doc(hidden)]
+    fn fork_all(all: &[Self], copier: &mut Copier<'_>) -> Result<Vec<Self>> {
+        all.iter().map(|message| message.fork(copier)).collect()
+    }
+}
+
+/// A function that forks.
+pub(crate) type ForkFn<M> = fn(&M, &mut Copier<'_>) -> Result<M>;
+
+/// Makes the copies of a message's envelopes for one more reader.
+pub struct Copier<'a> {
+    hub: &'a str,
+    arrivals: Option<&'a Arc<Pool>>,
+    copies: Option<&'a Stream>,
+    /// The host cannot copy before this is over.
+    pub(super) pending: Option<HostAccess>,
+}
+
+impl<'a> Copier<'a> {
+    pub(super) fn new(hub: &'a str, arrivals: Option<&'a Arc<Pool>>, copies: Option<&'a Stream>) -> Self {
+        Self { hub, arrivals, copies, pending: None }
+    }
+
+    fn copy(&mut self, from: &RawEnvelope) -> Result<RawEnvelope> {
+        let wrong = |what: String| Error::new(ErrorKind::Usage, what).at(format!("hub `{}`", self.hub));
+        let Some(arrivals) = self.arrivals else {
+            return Err(wrong("it has no envelopes to copy to: its messages were said to carry none".into()));
+        };
+        if from.bytes() > arrivals.bytes() {
+            return Err(wrong(super::too_small(from.bytes(), arrivals.bytes())));
+        }
+        let Some(mut to) = arrivals.take() else {
+            return Err(wrong("a message forks more envelopes than it shows".into()));
+        };
+        to.stand_in_for(from);
+        if from.memory().is_host() && to.memory().is_host() {
+            return self.copy_here(from, to);
+        }
+        let Some(copies) = self.copies else {
+            let place = from.memory().location();
+            return Err(wrong(format!("an envelope on {place} was sent by an operator that is not there")));
+        };
+        transfer::copy(copies, from.memory(), to.memory_mut(), from.bytes())?;
+        // Marked now: whoever waits for it waits for this copy and for none after it.
+        to.memory_mut().commit()?;
+        Ok(to)
+    }
+
+    /// Both are on the host.
+    fn copy_here(&mut self, from: &RawEnvelope, mut to: RawEnvelope) -> Result<RawEnvelope> {
+        let (written, unused) = (from.memory().state()?.is_available(), to.memory().state()?);
+        if !written {
+            self.pending = Some(from.memory().host_access(false));
+        } else if unused != BufferState::Idle {
+            self.pending = Some(to.memory().host_access(true));
+        } else {
+            let bytes = from.bytes();
+            to.memory_mut().host_slice_mut()?[..bytes].copy_from_slice(&from.memory().host_slice()?[..bytes]);
+            return Ok(to);
+        }
+        Err(Error::new(ErrorKind::Usage, "an envelope is still in use"))
+    }
+}
+
+impl fmt::Debug for Copier<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Copier").field("hub", &self.hub).finish_non_exhaustive()
+    }
+}
+
+impl<T: Plain> Fork for Envelope<T> {
+    fn fork(&self, copier: &mut Copier<'_>) -> Result<Self> {
+        copier.copy(self.raw()).map(Self::of_raw)
+    }
+}
+
+macro_rules! cloned {
+    ($($type:ty),* $(,)?) => {
+        $(impl Fork for $type {
+            #[inline]
+            fn fork(&self, _copier: &mut Copier<'_>) -> Result<Self> {
+                Ok(self.clone())
+            }
+
+            fn fork_all(all: &[Self], _copier: &mut Copier<'_>) -> Result<Vec<Self>> {
+                Ok(all.to_vec())
+            }
+        })*
+    };
+}
+
+cloned!(
+    (),
+    bool,
+    char,
+    u8,
+    i8,
+    u16,
+    i16,
+    u32,
+    i32,
+    u64,
+    i64,
+    u128,
+    i128,
+    usize,
+    isize,
+    f32,
+    f64,
+    std::time::Instant,
+    std::time::SystemTime,
+    std::time::Duration,
+    std::path::PathBuf,
+    String,
+    &'static str,
+    bytes::Bytes,
+);
+
+impl<T: Clone + Send + 'static> Fork for Host<T> {
+    fn fork(&self, _copier: &mut Copier<'_>) -> Result<Self> {
+        Ok(self.clone())
+    }
+}
+
+impl<T: Send + Sync + ?Sized + 'static> Fork for Arc<T> {
+    fn fork(&self, _copier: &mut Copier<'_>) -> Result<Self> {
+        Ok(self.clone())
+    }
+}
+
+impl<M: Fork> Fork for Vec<M> {
+    fn fork(&self, copier: &mut Copier<'_>) -> Result<Self> {
+        M::fork_all(self, copier)
+    }
+}
+
+impl<M: Fork> Fork for Box<M> {
+    fn fork(&self, copier: &mut Copier<'_>) -> Result<Self> {
+        (**self).fork(copier).map(Box::new)
+    }
+}
+
+impl<M: Fork> Fork for Option<M> {
+    fn fork(&self, copier: &mut Copier<'_>) -> Result<Self> {
+        self.as_ref().map(|message| message.fork(copier)).transpose()
+    }
+}
+
+impl<M: Fork, const N: usize> Fork for [M; N] {
+    fn fork(&self, copier: &mut Copier<'_>) -> Result<Self> {
+        let forks = M::fork_all(self, copier)?;
+        forks.try_into().map_err(|_| Error::new(ErrorKind::Usage, "an array forks into as many elements as it has"))
+    }
+}
+
+macro_rules! tuples {
+    ($($name:ident),*) => {
+        impl<$($name: Fork),*> Fork for ($($name,)*) {
+            #[allow(non_snake_case)]
+            fn fork(&self, copier: &mut Copier<'_>) -> Result<Self> {
+                let ($($name,)*) = self;
+                Ok(($($name.fork(copier)?,)*))
+            }
+        }
+    };
+}
+
+tuples!(A);
+tuples!(A, B);
+tuples!(A, B, C);
+tuples!(A, B, C, D);

@@ -1,0 +1,168 @@
+//! [`Outlet`]: what an output sends to, be it nobody, one hub or several.
+//!
+//! Most outputs have one reader, and pay for no more than the look at which of the three it is.
+
+use std::{fmt, task::Waker};
+
+use super::{
+    Message, Outcome,
+    baggage::Parcel,
+    envelope::RawEnvelope,
+    fan::{End, Fan},
+    link::Sender,
+    queue::Answer,
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    memory::HostAccess,
+    stream::Stream,
+};
+
+pub(crate) enum Outlet<M: Message> {
+    /// The port was closed.
+    Nobody,
+    One(Sender<M>),
+    Several(Box<Fan<M>>),
+}
+
+impl<M: Message> Outlet<M> {
+    pub(crate) fn new(mut ends: Vec<End<M>>) -> Self {
+        let fork = ends.iter().find_map(|end| end.fork);
+        match (ends.len(), fork) {
+            (0, _) => Self::Nobody,
+            (1, _) | (_, None) => Self::One(ends.remove(0).sender),
+            (_, Some(fork)) => {
+                let senders = ends.into_iter().map(|end| end.sender).collect();
+                Self::Several(Box::new(Fan::new(senders, fork)))
+            }
+        }
+    }
+
+    /// Room for so many messages, and as many blank envelopes where there are such?
+    #[inline]
+    pub(crate) fn poll_room(&mut self, messages: usize, waker: &Waker) -> Answer {
+        match self {
+            Self::Nobody => Answer::Never,
+            Self::One(sender) if messages == 1 => sender.poll_room(waker),
+            Self::One(sender) => sender.poll_room_for(messages, waker),
+            Self::Several(fan) => fan.poll_room(messages, waker),
+        }
+    }
+
+    /// As `poll_room`, of a writer that waits for something else and asks again after that.
+    #[inline]
+    pub(crate) fn look_for_room(&mut self, messages: usize, waker: &Waker) -> Answer {
+        match self {
+            Self::One(sender) if messages == 1 => sender.look_for_room(waker),
+            _ => self.poll_room(messages, waker),
+        }
+    }
+
+    /// Anybody to send to?
+    pub(crate) fn poll_open(&mut self, waker: &Waker) -> Answer {
+        // Kept for the end, which is all that can change it.
+        self.watch(waker);
+        let closed = matches!(self, Self::Nobody) || self.readers_gone();
+        if closed { Answer::Never } else { Answer::Yes }
+    }
+
+    /// Room for this message?
+    pub(crate) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
+        match self {
+            Self::Nobody => Answer::Never,
+            Self::One(sender) => sender.poll_queue(waker),
+            Self::Several(fan) => fan.poll_send(message, waker),
+        }
+    }
+
+    /// A blank envelope, where there are such?
+    pub(crate) fn poll_blank(&mut self, waker: &Waker) -> Answer {
+        match self {
+            Self::Nobody => Answer::Never,
+            Self::One(sender) => sender.poll_blank(waker),
+            Self::Several(fan) => fan.poll_blank(waker),
+        }
+    }
+
+    /// A blank envelope, if there is one; an error if there are none at all.
+    pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
+        match self {
+            Self::Nobody => Err(self.closed()),
+            Self::One(sender) => sender.blank(),
+            Self::Several(fan) => fan.blank(),
+        }
+    }
+
+    /// Sends a message, if there is room; otherwise it comes back. `origin`: the stream that it carries.
+    #[inline]
+    pub(crate) fn try_send(&mut self, parcel: Parcel<M>, origin: Option<&Stream>) -> Result<Result<(), Parcel<M>>> {
+        match self {
+            Self::One(sender) if !sender.reader_gone() => sender.try_send(parcel, origin),
+            Self::Several(fan) if !fan.is_closed() => fan.try_send(parcel, origin),
+            _ => Err(self.closed()),
+        }
+    }
+
+    /// Sends a message to whoever has room: what each did, and the message if nobody took it.
+    pub(crate) fn offer(
+        &mut self,
+        parcel: Parcel<M>,
+        origin: Option<&Stream>,
+    ) -> Result<(Vec<Outcome>, Option<Parcel<M>>)> {
+        match self {
+            Self::Nobody => Ok((Vec::new(), Some(parcel))),
+            Self::One(sender) if sender.reader_gone() => Ok((vec![Outcome::Closed], Some(parcel))),
+            Self::One(sender) => Ok(match sender.try_send(parcel, origin)? {
+                Ok(()) => (vec![Outcome::Sent], None),
+                Err(kept) => (vec![Outcome::Full], Some(kept)),
+            }),
+            Self::Several(fan) => fan.offer(parcel, origin),
+        }
+    }
+
+    /// What the host has to wait for before it can copy the message that came back.
+    pub(crate) fn pending(&mut self) -> Option<HostAccess> {
+        match self {
+            Self::Several(fan) => fan.pending(),
+            _ => None,
+        }
+    }
+
+    /// Keeps the waker for the next change.
+    pub(crate) fn watch(&self, waker: &Waker) {
+        match self {
+            Self::Nobody => {}
+            Self::One(sender) => sender.watch(waker),
+            Self::Several(fan) => fan.watch(waker),
+        }
+    }
+
+    /// There are readers, and all have ended.
+    pub(crate) fn readers_gone(&self) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::One(sender) => sender.reader_gone(),
+            Self::Several(fan) => fan.is_closed(),
+        }
+    }
+
+    /// Why nothing can be sent.
+    pub(crate) fn closed(&self) -> Error {
+        let why = match self {
+            Self::Nobody => "this output was closed".into(),
+            Self::One(sender) => format!("the reader of hub `{}` has ended", sender.hub()),
+            Self::Several(fan) => format!("all {} readers have ended", fan.count()),
+        };
+        Error::new(ErrorKind::Closed, why)
+    }
+}
+
+impl<M: Message> fmt::Debug for Outlet<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nobody => f.write_str("closed"),
+            Self::One(sender) => sender.fmt(f),
+            Self::Several(fan) => fan.fmt(f),
+        }
+    }
+}
