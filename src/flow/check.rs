@@ -1,9 +1,9 @@
 //! What can be known before a flow runs: every problem is found and all are reported at once; then each hub's size and
 //! place follow.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, io, thread::available_parallelism};
 
-use super::{Connection, Flow};
+use super::{Connection, Flow, spawn, thread};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
@@ -19,6 +19,7 @@ pub(super) fn plan(flow: &Flow) -> Result<Vec<LinkPlan>> {
     names(flow, &mut problems);
     ports(flow, &mut problems);
     pools(flow, &mut problems);
+    cores(flow, &mut problems);
     let plans = hubs(flow, &mut problems);
     if problems.is_empty() {
         warn_of_small_pools(flow);
@@ -90,6 +91,31 @@ fn pools(flow: &Flow, problems: &mut Vec<String>) {
                  own device, or put it on the pool's",
                 pool.name()
             ));
+        }
+    }
+}
+
+/// Every core that a thread is to be pinned to is one that it can be pinned to.
+fn cores(flow: &Flow, problems: &mut Vec<String>) {
+    if spawn::in_simulation() {
+        return;
+    }
+    for entry in &flow.entries {
+        if let Some(core) = lock(&entry.place).own_thread.and_then(|plan| plan.core)
+            && let Err(error) = thread::try_core(core)
+        {
+            let name = &entry.name;
+            problems.push(match error.kind() {
+                io::ErrorKind::Unsupported => format!(
+                    "operator `{name}` is to be pinned to core {core}, and this system has no pinning: leave it \
+                     unpinned, with `on_own_thread`"
+                ),
+                _ => format!(
+                    "operator `{name}` is to be pinned to core {core}, and this process has no such core: cores are \
+                     counted from 0, and it has {}",
+                    available_parallelism().map_or("less".to_string(), |count| count.to_string())
+                ),
+            });
         }
     }
 }

@@ -3,6 +3,8 @@
 //! One task keeps the flow (`drive`); each operator has a task of its own, which says through a channel how it ended and
 //! gives the operator back. The keeper waits for those, for a word from outside (stop, abort), and for rest.
 //!
+//! An operator with a [thread of its own](super::thread) is sent there for each phase, and comes back from it.
+//!
 //! ```text
 //!   hubs, kernels ──> start, one by one ──> all run ──> stop, one by one ──> report
 //!         │ error           │ error            │ first error: abort the others
@@ -28,7 +30,7 @@ use std::{
 use futures::task::AtomicWaker;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{MakeLink, Report, Running, spawn::spawn};
+use super::{MakeLink, Report, Running, spawn::spawn, thread::OwnThread};
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result},
@@ -38,13 +40,15 @@ use crate::{
         lane::OwnStreams,
         node::{Node, Rest},
         quiet::Tokens,
-        seat::{Ends, How, Seat, caught},
+        seat::{Ends, How, Seat, Tally, caught},
     },
     stream::Streams,
 };
 
 /// An operator that takes part.
 pub(super) struct Member {
+    /// Its number in the flow.
+    pub(super) index: usize,
     pub(super) name: Arc<str>,
     pub(super) device: Device,
     pub(super) streams: OwnStreams,
@@ -87,23 +91,48 @@ impl Control {
     }
 }
 
-/// How it ended, and the operators.
+/// How it ended, and the operators by their numbers, where they are wanted back.
 pub(super) struct Finished {
     pub(super) outcome: Result<Report>,
-    pub(super) seats: Vec<Box<dyn Seat>>,
+    pub(super) seats: Vec<(usize, Box<dyn Seat>)>,
+}
+
+/// A run that is about to begin.
+pub(super) struct Start {
+    pub(super) name: Arc<str>,
+    pub(super) crew: Vec<Member>,
+    /// By the operators' numbers: those that have one.
+    pub(super) threads: Vec<Option<OwnThread>>,
+    pub(super) joints: Vec<Joint>,
+    pub(super) how: How,
+    /// The operators are wanted back. Otherwise each is dropped after its `stop`, where that ran.
+    pub(super) keep: bool,
 }
 
 /// Begins a run in the background.
-pub(super) fn launch(name: Arc<str>, crew: Vec<Member>, joints: Vec<Joint>, how: How) -> Running {
+pub(super) fn launch(start: Start) -> Running {
     let control = Arc::new(Control::default());
     let (tell, finished) = oneshot::channel();
-    let keeper = drive(crew, joints, control.clone(), how);
-    spawn(&format!("flow {name}"), async move {
-        let finished = keeper.await;
+    let name = format!("flow {}", start.name);
+    let told = control.clone();
+    spawn(&name, async move {
+        let finished = drive(start, told, &tell).await;
         // Nobody listens to a flow whose handle was dropped.
         let _ = tell.send(finished);
     });
     Running::new(control, finished)
+}
+
+/// Does something with an operator where it lives: on its own thread, or here. `None` if that thread is gone.
+async fn at_home<T, W>(threads: &[Option<OwnThread>], member: Member, work: impl FnOnce(Member) -> W) -> Option<T>
+where
+    T: Send + 'static,
+    W: Future<Output = T> + Send + 'static,
+{
+    match &threads[member.index] {
+        Some(thread) => thread.run(work(member)).await,
+        None => Some(work(member).await),
+    }
 }
 
 /// The task of one operator: polls `work` with the operator's waker, its device current, until it ends or is aborted.
@@ -135,7 +164,8 @@ async fn attended_to_the_end(device: &Device, work: impl Future<Output = Result<
     attended(&Node::alone(), &Device::host(), work).await
 }
 
-async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>, how: How) -> Finished {
+async fn drive(start: Start, control: Arc<Control>, tell: &oneshot::Sender<Finished>) -> Finished {
+    let Start { mut crew, threads, joints, how, keep, .. } = start;
     let clock = TickClock::start();
     let rest = Arc::new(Rest { tokens: Tokens::new(crew.len()), flow: AtomicWaker::new() });
     let nodes: Vec<_> = (0..crew.len()).map(|operator| Node::new(operator, &rest)).collect();
@@ -144,7 +174,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
     joints.iter().for_each(|joint| sources[joint.to.0] = false);
 
     for (member, node) in crew.iter_mut().zip(&nodes) {
-        let Member { name, device, streams, seat } = member;
+        let Member { name, device, streams, seat, .. } = member;
         seat.enter(name.clone(), device.clone(), streams.clone(), node.clone(), how);
     }
     let mut failure = None;
@@ -159,39 +189,64 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
         failure = compile(gpus(&crew)).await.err();
     }
     let setup = clock.elapsed();
-    for member in &mut crew {
+    let mut started = Vec::with_capacity(crew.len());
+    for member in crew {
         if failure.is_some() {
-            break;
+            started.push(member);
+            continue;
         }
-        let Member { name, device, seat, .. } = member;
-        let node = Node::alone();
-        let starting = until_abort(&control, attended(&node, device, seat.start()));
-        failure = starting.await.err().map(|error| error.at(operator(name)));
+        let (node, name) = (Node::alone(), member.name.clone());
+        let starting = at_home(&threads, member, |mut member| {
+            let node = node.clone();
+            async move {
+                let Member { device, seat, .. } = &mut member;
+                let outcome = caught(attended(&node, device, seat.start())).await;
+                (member, outcome)
+            }
+        });
+        let outcome = match abortable(&control, &node, starting).await {
+            Some((member, outcome)) => {
+                started.push(member);
+                outcome
+            }
+            None => Err(gone()),
+        };
+        failure = outcome.err().map(|error| error.at(operator(&name)));
     }
 
-    let crew = match failure {
-        None => {
-            let keeper =
-                Keeper { names: &names, nodes: &nodes, hubs: &hubs, sources: &sources, rest: &rest, control: &control };
-            let (crew, failed) = keeper.run(crew).await;
-            failure = failed;
-            crew
-        }
-        Some(_) => {
-            crew.iter_mut().for_each(|member| member.seat.close());
-            crew
-        }
-    };
-
-    let mut crew = crew;
+    let mut crew = started;
+    if failure.is_none() {
+        let keeper = Keeper {
+            names: &names,
+            nodes: &nodes,
+            threads: &threads,
+            hubs: &hubs,
+            sources: &sources,
+            rest: &rest,
+            control: &control,
+        };
+        (crew, failure) = keeper.run(crew).await;
+    } else {
+        crew.iter_mut().for_each(|member| member.seat.close());
+    }
     if failure.is_none() {
         failure = done(&mut crew, &hubs, &control).await.err();
     }
 
     let mut report = Report { setup, ..Report::default() };
     let mut seats = Vec::with_capacity(crew.len());
-    for Member { name, device, mut seat, .. } in crew {
-        let stopped = attended_to_the_end(&device, seat.stop()).await;
+    for member in crew {
+        let (index, name) = (member.index, member.name.clone());
+        let keep = keep && !tell.is_closed();
+        let stopping = at_home(&threads, member, |member| stop(member, keep));
+        let stopped = match stopping.await {
+            Some((tally, seat, stopped)) => {
+                report.add(name.clone(), &tally, &clock);
+                seats.extend(seat.map(|seat| (index, seat)));
+                stopped
+            }
+            None => Err(gone()),
+        };
         if let Err(error) = stopped {
             let error = error.at(operator(&name));
             match &failure {
@@ -199,8 +254,9 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
                 Some(_) => tracing::warn!(%error, "an operator's stop failed after the flow had"),
             }
         }
-        report.add(name, &seat.tally(), &clock);
-        seats.push(seat);
+    }
+    for thread in threads.into_iter().flatten() {
+        thread.end().await;
     }
     report.untaken = hubs.iter().map(|hub| hub.state.untaken() as u64).sum();
     report.elapsed = clock.elapsed();
@@ -212,6 +268,21 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
         }
     };
     Finished { outcome, seats }
+}
+
+/// An operator's last phase. The operator comes back if it is to be kept, and is dropped here if not.
+async fn stop(member: Member, keep: bool) -> (Tally, Option<Box<dyn Seat>>, Result<()>) {
+    let Member { device, mut seat, .. } = member;
+    let stopped = attended_to_the_end(&device, seat.stop()).await;
+    let tally = seat.tally();
+    if keep {
+        return (tally, Some(seat), stopped);
+    }
+    let dropped = caught(async {
+        drop(seat);
+        Ok(())
+    });
+    (tally, None, stopped.and(dropped.await))
 }
 
 fn operator(name: &str) -> String {
@@ -281,14 +352,33 @@ async fn until_abort<T>(control: &Control, work: impl Future<Output = Result<T>>
     .await
 }
 
+/// `work`, whose node is told once the flow is aborted.
+async fn abortable<T>(control: &Control, node: &Arc<Node>, work: impl Future<Output = T>) -> T {
+    let (mut work, mut told) = (pin!(work), false);
+    poll_fn(|task| {
+        control.keeper.register(task.waker());
+        if !told && control.abort.load(Ordering::Acquire) {
+            told = true;
+            node.abort();
+        }
+        work.as_mut().poll(task)
+    })
+    .await
+}
+
 fn aborted() -> Error {
     Error::new(ErrorKind::Cancelled, "the flow was aborted")
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")
 }
 
 /// What the keeper looks after while the operators run.
 struct Keeper<'a> {
     names: &'a [Arc<str>],
     nodes: &'a [Arc<Node>],
+    threads: &'a [Option<OwnThread>],
     hubs: &'a [Hub],
     sources: &'a [bool],
     rest: &'a Rest,
@@ -297,7 +387,6 @@ struct Keeper<'a> {
 
 /// What a task says at its end.
 struct Ended {
-    index: usize,
     member: Member,
     outcome: Result<()>,
 }
@@ -308,10 +397,10 @@ impl Keeper<'_> {
         let (tell, mut ended) = mpsc::unbounded_channel();
         let mut back: Vec<Option<Member>> = crew.iter().map(|_| None).collect();
         let mut left = crew.len();
-        for (index, (mut member, node)) in crew.into_iter().zip(self.nodes).enumerate() {
+        for (mut member, node) in crew.into_iter().zip(self.nodes) {
             let (tell, node) = (tell.clone(), node.clone());
-            let task_name = member.name.clone();
-            spawn(&task_name, async move {
+            let (index, name) = (member.index, member.name.clone());
+            let task = async move {
                 // Also what is dropped at an abort may panic; whatever happens, this task says that it has ended.
                 let running = caught(attended(&node, &member.device, member.seat.run())).await;
                 // What an abort left open. Its token goes after its ports have closed: their closing may wake others.
@@ -321,8 +410,12 @@ impl Keeper<'_> {
                 });
                 let outcome = running.and(closing.await);
                 node.end();
-                let _ = tell.send(Ended { index, member, outcome });
-            });
+                let _ = tell.send(Ended { member, outcome });
+            };
+            match &self.threads[index] {
+                Some(thread) => thread.spawn(task),
+                None => spawn(&name, task),
+            }
         }
         drop(tell);
 
@@ -340,12 +433,11 @@ impl Keeper<'_> {
                             self.nodes.iter().for_each(|node| node.abort());
                         }
                     }
-                    back[ended.index] = Some(ended.member);
+                    let index = ended.member.index;
+                    back[index] = Some(ended.member);
                 }
                 Next::Gone => {
-                    failure.get_or_insert_with(|| {
-                        Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")
-                    });
+                    failure.get_or_insert_with(gone);
                     break;
                 }
                 Next::Stop => {

@@ -9,6 +9,7 @@ mod drive;
 mod report;
 mod running;
 mod spawn;
+mod thread;
 
 use std::{
     any::Any,
@@ -38,6 +39,7 @@ use crate::{
     stream::{CompletionMode, StreamPool},
     sync::lock,
 };
+use thread::OwnThread;
 
 /// Operators and the hubs between them.
 ///
@@ -80,6 +82,13 @@ struct Entry {
 struct Place {
     device: Option<Device>,
     streams: OwnStreams,
+    own_thread: Option<ThreadPlan>,
+}
+
+/// An operator's own thread, as asked for.
+#[derive(Clone, Copy, Debug)]
+struct ThreadPlan {
+    core: Option<usize>,
 }
 
 /// One end of a hub, for the port that it belongs to.
@@ -141,6 +150,48 @@ impl<H> Added<H> {
     #[must_use]
     pub fn without_own_stream(self) -> Self {
         lock(&self.place).streams = OwnStreams::None;
+        self
+    }
+
+    /// Runs the operator on a thread of its own, which has its name: `start`, every run, `may_run`, `after` and `stop`, and
+    /// the drop of what an abort interrupts. For one that blocks, or whose library wants to be called from one thread
+    /// alone. The thread begins with the flow and is gone when the flow has ended.
+    ///
+    /// It may block as long as it likes: the runtime's other tasks go on meanwhile, on a runtime of one thread too. Only
+    /// its own flow may have to wait for it: for its messages, and, when it is stopped or aborted, for the end of what it
+    /// is doing, since it is dropped at its next `await`. Tokio's timers, sockets and `tokio::spawn` work there as
+    /// anywhere, and so does what refuses to block on a worker, such as `blocking_recv`.
+    ///
+    /// A flow that was [spawned](Flow::spawn) drops the operator there as well; [`Flow::run`] keeps it for the next
+    /// run, on another thread. In a [`Simulation`](crate::device::Simulation), which has no threads, it is a task like
+    /// any other.
+    ///
+    /// ```
+    /// use wakeline::{prelude::*, operator::{sink, source}};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut flow = Flow::new("compress");
+    /// let mut blocks = (0..4_u8).map(|n| vec![n; 1 << 10]);
+    /// let read = flow.add("read", source(move || std::future::ready(Ok(blocks.next()))));
+    /// let write = flow.add("write", sink(async |block: Vec<u8>| Ok(std::fs::write("/dev/null", block)?)));
+    /// flow.connect(read.output, write.input);
+    /// let _write = write.on_own_thread();
+    /// flow.run().await?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn on_own_thread(self) -> Self {
+        lock(&self.place).own_thread = Some(ThreadPlan { core: None });
+        self
+    }
+
+    /// As [`on_own_thread`](Self::on_own_thread), with the thread pinned to a core of the machine, counted from 0. A core
+    /// that it cannot be pinned to is an error before the flow runs; so is every core where the system has no pinning
+    /// (all but Linux).
+    #[must_use]
+    pub fn on_own_thread_pinned(self, core: usize) -> Self {
+        lock(&self.place).own_thread = Some(ThreadPlan { core: Some(core) });
         self
     }
 
@@ -232,26 +283,29 @@ impl Flow {
     /// Dropping the future aborts the flow: every operator's `stop` still runs, in the background, while the runtime
     /// lives. The operators are gone with it: a further `run` is an error.
     pub async fn run(&mut self) -> Result<Report> {
-        let mut running = self.launch()?;
+        let mut running = self.launch(true)?;
         let outcome = (&mut running).await;
-        for (entry, seat) in self.entries.iter_mut().zip(running.seats()) {
-            entry.seat = Some(seat);
+        for (operator, seat) in running.seats() {
+            self.entries[operator].seat = Some(seat);
         }
         outcome
     }
 
-    /// Runs the flow in the background, on the present tokio runtime.
+    /// Runs the flow in the background, on the present tokio runtime. Each operator is dropped after its `stop`, before
+    /// the [`Running`] resolves.
     ///
     /// # Errors
     /// As [`run`](Self::run), for what can be known before anything runs.
     pub fn spawn(mut self) -> Result<Running> {
-        self.launch()
+        self.launch(false)
     }
 
-    fn launch(&mut self) -> Result<Running> {
+    /// `keep`: the operators are wanted back.
+    fn launch(&mut self, keep: bool) -> Result<Running> {
         let plans = check::plan(self)?;
         spawn::require_runtime()?;
-        let crew = self.entries.iter_mut().map(|entry| {
+        let threads = self.threads()?;
+        let crew = self.entries.iter_mut().enumerate().map(|(index, entry)| {
             let (device, streams) = {
                 let place = lock(&entry.place);
                 (place.device.clone().unwrap_or_else(Device::host), place.streams.clone())
@@ -259,10 +313,10 @@ impl Flow {
             let seat = entry.seat.take().ok_or_else(|| {
                 Error::new(ErrorKind::Usage, format!("flow `{}` was aborted: its operators are gone", self.name))
             })?;
-            Ok(drive::Member { name: entry.name.clone(), device, streams, seat })
+            Ok(drive::Member { index, name: entry.name.clone(), device, streams, seat })
         });
         let crew = crew.collect::<Result<Vec<_>>>()?;
-        let hubs = plans
+        let joints = plans
             .into_iter()
             .zip(&self.connections)
             .map(|(plan, connection)| {
@@ -270,7 +324,17 @@ impl Flow {
                 drive::Joint { plan, make: connection.make, from: port(connection.from), to: port(connection.to) }
             })
             .collect();
-        Ok(drive::launch(self.name.clone(), crew, hubs, How { mode: self.mode, timed: self.device_times }))
+        let how = How { mode: self.mode, timed: self.device_times };
+        Ok(drive::launch(drive::Start { name: self.name.clone(), crew, threads, joints, how, keep }))
+    }
+
+    /// The threads of those operators that have one of their own.
+    fn threads(&self) -> Result<Vec<Option<OwnThread>>> {
+        let threads = self.entries.iter().map(|entry| {
+            let plan = lock(&entry.place).own_thread.filter(|_| !spawn::in_simulation());
+            plan.map(|plan| OwnThread::start(&entry.name, plan.core)).transpose()
+        });
+        threads.collect()
     }
 }
 

@@ -7,10 +7,15 @@ use crate::{
 
 /// An error where there is no runtime to run on.
 pub(super) fn require_runtime() -> Result<()> {
-    if simulation::current().is_some() || tokio::runtime::Handle::try_current().is_ok() {
+    if in_simulation() || tokio::runtime::Handle::try_current().is_ok() {
         return Ok(());
     }
     Err(Error::new(ErrorKind::Usage, "a flow runs on a tokio runtime, and there is none here: call it inside one"))
+}
+
+/// True where there are no threads.
+pub(super) fn in_simulation() -> bool {
+    simulation::current().is_some()
 }
 
 /// Runs a task in the background. It says of itself, through a channel, how it ended.
