@@ -13,8 +13,8 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`flow`] | build, check, run: [`Flow`], [`Running`], [`Report`] |
-//! | [`operator`] | [`Operator`], its [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`] |
+//! | [`flow`] | build, check, run: [`Flow`], [`LocalFlow`](flow::LocalFlow), [`Running`], [`Report`] |
+//! | [`operator`] | [`Operator`], [`LocalOperator`](operator::LocalOperator), their [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`] |
 //! | `condition` | when may an operator run |
 //! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |

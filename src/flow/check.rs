@@ -19,7 +19,7 @@ pub(super) fn plan(flow: &Flow) -> Result<Vec<LinkPlan>> {
     names(flow, &mut problems);
     ports(flow, &mut problems);
     pools(flow, &mut problems);
-    cores(flow, &mut problems);
+    own_threads(flow, &mut problems);
     let plans = hubs(flow, &mut problems);
     if problems.is_empty() {
         warn_of_small_pools(flow);
@@ -95,16 +95,20 @@ fn pools(flow: &Flow, problems: &mut Vec<String>) {
     }
 }
 
-/// Every core that a thread is to be pinned to is one that it can be pinned to.
-fn cores(flow: &Flow, problems: &mut Vec<String>) {
-    if spawn::in_simulation() {
-        return;
-    }
+/// Who gets a thread of its own can go there, and each core that one is to be pinned to is there.
+fn own_threads(flow: &Flow, problems: &mut Vec<String>) {
     for entry in &flow.entries {
-        if let Some(core) = lock(&entry.place).own_thread.and_then(|plan| plan.core)
-            && let Err(error) = thread::try_core(core)
-        {
-            let name = &entry.name;
+        let Some(plan) = lock(&entry.place).own_thread else { continue };
+        let name = &entry.name;
+        if entry.stays {
+            problems.push(format!(
+                "operator `{name}` is to have a thread of its own, and a `LocalOperator` stays on its flow's: make it an \
+                 `Operator`, or leave it there"
+            ));
+        }
+        // In a simulation there are no threads.
+        let Some(core) = plan.core.filter(|_| !spawn::in_simulation()) else { continue };
+        if let Err(error) = thread::try_core(core) {
             problems.push(match error.kind() {
                 io::ErrorKind::Unsupported => format!(
                     "operator `{name}` is to be pinned to core {core}, and this system has no pinning: leave it \

@@ -30,7 +30,11 @@ use std::{
 use futures::task::AtomicWaker;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{MakeLink, Report, Running, spawn::spawn, thread::OwnThread};
+use super::{
+    MakeLink, Report, Running,
+    spawn::{Threads, spawn},
+    thread::{OwnThread, at_home},
+};
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result},
@@ -101,8 +105,9 @@ pub(super) struct Finished {
 pub(super) struct Start {
     pub(super) name: Arc<str>,
     pub(super) crew: Vec<Member>,
+    pub(super) threads: Threads,
     /// By the operators' numbers: those that have one.
-    pub(super) threads: Vec<Option<OwnThread>>,
+    pub(super) own_threads: Vec<Option<OwnThread>>,
     pub(super) joints: Vec<Joint>,
     pub(super) how: How,
     /// The operators are wanted back. Otherwise each is dropped after its `stop`, where that ran.
@@ -115,24 +120,12 @@ pub(super) fn launch(start: Start) -> Running {
     let (tell, finished) = oneshot::channel();
     let name = format!("flow {}", start.name);
     let told = control.clone();
-    spawn(&name, async move {
+    spawn(start.threads, &name, async move {
         let finished = drive(start, told, &tell).await;
         // Nobody listens to a flow whose handle was dropped.
         let _ = tell.send(finished);
     });
     Running::new(control, finished)
-}
-
-/// Does something with an operator where it lives: on its own thread, or here. `None` if that thread is gone.
-async fn at_home<T, W>(threads: &[Option<OwnThread>], member: Member, work: impl FnOnce(Member) -> W) -> Option<T>
-where
-    T: Send + 'static,
-    W: Future<Output = T> + Send + 'static,
-{
-    match &threads[member.index] {
-        Some(thread) => thread.run(work(member)).await,
-        None => Some(work(member).await),
-    }
 }
 
 /// The task of one operator: polls `work` with the operator's waker, its device current, until it ends or is aborted.
@@ -165,7 +158,7 @@ async fn attended_to_the_end(device: &Device, work: impl Future<Output = Result<
 }
 
 async fn drive(start: Start, control: Arc<Control>, tell: &oneshot::Sender<Finished>) -> Finished {
-    let Start { mut crew, threads, joints, how, keep, .. } = start;
+    let Start { mut crew, threads, own_threads, joints, how, keep, .. } = start;
     let clock = TickClock::start();
     let rest = Arc::new(Rest { tokens: Tokens::new(crew.len()), flow: AtomicWaker::new() });
     let nodes: Vec<_> = (0..crew.len()).map(|operator| Node::new(operator, &rest)).collect();
@@ -196,14 +189,7 @@ async fn drive(start: Start, control: Arc<Control>, tell: &oneshot::Sender<Finis
             continue;
         }
         let (node, name) = (Node::alone(), member.name.clone());
-        let starting = at_home(&threads, member, |mut member| {
-            let node = node.clone();
-            async move {
-                let Member { device, seat, .. } = &mut member;
-                let outcome = caught(attended(&node, device, seat.start())).await;
-                (member, outcome)
-            }
-        });
+        let starting = at_home(own_threads[member.index].as_ref(), first_phase(member, node.clone()));
         let outcome = match abortable(&control, &node, starting).await {
             Some((member, outcome)) => {
                 started.push(member);
@@ -219,7 +205,8 @@ async fn drive(start: Start, control: Arc<Control>, tell: &oneshot::Sender<Finis
         let keeper = Keeper {
             names: &names,
             nodes: &nodes,
-            threads: &threads,
+            threads,
+            own_threads: &own_threads,
             hubs: &hubs,
             sources: &sources,
             rest: &rest,
@@ -238,7 +225,7 @@ async fn drive(start: Start, control: Arc<Control>, tell: &oneshot::Sender<Finis
     for member in crew {
         let (index, name) = (member.index, member.name.clone());
         let keep = keep && !tell.is_closed();
-        let stopping = at_home(&threads, member, |member| stop(member, keep));
+        let stopping = at_home(own_threads[index].as_ref(), last_phase(member, keep));
         let stopped = match stopping.await {
             Some((tally, seat, stopped)) => {
                 report.add(name.clone(), &tally, &clock);
@@ -255,7 +242,7 @@ async fn drive(start: Start, control: Arc<Control>, tell: &oneshot::Sender<Finis
             }
         }
     }
-    for thread in threads.into_iter().flatten() {
+    for thread in own_threads.into_iter().flatten() {
         thread.end().await;
     }
     report.untaken = hubs.iter().map(|hub| hub.state.untaken() as u64).sum();
@@ -270,8 +257,15 @@ async fn drive(start: Start, control: Arc<Control>, tell: &oneshot::Sender<Finis
     Finished { outcome, seats }
 }
 
-/// An operator's last phase. The operator comes back if it is to be kept, and is dropped here if not.
-async fn stop(member: Member, keep: bool) -> (Tally, Option<Box<dyn Seat>>, Result<()>) {
+/// An operator's `start`.
+async fn first_phase(mut member: Member, node: Arc<Node>) -> (Member, Result<()>) {
+    let Member { device, seat, .. } = &mut member;
+    let outcome = caught(attended(&node, device, seat.start())).await;
+    (member, outcome)
+}
+
+/// An operator's `stop`. It comes back if it is to be kept, and is dropped here if not.
+async fn last_phase(member: Member, keep: bool) -> (Tally, Option<Box<dyn Seat>>, Result<()>) {
     let Member { device, mut seat, .. } = member;
     let stopped = attended_to_the_end(&device, seat.stop()).await;
     let tally = seat.tally();
@@ -378,7 +372,8 @@ fn gone() -> Error {
 struct Keeper<'a> {
     names: &'a [Arc<str>],
     nodes: &'a [Arc<Node>],
-    threads: &'a [Option<OwnThread>],
+    threads: Threads,
+    own_threads: &'a [Option<OwnThread>],
     hubs: &'a [Hub],
     sources: &'a [bool],
     rest: &'a Rest,
@@ -412,9 +407,9 @@ impl Keeper<'_> {
                 node.end();
                 let _ = tell.send(Ended { member, outcome });
             };
-            match &self.threads[index] {
+            match &self.own_threads[index] {
                 Some(thread) => thread.spawn(task),
-                None => spawn(&name, task),
+                None => spawn(self.threads, &name, task),
             }
         }
         drop(tell);

@@ -6,6 +6,7 @@
 
 mod check;
 mod drive;
+mod local;
 mod report;
 mod running;
 mod spawn;
@@ -21,6 +22,7 @@ use std::{
     },
 };
 
+pub use local::LocalFlow;
 pub use report::{OperatorReport, Report};
 pub use running::Running;
 
@@ -39,6 +41,7 @@ use crate::{
     stream::{CompletionMode, StreamPool},
     sync::lock,
 };
+use spawn::Threads;
 use thread::OwnThread;
 
 /// Operators and the hubs between them.
@@ -66,6 +69,7 @@ pub struct Flow {
     connections: Vec<Connection>,
     mode: CompletionMode,
     device_times: bool,
+    threads: Threads,
 }
 
 /// An operator of a flow.
@@ -75,6 +79,8 @@ struct Entry {
     seat: Option<Box<dyn Seat>>,
     ports: Vec<PortDecl>,
     place: Arc<Mutex<Place>>,
+    /// It cannot leave its thread.
+    stays: bool,
 }
 
 /// Where an operator is to run.
@@ -226,6 +232,7 @@ impl Flow {
             connections: Vec::new(),
             mode: CompletionMode::default(),
             device_times: false,
+            threads: Threads::Any,
         }
     }
 
@@ -252,7 +259,7 @@ impl Flow {
         let name: Arc<str> = name.into().into();
         let place = Arc::new(Mutex::new(Place::default()));
         let (seat, ports, handles) = seat::seat(operator, self.id, self.entries.len());
-        self.entries.push(Entry { name: name.clone(), seat: Some(seat), ports, place: place.clone() });
+        self.entries.push(Entry { name: name.clone(), seat: Some(seat), ports, place: place.clone(), stays: false });
         Added { handles, name, place }
     }
 
@@ -303,8 +310,8 @@ impl Flow {
     /// `keep`: the operators are wanted back.
     fn launch(&mut self, keep: bool) -> Result<Running> {
         let plans = check::plan(self)?;
-        spawn::require_runtime()?;
-        let threads = self.threads()?;
+        spawn::require_runtime(self.threads)?;
+        let own_threads = self.own_threads()?;
         let crew = self.entries.iter_mut().enumerate().map(|(index, entry)| {
             let (device, streams) = {
                 let place = lock(&entry.place);
@@ -325,11 +332,19 @@ impl Flow {
             })
             .collect();
         let how = How { mode: self.mode, timed: self.device_times };
-        Ok(drive::launch(drive::Start { name: self.name.clone(), crew, threads, joints, how, keep }))
+        Ok(drive::launch(drive::Start {
+            name: self.name.clone(),
+            crew,
+            threads: self.threads,
+            own_threads,
+            joints,
+            how,
+            keep,
+        }))
     }
 
     /// The threads of those operators that have one of their own.
-    fn threads(&self) -> Result<Vec<Option<OwnThread>>> {
+    fn own_threads(&self) -> Result<Vec<Option<OwnThread>>> {
         let threads = self.entries.iter().map(|entry| {
             let plan = lock(&entry.place).own_thread.filter(|_| !spawn::in_simulation());
             plan.map(|plan| OwnThread::start(&entry.name, plan.core)).transpose()

@@ -66,7 +66,7 @@ impl OwnThread {
     }
 
     /// What a future comes to on that thread. `None` if the thread is gone.
-    pub(super) async fn run<T: Send + 'static>(&self, job: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    async fn run<T: Send + 'static>(&self, job: impl Future<Output = T> + Send + 'static) -> Option<T> {
         let (tell, told) = oneshot::channel();
         self.spawn(job.map(|output| _ = tell.send(output)));
         told.await.ok()
@@ -76,6 +76,18 @@ impl OwnThread {
     pub(super) async fn end(self) {
         drop(self.jobs);
         let _ = tokio::task::spawn_blocking(|| self.thread.join()).await;
+    }
+}
+
+/// What an operator's future comes to where the operator lives: on its own thread, or here. `None` if that thread is
+/// gone.
+pub(super) async fn at_home<T: Send + 'static>(
+    own: Option<&OwnThread>,
+    work: impl Future<Output = T> + Send + 'static,
+) -> Option<T> {
+    match own {
+        Some(thread) => thread.run(work).await,
+        None => Some(work.await),
     }
 }
 
