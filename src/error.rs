@@ -11,7 +11,7 @@
 //! | [`DeviceLost`](ErrorKind::DeviceLost) | the work that was there is gone: start again in a new process |
 //! | [`Race`](ErrorKind::Race) | two accesses that nothing orders: add what the message says is missing |
 //! | [`Kernel`](ErrorKind::Kernel) | mend the kernel's source; the compiler's log is in the message |
-//! | [`Setup`](ErrorKind::Setup) | the flow was put together wrongly; nothing has run |
+//! | [`Setup`](ErrorKind::Setup) | the flow was put together or configured wrongly; nothing has run |
 //! | [`Usage`](ErrorKind::Usage) | a call that cannot be carried out as it was made |
 //! | [`Stalled`](ErrorKind::Stalled) | operators wait for each other; the message says who for what |
 //! | [`Operator`](ErrorKind::Operator) | an operator's own error: look at its cause |
@@ -41,7 +41,7 @@ pub enum ErrorKind {
     Race,
     /// A kernel could not be compiled, loaded or found.
     Kernel,
-    /// A flow was put together wrongly; nothing has run.
+    /// A flow was put together or configured wrongly; nothing has run.
     Setup,
     /// A call that cannot be carried out as it was made.
     Usage,

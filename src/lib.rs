@@ -13,10 +13,11 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`flow`] | build, check, run: [`Flow`], [`Running`], [`Report`] |
-//! | [`operator`] | [`Operator`], its [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`] |
+//! | [`flow`] | build, check, run: [`Flow`], [`LocalFlow`](flow::LocalFlow), [`Running`], [`Report`] |
+//! | [`operator`] | [`Operator`], [`LocalOperator`](operator::LocalOperator), their [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`] |
 //! | [`condition`] | when may an operator run |
 //! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies |
+//! | `config` | with the feature of that name: operators' parameters from files, the environment and the program |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
 //! | [`memory`] | [`Buffer`], and who uses it when; work of [other libraries](Stream::external) |
 //! | [`stream`] | [`Stream`], [`StreamPool`], [`Ticket`](stream::Ticket), [`Completed`](stream::Completed), [`Event`](stream::Event) |
@@ -38,6 +39,9 @@
 extern crate self as wakeline;
 
 pub mod condition;
+#[cfg(feature = "config")]
+#[cfg_attr(docsrs, doc(cfg(feature = "config")))]
+pub mod config;
 #[allow(unsafe_code)]
 pub mod device;
 mod error;
@@ -50,6 +54,8 @@ pub mod operator;
 pub mod stream;
 mod sync;
 
+#[cfg(feature = "config")]
+pub use config::Config;
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
 pub use flow::{Flow, Report, Running};

@@ -1,9 +1,9 @@
 //! What can be known before a flow runs: every problem is found and all are reported at once; then each hub's size and
 //! place follow.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, io, thread::available_parallelism};
 
-use super::{Checked, Connection, Copied, Flow};
+use super::{Checked, Connection, Copied, Flow, spawn, thread};
 use crate::{
     condition::{self, PortFacts, PortId, Room},
     device::Device,
@@ -21,6 +21,7 @@ pub(super) fn plan(flow: &Flow) -> Result<(Vec<LinkPlan>, Checked)> {
     ports(flow, &mut problems);
     pools(flow, &mut problems);
     conditions(flow, &mut problems);
+    own_threads(flow, &mut problems);
     let plans = hubs(flow, &mut problems);
     if problems.is_empty() {
         warn_of_small_pools(flow);
@@ -144,6 +145,35 @@ fn pools(flow: &Flow, problems: &mut Vec<String>) {
                  own device, or put it on the pool's",
                 pool.name()
             ));
+        }
+    }
+}
+
+/// Who gets a thread of its own can go there, and each core that one is to be pinned to is there.
+fn own_threads(flow: &Flow, problems: &mut Vec<String>) {
+    for entry in &flow.entries {
+        let Some(plan) = lock(&entry.place).own_thread else { continue };
+        let name = &entry.name;
+        if entry.stays {
+            problems.push(format!(
+                "operator `{name}` is to have a thread of its own, and a `LocalOperator` stays on its flow's: make it an \
+                 `Operator`, or leave it there"
+            ));
+        }
+        // In a simulation there are no threads.
+        let Some(core) = plan.core.filter(|_| !spawn::in_simulation()) else { continue };
+        if let Err(error) = thread::try_core(core) {
+            problems.push(match error.kind() {
+                io::ErrorKind::Unsupported => format!(
+                    "operator `{name}` is to be pinned to core {core}, and this system has no pinning: leave it \
+                     unpinned, with `on_own_thread`"
+                ),
+                _ => format!(
+                    "operator `{name}` is to be pinned to core {core}, and this process has no such core: cores are \
+                     counted from 0, and it has {}",
+                    available_parallelism().map_or("less".to_string(), |count| count.to_string())
+                ),
+            });
         }
     }
 }

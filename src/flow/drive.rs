@@ -3,6 +3,8 @@
 //! One task keeps the flow (`drive`); each operator has a task of its own, which says through a channel how it ended and
 //! gives the operator back. The keeper waits for those, for a word from outside (stop, abort), and for rest.
 //!
+//! An operator with a [thread of its own](super::thread) is sent there for each phase, and comes back from it.
+//!
 //! ```text
 //!   hubs, kernels ──> start, one by one ──> all run ──> stop, one by one ──> report
 //!         │ error           │ error            │ first error: abort the others
@@ -24,7 +26,12 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Report, Running, connect::MakeLink, spawn::spawn};
+use super::{
+    Report, Running,
+    connect::MakeLink,
+    spawn::{Threads, spawn},
+    thread::{OwnThread, at_home},
+};
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result},
@@ -33,13 +40,15 @@ use crate::{
     operator::{
         control::{Control, Hubs, Joined},
         node::Node,
-        seat::{Ends, Seat, caught},
+        seat::{Ends, Seat, Tally, caught},
     },
     stream::Streams,
 };
 
 /// An operator that takes part, in its surroundings.
 pub(super) struct Member {
+    /// Its number in the flow.
+    pub(super) index: usize,
     pub(super) name: Arc<str>,
     pub(super) device: Device,
     pub(super) seat: Box<dyn Seat>,
@@ -56,18 +65,30 @@ pub(super) struct Joint {
     pub(super) waits: bool,
 }
 
-/// How it ended, and the operators.
+/// How it ended, and the operators by their numbers, where they are wanted back.
 pub(super) struct Finished {
     pub(super) outcome: Result<Report>,
-    pub(super) seats: Vec<Box<dyn Seat>>,
+    pub(super) seats: Vec<(usize, Box<dyn Seat>)>,
+}
+
+/// A run that is about to begin.
+pub(super) struct Start {
+    pub(super) control: Arc<Control>,
+    pub(super) crew: Vec<Member>,
+    pub(super) threads: Threads,
+    /// By the operators' numbers: those that have one.
+    pub(super) own_threads: Vec<Option<OwnThread>>,
+    pub(super) joints: Vec<Joint>,
+    /// The operators are wanted back. Otherwise each is dropped after its `stop`, where that ran.
+    pub(super) keep: bool,
 }
 
 /// Begins a run in the background.
-pub(super) fn launch(control: Arc<Control>, crew: Vec<Member>, joints: Vec<Joint>) -> Running {
+pub(super) fn launch(start: Start) -> Running {
     let (tell, finished) = oneshot::channel();
-    let keeper = drive(crew, joints, control.clone());
-    spawn(&format!("flow {}", control.name), async move {
-        let finished = keeper.await;
+    let control = start.control.clone();
+    spawn(start.threads, &format!("flow {}", control.name), async move {
+        let finished = drive(start, &tell).await;
         // Nobody listens to a flow whose handle was dropped.
         let _ = tell.send(finished);
     });
@@ -103,7 +124,8 @@ async fn attended_to_the_end(device: &Device, work: impl Future<Output = Result<
     attended(&Node::alone(), &Device::host(), work).await
 }
 
-async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>) -> Finished {
+async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
+    let Start { control, mut crew, threads, own_threads, joints, keep } = start;
     let clock = TickClock::start();
     let first_to_stop = first_to_stop(crew.len(), &joints);
     let mut failure = None;
@@ -116,38 +138,55 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
         failure = compile(gpus(&crew)).await.err();
     }
     let setup = clock.elapsed();
-    for member in &mut crew {
+    let mut started = Vec::with_capacity(crew.len());
+    for member in crew {
         if failure.is_some() {
-            break;
+            started.push(member);
+            continue;
         }
-        let Member { name, device, seat, .. } = member;
-        let node = Node::alone();
-        let starting = until_abort(&control, attended(&node, device, seat.start()));
-        failure = starting.await.err().map(|error| error.at(operator(name)));
+        let (node, name) = (Node::alone(), member.name.clone());
+        let starting = at_home(own_threads[member.index].as_ref(), first_phase(member, node.clone()));
+        let outcome = match abortable(&control, &node, starting).await {
+            Some((member, outcome)) => {
+                started.push(member);
+                outcome
+            }
+            None => Err(gone()),
+        };
+        failure = outcome.err().map(|error| error.at(operator(&name)));
     }
 
-    let crew = match failure {
-        None => {
-            let keeper = Keeper { hubs: &hubs.all, first_to_stop: &first_to_stop, control: &control };
-            let (crew, failed) = keeper.run(crew).await;
-            failure = failed;
-            crew
-        }
-        Some(_) => {
-            crew.iter_mut().for_each(|member| member.seat.close());
-            crew
-        }
-    };
-
-    let mut crew = crew;
+    let mut crew = started;
+    if failure.is_none() {
+        let keeper = Keeper {
+            threads,
+            own_threads: &own_threads,
+            hubs: &hubs.all,
+            first_to_stop: &first_to_stop,
+            control: &control,
+        };
+        (crew, failure) = keeper.run(crew).await;
+    } else {
+        crew.iter_mut().for_each(|member| member.seat.close());
+    }
     if failure.is_none() {
         failure = done(&mut crew, &hubs.all, &control).await.err();
     }
 
     let mut report = Report { setup, ..Report::default() };
     let mut seats = Vec::with_capacity(crew.len());
-    for Member { name, device, mut seat, .. } in crew {
-        let stopped = attended_to_the_end(&device, seat.stop()).await;
+    for member in crew {
+        let (index, name) = (member.index, member.name.clone());
+        let keep = keep && !tell.is_closed();
+        let stopping = at_home(own_threads[index].as_ref(), last_phase(member, keep));
+        let stopped = match stopping.await {
+            Some((tally, seat, stopped)) => {
+                report.add(name.clone(), &tally, &clock);
+                seats.extend(seat.map(|seat| (index, seat)));
+                stopped
+            }
+            None => Err(gone()),
+        };
         if let Err(error) = stopped {
             let error = error.at(operator(&name));
             match &failure {
@@ -155,8 +194,9 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
                 Some(_) => tracing::warn!(%error, "an operator's stop failed after the flow had"),
             }
         }
-        report.add(name, &seat.tally(), &clock);
-        seats.push(seat);
+    }
+    for thread in own_threads.into_iter().flatten() {
+        thread.end().await;
     }
     report.untaken = hubs.all.iter().map(|hub| hub.state.untaken() as u64).sum();
     report.elapsed = clock.elapsed();
@@ -170,6 +210,28 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
         }
     };
     Finished { outcome, seats }
+}
+
+/// An operator's `start`.
+async fn first_phase(mut member: Member, node: Arc<Node>) -> (Member, Result<()>) {
+    let Member { device, seat, .. } = &mut member;
+    let outcome = caught(attended(&node, device, seat.start())).await;
+    (member, outcome)
+}
+
+/// An operator's `stop`. It comes back if it is to be kept, and is dropped here if not.
+async fn last_phase(member: Member, keep: bool) -> (Tally, Option<Box<dyn Seat>>, Result<()>) {
+    let Member { device, mut seat, .. } = member;
+    let stopped = attended_to_the_end(&device, seat.stop()).await;
+    let tally = seat.tally();
+    if keep {
+        return (tally, Some(seat), stopped);
+    }
+    let dropped = caught(async {
+        drop(seat);
+        Ok(())
+    });
+    (tally, None, stopped.and(dropped.await))
 }
 
 fn operator(name: &str) -> String {
@@ -265,12 +327,32 @@ async fn until_abort<T>(control: &Control, work: impl Future<Output = Result<T>>
     .await
 }
 
+/// `work`, whose node is told once the flow is aborted.
+async fn abortable<T>(control: &Control, node: &Arc<Node>, work: impl Future<Output = T>) -> T {
+    let (mut work, mut told) = (pin!(work), false);
+    poll_fn(|task| {
+        control.keeper.register(task.waker());
+        if !told && control.is_aborted() {
+            told = true;
+            node.abort();
+        }
+        work.as_mut().poll(task)
+    })
+    .await
+}
+
 fn aborted() -> Error {
     Error::new(ErrorKind::Cancelled, "the flow was aborted")
 }
 
+fn gone() -> Error {
+    Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")
+}
+
 /// What the keeper looks after while the operators run.
 struct Keeper<'a> {
+    threads: Threads,
+    own_threads: &'a [Option<OwnThread>],
     hubs: &'a [Joined],
     first_to_stop: &'a [bool],
     control: &'a Control,
@@ -278,7 +360,6 @@ struct Keeper<'a> {
 
 /// What a task says at its end.
 struct Ended {
-    index: usize,
     member: Member,
     outcome: Result<()>,
 }
@@ -290,10 +371,10 @@ impl Keeper<'_> {
         let (tell, mut ended) = mpsc::unbounded_channel();
         let mut back: Vec<Option<Member>> = crew.iter().map(|_| None).collect();
         let mut left = crew.len();
-        for (index, (mut member, node)) in crew.into_iter().zip(nodes).enumerate() {
+        for (mut member, node) in crew.into_iter().zip(nodes) {
             let (tell, node) = (tell.clone(), node.clone());
-            let task_name = member.name.clone();
-            spawn(&task_name, async move {
+            let (index, name) = (member.index, member.name.clone());
+            let task = async move {
                 // Also what is dropped at an abort may panic; whatever happens, this task says that it has ended.
                 let running = caught(attended(&node, &member.device, member.seat.run())).await;
                 // What an abort left open. Its token goes after its ports have closed: their closing may wake others.
@@ -303,8 +384,12 @@ impl Keeper<'_> {
                 });
                 let outcome = running.and(closing.await);
                 node.end();
-                let _ = tell.send(Ended { index, member, outcome });
-            });
+                let _ = tell.send(Ended { member, outcome });
+            };
+            match &self.own_threads[index] {
+                Some(thread) => thread.spawn(task),
+                None => spawn(self.threads, &name, task),
+            }
         }
         drop(tell);
 
@@ -322,12 +407,11 @@ impl Keeper<'_> {
                             nodes.iter().for_each(|node| node.abort());
                         }
                     }
-                    back[ended.index] = Some(ended.member);
+                    let index = ended.member.index;
+                    back[index] = Some(ended.member);
                 }
                 Next::Gone => {
-                    failure.get_or_insert_with(|| {
-                        Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")
-                    });
+                    failure.get_or_insert_with(gone);
                     break;
                 }
                 Next::Stop => {

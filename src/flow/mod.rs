@@ -8,9 +8,11 @@ mod check;
 mod checked;
 mod connect;
 mod drive;
+mod local;
 mod report;
 mod running;
 mod spawn;
+mod thread;
 
 use std::{
     fmt,
@@ -25,6 +27,7 @@ pub use checked::{Checked, Copied};
 #[doc(hidden)]
 pub use connect::Target;
 pub use connect::{Branch, Targets};
+pub use local::LocalFlow;
 pub use report::{OperatorReport, Report};
 pub use running::Running;
 
@@ -44,6 +47,8 @@ use crate::{
     stream::{CompletionMode, StreamPool},
     sync::lock,
 };
+use spawn::Threads;
+use thread::OwnThread;
 
 /// Operators and the hubs between them.
 ///
@@ -71,6 +76,7 @@ pub struct Flow {
     mode: CompletionMode,
     device_times: bool,
     gates: Gates,
+    threads: Threads,
 }
 
 /// An operator of a flow.
@@ -80,6 +86,8 @@ struct Entry {
     seat: Option<Box<dyn Seat>>,
     ports: Vec<PortDecl>,
     place: Arc<Mutex<Place>>,
+    /// It cannot leave its thread.
+    stays: bool,
 }
 
 /// Where an operator is to run.
@@ -90,6 +98,13 @@ struct Place {
     /// Away while the flow runs.
     conditions: Vec<When>,
     merge: MergePolicy,
+    own_thread: Option<ThreadPlan>,
+}
+
+/// An operator's own thread, as asked for.
+#[derive(Clone, Copy, Debug)]
+struct ThreadPlan {
+    core: Option<usize>,
 }
 
 struct Connection {
@@ -176,6 +191,48 @@ impl<H> Added<H> {
         self
     }
 
+    /// Runs the operator on a thread of its own, which has its name: `start`, every run, `may_run`, `after` and `stop`, and
+    /// the drop of what an abort interrupts. For one that blocks, or whose library wants to be called from one thread
+    /// alone. The thread begins with the flow and is gone when the flow has ended.
+    ///
+    /// It may block as long as it likes: the runtime's other tasks go on meanwhile, on a runtime of one thread too. Only
+    /// its own flow may have to wait for it: for its messages, and, when it is stopped or aborted, for the end of what it
+    /// is doing, since it is dropped at its next `await`. Tokio's timers, sockets and `tokio::spawn` work there as
+    /// anywhere, and so does what refuses to block on a worker, such as `blocking_recv`.
+    ///
+    /// A flow that was [spawned](Flow::spawn) drops the operator there as well; [`Flow::run`] keeps it for the next
+    /// run, on another thread. In a [`Simulation`](crate::device::Simulation), which has no threads, it is a task like
+    /// any other.
+    ///
+    /// ```
+    /// use wakeline::{prelude::*, operator::{sink, source}};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut flow = Flow::new("compress");
+    /// let mut blocks = (0..4_u8).map(|n| vec![n; 1 << 10]);
+    /// let read = flow.add("read", source(move || std::future::ready(Ok(blocks.next()))));
+    /// let write = flow.add("write", sink(async |block: Vec<u8>| Ok(std::fs::write("/dev/null", block)?)));
+    /// flow.connect(read.output, write.input);
+    /// let _write = write.on_own_thread();
+    /// flow.run().await?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn on_own_thread(self) -> Self {
+        lock(&self.place).own_thread = Some(ThreadPlan { core: None });
+        self
+    }
+
+    /// As [`on_own_thread`](Self::on_own_thread), with the thread pinned to a core of the machine, counted from 0. A core
+    /// that it cannot be pinned to is an error before the flow runs; so is every core where the system has no pinning
+    /// (all but Linux).
+    #[must_use]
+    pub fn on_own_thread_pinned(self, core: usize) -> Self {
+        lock(&self.place).own_thread = Some(ThreadPlan { core: Some(core) });
+        self
+    }
+
     /// The operator's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -208,6 +265,7 @@ impl Flow {
             mode: CompletionMode::default(),
             device_times: false,
             gates: Gates::default(),
+            threads: Threads::Any,
         }
     }
 
@@ -248,7 +306,13 @@ impl Flow {
         let name: Arc<str> = name.into().into();
         let (seat, plan, handles) = seat::seat(operator, self.id, self.entries.len());
         let place = Arc::new(Mutex::new(Place { conditions: plan.conditions, ..Place::default() }));
-        self.entries.push(Entry { name: name.clone(), seat: Some(seat), ports: plan.ports, place: place.clone() });
+        self.entries.push(Entry {
+            name: name.clone(),
+            seat: Some(seat),
+            ports: plan.ports,
+            place: place.clone(),
+            stays: false,
+        });
         Added { handles, name, place }
     }
 
@@ -311,36 +375,40 @@ impl Flow {
     /// Dropping the future aborts the flow: every operator's `stop` still runs, in the background, while the runtime
     /// lives. The operators are gone with it: a further `run` is an error.
     pub async fn run(&mut self) -> Result<Report> {
-        let mut running = self.launch()?;
+        let mut running = self.launch(true)?;
         let outcome = (&mut running).await;
-        for (entry, mut seat) in self.entries.iter_mut().zip(running.seats()) {
+        for (operator, mut seat) in running.seats() {
+            let entry = &mut self.entries[operator];
             lock(&entry.place).conditions = seat.conditions();
             entry.seat = Some(seat);
         }
         outcome
     }
 
-    /// Runs the flow in the background, on the present tokio runtime.
+    /// Runs the flow in the background, on the present tokio runtime. Each operator is dropped after its `stop`, before
+    /// the [`Running`] resolves.
     ///
     /// # Errors
     /// As [`run`](Self::run), for what can be known before anything runs.
     pub fn spawn(mut self) -> Result<Running> {
-        self.launch()
+        self.launch(false)
     }
 
-    fn launch(&mut self) -> Result<Running> {
+    /// `keep`: the operators are wanted back.
+    fn launch(&mut self, keep: bool) -> Result<Running> {
         let (plans, checked) = check::plan(self)?;
-        spawn::require_runtime()?;
+        spawn::require_runtime(self.threads)?;
         checked.trace(&self.name);
         if self.entries.iter().any(|entry| entry.seat.is_none()) {
             let text = format!("flow `{}` was aborted: its operators are gone", self.name);
             return Err(Error::new(ErrorKind::Usage, text));
         }
+        let own_threads = self.own_threads()?;
         let control = Control::new(self.name.clone(), self.entries.iter().map(|entry| entry.name.clone()).collect());
         let how = How { mode: self.mode, timed: self.device_times };
         let surroundings = Arc::new(Surroundings { how, gates: self.gates.clone(), control: control.clone() });
         let mut crew = Vec::with_capacity(self.entries.len());
-        for (entry, node) in self.entries.iter_mut().zip(&control.nodes) {
+        for (index, (entry, node)) in self.entries.iter_mut().zip(&control.nodes).enumerate() {
             let Some(mut seat) = entry.seat.take() else { continue };
             let mut place = lock(&entry.place);
             let device = place.device.clone().unwrap_or_else(Device::host);
@@ -352,9 +420,9 @@ impl Flow {
                 merge: place.merge,
             };
             seat.enter(setting, node.clone(), surroundings.clone());
-            crew.push(drive::Member { name: entry.name.clone(), device, seat });
+            crew.push(drive::Member { index, name: entry.name.clone(), device, seat });
         }
-        let hubs = plans
+        let joints = plans
             .into_iter()
             .zip(&self.connections)
             .map(|(plan, connection)| {
@@ -369,7 +437,17 @@ impl Flow {
                 }
             })
             .collect();
-        Ok(drive::launch(control, crew, hubs))
+        let threads = self.threads;
+        Ok(drive::launch(drive::Start { control, crew, threads, own_threads, joints, keep }))
+    }
+
+    /// The threads of those operators that have one of their own.
+    fn own_threads(&self) -> Result<Vec<Option<OwnThread>>> {
+        let threads = self.entries.iter().map(|entry| {
+            let plan = lock(&entry.place).own_thread.filter(|_| !spawn::in_simulation());
+            plan.map(|plan| OwnThread::start(&entry.name, plan.core)).transpose()
+        });
+        threads.collect()
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
 pub struct Running {
     control: Arc<Control>,
     finished: oneshot::Receiver<Finished>,
-    seats: Vec<Box<dyn Seat>>,
+    seats: Vec<(usize, Box<dyn Seat>)>,
     done: bool,
 }
 
@@ -65,8 +65,8 @@ impl Running {
         self.control.abort();
     }
 
-    /// The operators, once it has resolved.
-    pub(super) fn seats(mut self) -> Vec<Box<dyn Seat>> {
+    /// The operators by their numbers, once it has resolved.
+    pub(super) fn seats(mut self) -> Vec<(usize, Box<dyn Seat>)> {
         std::mem::take(&mut self.seats)
     }
 }

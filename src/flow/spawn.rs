@@ -1,22 +1,49 @@
-//! Where a flow's tasks run: on tokio's present runtime, or in the present simulation's loop.
+//! Where a flow's tasks run: on tokio's present runtime, on the present thread of it, or in the present simulation's
+//! loop.
+
+use std::panic::catch_unwind;
 
 use crate::{
     device::emulated::simulation,
     error::{Error, ErrorKind, Result},
 };
 
+/// Which of a runtime's threads may poll a flow's tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Threads {
+    Any,
+    /// The present one, and no other.
+    This,
+}
+
 /// An error where there is no runtime to run on.
-pub(super) fn require_runtime() -> Result<()> {
-    if simulation::current().is_some() || tokio::runtime::Handle::try_current().is_ok() {
+pub(super) fn require_runtime(threads: Threads) -> Result<()> {
+    if in_simulation() {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::Usage, "a flow runs on a tokio runtime, and there is none here: call it inside one"))
+    if tokio::runtime::Handle::try_current().is_err() {
+        let text = "a flow runs on a tokio runtime, and there is none here: call it inside one";
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
+    // Tokio cannot be asked. It panics, having changed nothing, and says on which line.
+    if threads == Threads::This && catch_unwind(|| tokio::task::spawn_local(async {})).is_err() {
+        let text = "a flow on one thread runs inside a `tokio::task::LocalSet` or a `tokio::runtime::LocalRuntime`, and \
+                    there is none here: `LocalSet::new().run_until(flow.run())`";
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
+    Ok(())
+}
+
+/// True where there are no threads.
+pub(super) fn in_simulation() -> bool {
+    simulation::current().is_some()
 }
 
 /// Runs a task in the background. It says of itself, through a channel, how it ended.
-pub(super) fn spawn(name: &str, task: impl Future<Output = ()> + Send + 'static) {
+pub(super) fn spawn(threads: Threads, name: &str, task: impl Future<Output = ()> + Send + 'static) {
     match simulation::current() {
         Some(simulation) => drop(simulation.spawn(name, task)),
+        None if threads == Threads::This => drop(tokio::task::spawn_local(task)),
         None => drop(tokio::spawn(task)),
     }
 }

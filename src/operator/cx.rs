@@ -8,8 +8,10 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
+use smallvec::SmallVec;
+
 use super::{
-    Operator, Ports,
+    Ports,
     carry::Carry,
     control::Handle,
     lane::Lane,
@@ -255,22 +257,16 @@ impl Cx {
         self.calls_after && self.begun.is_some()
     }
 
-    /// A run has ended: what the operator does when its device work is done, too.
-    pub(super) async fn after<O: Operator + ?Sized>(&mut self, operator: &mut O, ports: &mut O::Ports) -> Result<()> {
+    /// A run has ended.
+    pub(super) fn end_of_run(&mut self) -> EndOfRun {
         self.end_run();
-        let node = self.node.clone();
         let last = self.lane.as_ref().map(|lane| lane.run_ends()).unwrap_or_default();
-        // This runs nothing of an `async fn`, and says whether there is one.
-        let after = operator.after(ports, self);
-        if node.is_default(Method::After) {
-            drop(after);
-            self.calls_after = false;
-            return Ok(());
-        }
-        for last in last {
-            last.completed().await?;
-        }
-        after.await
+        EndOfRun { node: self.node.clone(), last }
+    }
+
+    /// From now on whether the operator's `after` is called.
+    pub(super) fn calls_after(&mut self, calls: bool) {
+        self.calls_after = calls;
     }
 
     /// As [`ready`](Self::ready), with what the operator's own `may_run` has to say.
@@ -518,6 +514,26 @@ fn ask_port<P: Ports>(ports: &mut P, number: usize, ask: &mut dyn FnMut(&mut dyn
         }
         at += 1;
     });
+}
+
+/// What a run leaves behind: work of its device.
+pub(super) struct EndOfRun {
+    node: Arc<Node>,
+    last: SmallVec<[Ticket; 2]>,
+}
+
+impl EndOfRun {
+    /// What the operator does when that work is done, too. `after` was called, which runs nothing of an `async fn`, and
+    /// says whether there is one: false if not.
+    pub(super) async fn then(self, after: impl Future<Output = Result<()>>) -> Result<bool> {
+        if self.node.is_default(Method::After) {
+            return Ok(false);
+        }
+        for last in self.last {
+            last.completed().await?;
+        }
+        after.await.map(|()| true)
+    }
 }
 
 /// A wait for the next run. Given up in the middle, it is no wait any more: the operator goes on with something else.

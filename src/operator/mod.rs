@@ -16,6 +16,7 @@ mod handle;
 mod input;
 mod inputs;
 pub(crate) mod lane;
+pub(crate) mod local;
 pub(crate) mod node;
 mod output;
 mod plan;
@@ -28,12 +29,33 @@ use crate::error::Result;
 use node::Method;
 
 pub use control::{Changes, Handle, OperatorStatus};
+/// All runs of an operator that has not written `run`. A macro, since one kind's futures are `Send` and the other's are
+/// not.
+macro_rules! all_runs {
+    ($operator:ident, $ports:ident, $cx:ident) => {{
+        $cx.not_written(Method::Run);
+        async move {
+            while $cx.until_ready($ports, |ports, cx| $operator.may_run(ports, cx)).await {
+                $operator.compute($ports, $cx).await?;
+                if $cx.has_run() {
+                    let end = $cx.end_of_run();
+                    let calls_after = end.then($operator.after($ports, $cx)).await?;
+                    $cx.calls_after(calls_after);
+                }
+            }
+            Ok(())
+        }
+    }};
+}
+use all_runs;
+
 pub use cx::Cx;
 pub use functions::{Map, MapPorts, Sink, SinkPorts, Source, SourcePorts, map, sink, source};
 pub use functions::{MapHandles, SinkHandles, SourceHandles};
 pub use handle::{InputHandle, OutputHandle};
 pub use input::Input;
 pub use inputs::Inputs;
+pub use local::LocalOperator;
 pub use output::{Offer, Output};
 #[doc(hidden)]
 pub use plan::{Binder, Plan, PortOptions};
@@ -180,15 +202,6 @@ pub trait Operator: Send + 'static {
     /// # Errors
     /// As [`compute`](Self::compute).
     fn run(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
-        cx.not_written(Method::Run);
-        async move {
-            while cx.until_ready(ports, |ports, cx| self.may_run(ports, cx)).await {
-                self.compute(ports, cx).await?;
-                if cx.has_run() {
-                    cx.after(self, ports).await?;
-                }
-            }
-            Ok(())
-        }
+        all_runs!(self, ports, cx)
     }
 }

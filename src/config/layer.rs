@@ -1,0 +1,187 @@
+//! [`Layer`]: what one source says, and where in it.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fmt,
+    panic::Location,
+    path::{Path, PathBuf},
+};
+
+use figment::{
+    Metadata, Profile, Provider,
+    value::{Dict, Map, Value},
+};
+use serde::Serialize;
+use toml::de::{DeTable, DeValue};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// How `toml` gives a date to somebody who does not know it.
+const DATE: &str = "$__toml_private_datetime";
+
+/// Where values are from.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    File(PathBuf),
+    /// Its prefix.
+    Environment(String),
+    Variable(String),
+    Program(&'static Location<'static>),
+}
+
+/// What one source says.
+pub(super) struct Layer {
+    place: Place,
+    values: Dict,
+    /// By key: the line that it stands on.
+    lines: BTreeMap<String, usize>,
+}
+
+impl Layer {
+    pub(super) fn nothing(place: Place) -> Self {
+        Self { place, values: Dict::new(), lines: BTreeMap::new() }
+    }
+
+    pub(super) fn file(path: &Path) -> Result<Self> {
+        let refused = |cause: Box<dyn std::error::Error + Send + Sync>| {
+            Error::new(ErrorKind::Setup, format!("configuration of {}", path.display())).because(cause)
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| refused(error.into()))?;
+        let mut values: Dict = toml::from_str(&text).map_err(|error| refused(error.into()))?;
+        values.values_mut().for_each(dates);
+        let mut lines = BTreeMap::new();
+        // It is TOML, as was seen above.
+        if let Ok(table) = DeTable::parse(&text) {
+            note_lines(&text, "", table.get_ref(), &mut lines);
+        }
+        Ok(Self { place: Place::File(path.into()), values, lines })
+    }
+
+    /// One value under a key.
+    fn one(key: &str, value: Value, place: Place) -> Result<Self> {
+        let mut names = key.rsplit('.');
+        if key.split('.').any(str::is_empty) {
+            let text = format!("{place} sets `{key}`, which is no key: names joined by dots, none of them empty");
+            return Err(Error::new(ErrorKind::Setup, text));
+        }
+        let mut values = Dict::new();
+        if let Some(last) = names.next() {
+            values.insert(last.into(), value);
+        }
+        let values = names.fold(values, |inner, name| Dict::from([(name.into(), Value::from(inner))]));
+        Ok(Self { place, values, lines: BTreeMap::new() })
+    }
+
+    pub(super) fn set(key: &str, value: impl Serialize, caller: &'static Location<'static>) -> Result<Self> {
+        let place = Place::Program(caller);
+        let value = Value::serialize(value).map_err(|error| {
+            let text = format!("{place} sets `{key}` to what no file could say");
+            Error::new(ErrorKind::Setup, text).because(error)
+        })?;
+        Self::one(key, value, place)
+    }
+
+    /// Where a key stands, if this says something of it.
+    pub(super) fn at(&self, key: &str) -> Option<String> {
+        let (first, rest) = key.split_once('.').unwrap_or((key, ""));
+        let value = self.values.get(first)?;
+        if !rest.is_empty() {
+            value.find_ref(rest)?;
+        }
+        Some(match self.lines.get(key) {
+            Some(line) => format!("{}:{line}", self.place),
+            None => self.place.to_string(),
+        })
+    }
+
+    pub(super) fn is_variable(&self) -> bool {
+        matches!(self.place, Place::Variable(_))
+    }
+
+    /// How it could say something of a key.
+    pub(super) fn way_to_set(&self, keys: &[String]) -> Option<String> {
+        match &self.place {
+            Place::File(path) => Some(format!("in {}", path.display())),
+            Place::Environment(prefix) => {
+                Some(format!("by the variable `{prefix}_{}`", keys.join("__").to_ascii_uppercase()))
+            }
+            Place::Variable(_) | Place::Program(_) => None,
+        }
+    }
+}
+
+/// A layer for each variable with that prefix, in the order of their names.
+pub(super) fn variables(prefix: &str, all: impl Iterator<Item = (OsString, OsString)>) -> Result<Vec<Layer>> {
+    let mut found = BTreeMap::new();
+    for (name, value) in all {
+        let Some(name) = name.to_str() else { continue };
+        let Some(key) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_')) else { continue };
+        let place = Place::Variable(name.into());
+        let Some(value) = value.to_str() else {
+            return Err(Error::new(ErrorKind::Setup, format!("{place} is no UTF-8")));
+        };
+        let key = key.to_ascii_lowercase().replace("__", ".");
+        found.insert(name.to_string(), Layer::one(&key, parsed(value), place)?);
+    }
+    Ok(found.into_values().collect())
+}
+
+/// A variable's value: as in a file, or a text.
+fn parsed(text: &str) -> Value {
+    let line = format!("value = {text}");
+    let one = toml::from_str::<Dict>(&line).ok().filter(|values| values.len() == 1);
+    let mut value = one.and_then(|mut values| values.remove("value")).unwrap_or_else(|| Value::from(text));
+    dates(&mut value);
+    value
+}
+
+/// A date is a text to whoever reads it.
+fn dates(value: &mut Value) {
+    match value {
+        Value::Dict(_, values) => match values.get(DATE).and_then(Value::as_str) {
+            Some(date) => *value = Value::from(date),
+            None => values.values_mut().for_each(dates),
+        },
+        Value::Array(_, values) => values.iter_mut().for_each(dates),
+        _ => {}
+    }
+}
+
+fn note_lines(text: &str, within: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {
+    for (name, value) in table {
+        let key = if within.is_empty() { name.get_ref().to_string() } else { format!("{within}.{}", name.get_ref()) };
+        let before = text.get(..name.span().start).unwrap_or_default();
+        lines.insert(key.clone(), 1 + before.matches('\n').count());
+        if let DeValue::Table(table) = value.get_ref() {
+            note_lines(text, &key, table, lines);
+        }
+    }
+}
+
+impl Provider for Layer {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.place.to_string())
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        Ok(Map::from([(Profile::Default, self.values.clone())]))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::File(path) => path.display().fmt(f),
+            Place::Environment(prefix) => write!(f, "the variables `{prefix}_..`"),
+            Place::Variable(name) => write!(f, "the variable `{name}`"),
+            Place::Program(caller) => write!(f, "the program, {}:{}", caller.file(), caller.line()),
+        }
+    }
+}
+
+impl fmt::Debug for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Layer").field("place", &self.place).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,149 @@
+//! [`LocalOperator`]: an operator that stays on one thread, with what it may share there without a lock.
+//!
+//! A flow knows operators, and an operator can be sent. [`Here`] makes one of the other: it keeps the operator, and each of
+//! its futures, in a [`SendWrapper`], which can be sent and lets nobody in but the thread that made it. Only a
+//! [`LocalFlow`](crate::flow::LocalFlow) makes them, and it leaves nothing to another thread: it cannot be sent itself,
+//! and neither can what polls its tasks.
+
+use send_wrapper::SendWrapper;
+
+use super::{Cx, Operator, Ports, all_runs, node::Method};
+use crate::error::Result;
+
+/// As [`Operator`], for a [`LocalFlow`](crate::flow::LocalFlow): all of it stays on one thread, so neither the operator nor
+/// its futures need be `Send`, and several of them may share an `Rc<RefCell<..>>`. Its methods are those of [`Operator`],
+/// and mean the same. Messages can be sent all the same: what is shared is no message.
+///
+/// ```
+/// use std::{cell::RefCell, collections::HashMap, rc::Rc};
+/// use wakeline::{flow::LocalFlow, operator::{LocalOperator, source}, prelude::*};
+///
+/// #[derive(Ports)]
+/// struct TallyPorts {
+///     #[input]
+///     words: Input<&'static str>,
+/// }
+///
+/// /// Counts words, in a table that it does not have to itself.
+/// struct Tally(Rc<RefCell<HashMap<&'static str, u32>>>);
+///
+/// impl LocalOperator for Tally {
+///     type Ports = TallyPorts;
+///
+///     async fn compute(&mut self, ports: &mut TallyPorts, _cx: &mut Cx) -> Result<()> {
+///         *self.0.borrow_mut().entry(ports.words.take()?).or_default() += 1;
+///         Ok(())
+///     }
+/// }
+///
+/// # tokio::runtime::LocalRuntime::new().unwrap().block_on(async {
+/// let table = Rc::default();
+/// let mut flow = LocalFlow::new("tally");
+/// for (name, text) in [("here", "to be or not"), ("there", "to be")] {
+///     let mut words = text.split(' ');
+///     let read = flow.add(format!("read {name}"), source(move || std::future::ready(Ok(words.next()))));
+///     let tally = flow.add_local(format!("tally {name}"), Tally(Rc::clone(&table)));
+///     flow.connect(read.output, tally.words);
+/// }
+/// flow.run().await?;
+/// assert_eq!(table.borrow()["to"], 2);
+/// # Ok::<(), wakeline::Error>(())
+/// # }).unwrap();
+/// ```
+pub trait LocalOperator: 'static {
+    /// As [`Operator::Ports`].
+    type Ports: Ports;
+
+    /// As [`Operator::start`].
+    ///
+    /// # Errors
+    /// As there.
+    fn start(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> {
+        let _ = cx;
+        async { Ok(()) }
+    }
+
+    /// As [`Operator::may_run`].
+    fn may_run(&mut self, ports: &Self::Ports, cx: &Cx) -> bool {
+        let _ = ports;
+        cx.not_written(Method::MayRun);
+        true
+    }
+
+    /// As [`Operator::compute`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// As there.
+    fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>>;
+
+    /// As [`Operator::after`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// As there.
+    fn after(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> {
+        let _ = ports;
+        cx.not_written(Method::After);
+        async { Ok(()) }
+    }
+
+    /// As [`Operator::stop`].
+    ///
+    /// # Errors
+    /// As there.
+    fn stop(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> {
+        let _ = cx;
+        async { Ok(()) }
+    }
+
+    /// As [`Operator::run`].
+    ///
+    /// # Errors
+    /// As there.
+    fn run(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> {
+        all_runs!(self, ports, cx)
+    }
+}
+
+/// A local operator as a flow sees it.
+pub(crate) struct Here<L>(SendWrapper<L>);
+
+impl<L: LocalOperator> Here<L> {
+    /// To be polled, and dropped, on this thread.
+    pub(crate) fn new(operator: L) -> Self {
+        Self(SendWrapper::new(operator))
+    }
+}
+
+impl<L: LocalOperator> Operator for Here<L> {
+    type Ports = L::Ports;
+
+    fn start(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
+        SendWrapper::new(self.0.start(cx))
+    }
+
+    fn may_run(&mut self, ports: &L::Ports, cx: &Cx) -> bool {
+        self.0.may_run(ports, cx)
+    }
+
+    fn compute(&mut self, ports: &mut L::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
+        SendWrapper::new(self.0.compute(ports, cx))
+    }
+
+    fn after(&mut self, ports: &mut L::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
+        SendWrapper::new(self.0.after(ports, cx))
+    }
+
+    fn stop(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
+        SendWrapper::new(self.0.stop(cx))
+    }
+
+    fn run(&mut self, ports: &mut L::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
+        SendWrapper::new(self.0.run(ports, cx))
+    }
+}

@@ -1,0 +1,366 @@
+//! Configuration: operators' parameters from files, the environment and the program.
+
+#![cfg(feature = "config")]
+
+mod common;
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use common::*;
+use serde::Deserialize;
+use tempfile::TempDir;
+use wakeline::{Config, prelude::*};
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct UpperParams {
+    rate: u32,
+    gain: f32,
+    #[serde(default)]
+    name: String,
+    window: Option<Window>,
+    #[serde(default)]
+    mode: Mode,
+    #[serde(default)]
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct Window {
+    size: u8,
+    #[serde(default)]
+    tags: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct Step {
+    by: i32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    #[default]
+    Quiet,
+    Loud,
+}
+
+const APP: &str = r#"
+[upper]
+rate = 3
+gain = 1.5
+name = "shout"
+mode = "loud"
+
+[upper.window]
+size = 16
+tags = ["a", "b"]
+
+[lower]
+rate = 1
+"#;
+
+/// A file of its own for each test.
+fn file(text: &str) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("app.toml");
+    std::fs::write(&path, text).unwrap();
+    (folder, path)
+}
+
+/// What goes wrong when a file with that text is asked for `[upper]`.
+fn wrong(text: &str) -> String {
+    let (_folder, path) = file(text);
+    let error = Config::file(path).unwrap().get::<UpperParams>("upper").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    error.to_string()
+}
+
+/// Runs a test's body in a process with those variables: its own environment no test may change.
+fn with_variables(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
+    if std::env::var_os("CONFIG_CHILD").is_some() {
+        return body();
+    }
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env("CONFIG_CHILD", "1")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+    assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"), "there is a test of that name");
+}
+
+#[test]
+fn config_gives_each_operator_its_section() {
+    let (_folder, path) = file(APP);
+    let config = Config::file(path).unwrap();
+    let upper: UpperParams = config.get("upper").unwrap();
+    let window = Some(Window { size: 16, tags: vec!["a".into(), "b".into()] });
+    let expected = UpperParams { rate: 3, gain: 1.5, name: "shout".into(), window, mode: Mode::Loud, steps: vec![] };
+    assert_eq!(upper, expected);
+    // One value alone, a part of a section, all of it as a map.
+    assert_eq!(config.get::<u64>("lower.rate").unwrap(), 1);
+    assert_eq!(config.get::<Window>("upper.window").unwrap().size, 16);
+    assert_eq!(config.get::<BTreeMap<String, u8>>("lower").unwrap()["rate"], 1);
+
+    // A date is a text.
+    let (_folder, path) = file("since = 2024-02-29\n[times]\nall = [07:30:00, 08:00:00]\n");
+    let config = Config::file(path).unwrap();
+    assert_eq!(config.get::<String>("since").unwrap(), "2024-02-29");
+    assert_eq!(config.get::<Vec<String>>("times.all").unwrap(), ["07:30:00", "08:00:00"]);
+}
+
+#[test]
+fn config_the_later_lies_on_top() {
+    let variables = [
+        ("WAKELINE_TEST_UPPER__RATE", "4"),
+        ("WAKELINE_TEST_UPPER__GAIN", "2"),
+        ("WAKELINE_TEST_UPPER__NAME", "'7'"),
+        ("WAKELINE_TEST_UPPER__MODE", "quiet"),
+        ("WAKELINE_TEST_UPPER__WINDOW__TAGS", "['x', \"y z\"]"),
+        ("WAKELINE_TEST_UPPER__STEPS", "[{ by = 1 }, { by = -2 }]"),
+        ("WAKELINE_TESTING_UPPER__RATE", "99"),
+    ];
+    with_variables("config_the_later_lies_on_top", &variables, || {
+        let (_folder, path) = file(APP);
+        let (_other, on_top) = file("[upper]\nrate = 5\ngain = 5\n");
+        let config = Config::file(&path).unwrap().with_file(on_top).unwrap();
+        let config = config.env("WAKELINE_TEST").unwrap().set("upper.rate", 6_u8).unwrap();
+        let window = Some(Window { size: 16, tags: vec!["x".into(), "y z".into()] });
+        let steps = vec![Step { by: 1 }, Step { by: -2 }];
+        let expected = UpperParams { rate: 6, gain: 2.0, name: "7".into(), window, mode: Mode::Quiet, steps };
+        assert_eq!(config.get::<UpperParams>("upper").unwrap(), expected);
+        assert_eq!(config.get::<u8>("lower.rate").unwrap(), 1, "what nobody has changed stays");
+
+        // In another order another lies on top.
+        let config = Config::new().set("upper.rate", 6).unwrap().env("WAKELINE_TEST").unwrap();
+        assert_eq!(config.get::<u8>("upper.rate").unwrap(), 4);
+    });
+}
+
+#[test]
+fn config_a_wrong_type_is_told_with_file_line_and_key() {
+    let told = wrong("[upper]\ngain = 1.0\nrate = \"fast\"\n");
+    assert!(
+        told.contains("`upper.rate` in ") && told.contains("app.toml:3 is string \"fast\", and u32 is expected"),
+        "{told}"
+    );
+    // Nothing is made to fit.
+    assert!(wrong("[upper]\nrate = 2.5\ngain = 1\n").contains("is float `2.5`, and u32 is expected"));
+    assert!(wrong("[upper]\nrate = -1\ngain = 1\n").contains("-1`, and u32 is expected"));
+    assert!(wrong("[upper]\nrate = true\ngain = 1\n").contains("is bool true, and u32 is expected"));
+    let told = wrong("[upper]\nrate = 1\ngain = 1\n\n[upper.window]\nsize = 256\n");
+    assert!(told.contains("`upper.window.size` in ") && told.contains("app.toml:6 is "), "{told}");
+    let told = wrong("[upper]\nrate = 1\ngain = 1\nwindow = { size = 1, tags = ['a', 5] }\n");
+    assert!(told.contains("`upper.window.tags.1` in ") && told.contains("app.toml:4 is "), "{told}");
+    let told = wrong("[upper]\nrate = 1\ngain = 1\nmode = 'medium'\n");
+    assert!(told.contains("app.toml:4 is `medium`, and one of `quiet`, `loud` is expected"), "{told}");
+    let told = wrong("upper = 5\n");
+    assert!(told.contains("`upper` in ") && told.contains("app.toml:1 is "), "{told}");
+}
+
+#[test]
+fn config_an_unknown_field_is_told_with_those_that_there_are() {
+    let told = wrong("[upper]\nrate = 1\ngain = 1\nvolume = 2\n");
+    let expected = "app.toml:4 is no parameter: there are `rate`, `gain`, `name`, `window`, `mode`, `steps`";
+    assert!(told.contains("`upper.volume` in ") && told.contains(expected), "{told}");
+    // In an optional part, and in one of a list.
+    let told = wrong("[upper]\nrate = 1\ngain = 1\nwindow = { size = 1, sise = 2 }\n");
+    assert!(told.contains("`upper.window.sise` in ") && told.contains("there are `size`, `tags`"), "{told}");
+    let told = wrong("[upper]\nrate = 1\ngain = 1\nsteps = [{ by = 1 }, { by = 2, buy = 3 }]\n");
+    assert!(told.contains("`upper.steps.1.buy` in ") && told.contains("there are `by`"), "{told}");
+
+    /// One that says so itself.
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Strict {
+        #[allow(dead_code)]
+        rate: u8,
+    }
+
+    let config = Config::new().set("strict.rate", 1).unwrap().set("strict.rat", 1).unwrap();
+    let told = config.get::<Strict>("strict").unwrap_err().to_string();
+    assert!(told.contains("`strict.rat` in the program, tests/config.rs:"), "{told}");
+    assert!(told.ends_with("there are `rate`"), "{told}");
+    let told = config.get::<BTreeMap<String, Strict>>("").unwrap_err().to_string();
+    assert!(told.contains("`strict.rat` in "), "{told}");
+}
+
+#[test]
+fn config_a_missing_field_is_told_with_the_ways_to_set_it() {
+    let (_folder, path) = file("[upper]\ngain = 1\n");
+    let config = Config::file(&path).unwrap().env("WAKELINE_TEST").unwrap();
+    let told = config.get::<UpperParams>("upper").unwrap_err().to_string();
+    let expected = format!(
+        "`upper.rate` is missing: set it in {}, or by the variable `WAKELINE_TEST_UPPER__RATE`",
+        path.display()
+    );
+    assert!(told.ends_with(&expected), "{told}");
+    for key in ["lower.rate", "lower"] {
+        let told = config.get::<u32>(key).unwrap_err().to_string();
+        assert!(told.contains(&format!("`{key}` is missing")), "{told}");
+    }
+    let told = Config::new().get::<u32>("rate").unwrap_err().to_string();
+    assert!(told.ends_with("`rate` is missing: set it by `Config::set`"), "{told}");
+}
+
+/// A slip in a name is two mistakes: the one is unknown, the other is missing.
+#[test]
+fn config_all_that_is_wrong_is_told_at_once() {
+    let told = wrong("[upper]\nrat = 1\ngian = 1\nwindow = { size = 1, sise = 2 }\n");
+    for what in ["`upper.rat`", "`upper.gian`", "`upper.window.sise`", "`upper.rate` is missing"] {
+        assert!(told.contains(what), "missing: {what}\nin: {told}");
+    }
+    assert!(told.contains("4 problems"), "{told}");
+}
+
+#[test]
+fn config_a_section_that_is_not_there_is_an_empty_one() {
+    #[derive(Debug, PartialEq, Deserialize)]
+    struct Easy {
+        #[serde(default)]
+        level: u32,
+    }
+
+    let config = Config::new();
+    assert_eq!(config.get::<Easy>("easy").unwrap(), Easy { level: 0 });
+    assert_eq!(config.get::<Option<Easy>>("easy").unwrap(), None);
+    assert_eq!(config.get::<Option<u32>>("easy.level").unwrap(), None);
+    assert!(config.get::<BTreeMap<String, u32>>("easy").unwrap().is_empty());
+}
+
+#[test]
+fn config_a_wrong_variable_is_named() {
+    let variables = [
+        ("WAKELINE_TEST_UPPER__RATE", "fast"),
+        ("WAKELINE_TEST_LOWER__NAME", "7"),
+        ("WAKELINE_TEST_LOWER__LEVEL", "2"),
+        ("WAKELINE_TEST_DATE", "2024-02-29"),
+    ];
+    with_variables("config_a_wrong_variable_is_named", &variables, || {
+        let (_folder, path) = file("[upper]\nrate = 1\ngain = 1\n[lower]\nrate = 1\ngain = 1\n");
+        let config = Config::file(path).unwrap().env("WAKELINE_TEST").unwrap();
+        let told = config.get::<UpperParams>("upper").unwrap_err().to_string();
+        let expected =
+            "`upper.rate` in the variable `WAKELINE_TEST_UPPER__RATE` is string \"fast\", and u32 is expected";
+        assert!(told.ends_with(expected), "{told}");
+        let told = config.get::<UpperParams>("lower").unwrap_err().to_string();
+        assert!(
+            told.contains("`WAKELINE_TEST_LOWER__NAME` is ") && told.contains("a string is expected: put it in quotes"),
+            "{told}"
+        );
+        assert!(told.contains("`lower.level` in the variable `WAKELINE_TEST_LOWER__LEVEL` is no parameter"), "{told}");
+        assert_eq!(config.get::<String>("date").unwrap(), "2024-02-29");
+    });
+}
+
+#[test]
+fn config_what_nobody_uses_is_found() {
+    let (_folder, path) =
+        file("debug = true\n[upper]\nrate = 3\ngain = 1\n[uper]\nrate = 4\n[deep.a]\nx = 1\n[deep.b]\ny = 2\n");
+    let config = Config::file(&path).unwrap().set("lower.rate", 1).unwrap();
+    assert_eq!(config.unused(), ["debug", "deep", "lower", "uper", "upper"]);
+    config.get::<UpperParams>("upper").unwrap();
+    config.get::<BTreeMap<String, u32>>("deep.a").unwrap();
+    assert_eq!(config.unused(), ["debug", "deep.b", "lower", "uper"]);
+    let error = config.deny_unused().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    let told = error.to_string();
+    let at = path.display();
+    for what in
+        [&format!("`debug` in {at}:1 and "), &format!("`uper` in {at}:5"), "`lower` in the program, tests/config.rs:"]
+    {
+        assert!(told.contains(what), "missing: {what}\nin: {told}");
+    }
+    for key in ["debug", "uper.rate", "lower"] {
+        let _ = config.get::<serde::de::IgnoredAny>(key);
+    }
+    config.get::<u32>("deep.b.y").unwrap();
+    config.deny_unused().unwrap();
+
+    /// The whole file as one type.
+    #[derive(Deserialize)]
+    #[allow(dead_code)]
+    struct App {
+        debug: bool,
+        upper: UpperParams,
+        uper: BTreeMap<String, u32>,
+        deep: BTreeMap<String, BTreeMap<String, u32>>,
+    }
+
+    let config = Config::file(&path).unwrap();
+    config.get::<App>("").unwrap();
+    config.deny_unused().unwrap();
+}
+
+#[test]
+fn config_a_file_that_cannot_be_read_is_an_error() {
+    let error = Config::file("no/such/app.toml").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    assert_eq!(error.downcast_ref::<std::io::Error>().unwrap().kind(), std::io::ErrorKind::NotFound);
+    assert!(error.to_string().contains("no/such/app.toml"), "{error}");
+
+    let (_folder, path) = file("[upper]\nrate = \n");
+    let error = Config::file(&path).unwrap_err();
+    assert!(error.to_string().contains("app.toml") && error.to_string().contains("line 2"), "{error}");
+}
+
+#[test]
+fn config_what_cannot_be_set_is_an_error() {
+    for key in ["", "upper.", "upper..rate", ".rate"] {
+        let error = Config::new().set(key, 1).unwrap_err();
+        assert!(error.to_string().contains("tests/config.rs:") && error.to_string().contains("is no key"), "{error}");
+    }
+    let error = Config::new().set("upper", BTreeMap::from([((1, 2), 3)])).unwrap_err();
+    assert!(error.to_string().contains("sets `upper` to what no file could say"), "{error}");
+    // A whole section at once.
+    let config = Config::new().set("upper", BTreeMap::from([("rate", 1.0), ("gain", 2.0)])).unwrap();
+    assert_eq!(config.get::<f32>("upper.gain").unwrap(), 2.0);
+}
+
+/// Values may be secrets.
+#[test]
+fn config_is_shown_without_its_values() {
+    let shown = format!("{:?}", Config::new().set("api.secret", "hunter2").unwrap());
+    assert!(shown.contains("tests/config.rs") && !shown.contains("hunter2"), "{shown}");
+}
+
+/// From a file to an operator that runs.
+#[tokio::test]
+async fn config_operators_run_with_what_the_file_says() {
+    #[derive(Deserialize)]
+    struct Count {
+        from: u32,
+        to: u32,
+    }
+
+    impl Operator for Count {
+        type Ports = SourcePorts<u32>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+            if self.from == self.to {
+                cx.finish();
+            }
+            self.from += 1;
+            ports.output.send(self.from - 1).await
+        }
+    }
+
+    let (_folder, path) = file("[count]\nfrom = 3\nto = 7\n");
+    let config = Config::file(path).unwrap().set("count.to", 5).unwrap();
+    let seen = shared();
+    let noted = seen.clone();
+    let mut flow = Flow::new("configured");
+    let count = flow.add("count", config.get::<Count>("count").unwrap());
+    let keep = flow.add(
+        "keep",
+        sink(move |n: u32| {
+            lock(&noted).push(n);
+            std::future::ready(Ok(()))
+        }),
+    );
+    flow.connect(count.output, keep.input);
+    config.deny_unused().unwrap();
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [3, 4, 5]);
+}
