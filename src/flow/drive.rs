@@ -21,7 +21,7 @@ use std::{
     future::poll_fn,
     pin::pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
 };
 
 use tokio::sync::{mpsc, oneshot};
@@ -38,11 +38,11 @@ use crate::{
     hub::link::LinkPlan,
     kernel::Kernel,
     operator::{
+        attend::{attended, attended_to_the_end},
         control::{Control, Hubs, Joined},
         node::Node,
         seat::{Ends, Seat, Tally, caught},
     },
-    stream::Streams,
 };
 
 /// An operator that takes part, in its surroundings.
@@ -93,35 +93,6 @@ pub(super) fn launch(start: Start) -> Running {
         let _ = tell.send(finished);
     });
     Running::new(control, finished)
-}
-
-/// The task of one operator: polls `work` with the operator's waker, its device current, until it ends or is aborted.
-async fn attended<T>(node: &Arc<Node>, device: &Device, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let waker = Waker::from(node.clone());
-    let on_host = device.is_host();
-    let mut work = pin!(work);
-    poll_fn(|task| {
-        node.poll(&waker, task, |task| {
-            if !on_host && let Err(error) = device.backend().make_current() {
-                // Whoever is the first to hear of a fault tells everybody, and says whose work is lost.
-                return Poll::Ready(Streams::of(device).heed(Err(error)));
-            }
-            work.as_mut().poll(task)
-        })
-    })
-    .await
-}
-
-/// As [`attended`], for `stop`: it runs even where the device is lost and cannot be made current. Not with the node of
-/// its runs: an aborted flow's operators stop like any others.
-async fn attended_to_the_end(device: &Device, work: impl Future<Output = Result<()>>) -> Result<()> {
-    let mut work = pin!(work);
-    let work = poll_fn(|task| {
-        // What is wrong with the device is for `stop` to find, if it uses it.
-        let _ = device.backend().make_current();
-        work.as_mut().poll(task)
-    });
-    attended(&Node::alone(), &Device::host(), work).await
 }
 
 async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
@@ -383,6 +354,8 @@ impl Keeper<'_> {
                     Ok(())
                 });
                 let outcome = running.and(closing.await);
+                // Also other tasks of its own are gone before it is.
+                member.seat.settled().await;
                 node.end();
                 let _ = tell.send(Ended { member, outcome });
             };

@@ -406,7 +406,8 @@ impl Flow {
         let own_threads = self.own_threads()?;
         let control = Control::new(self.name.clone(), self.entries.iter().map(|entry| entry.name.clone()).collect());
         let how = How { mode: self.mode, timed: self.device_times };
-        let surroundings = Arc::new(Surroundings { how, gates: self.gates.clone(), control: control.clone() });
+        let (gates, spawn) = (self.gates.clone(), spawn::spawner(self.threads));
+        let surroundings = Arc::new(Surroundings { how, gates, control: control.clone(), spawn });
         let mut crew = Vec::with_capacity(self.entries.len());
         for (index, (entry, node)) in self.entries.iter_mut().zip(&control.nodes).enumerate() {
             let Some(mut seat) = entry.seat.take() else { continue };

@@ -6,6 +6,7 @@ use std::panic::catch_unwind;
 use crate::{
     device::emulated::simulation,
     error::{Error, ErrorKind, Result},
+    operator::seat::Spawn,
 };
 
 /// Which of a runtime's threads may poll a flow's tasks.
@@ -45,5 +46,13 @@ pub(super) fn spawn(threads: Threads, name: &str, task: impl Future<Output = ()>
         Some(simulation) => drop(simulation.spawn(name, task)),
         None if threads == Threads::This => drop(tokio::task::spawn_local(task)),
         None => drop(tokio::spawn(task)),
+    }
+}
+
+/// As [`spawn`], for an operator that has tasks beside its own.
+pub(super) fn spawner(threads: Threads) -> Spawn {
+    match threads {
+        Threads::Any => |name, task| spawn(Threads::Any, name, task),
+        Threads::This => |name, task| spawn(Threads::This, name, task),
     }
 }

@@ -12,13 +12,14 @@
 //!
 //! A fork's envelopes are lent by its own hub, and nobody else takes any there: those that were asked for are there.
 
-use std::{fmt, task::Waker};
+use std::{fmt, sync::Arc, task::Waker};
 
 use super::{
     ForkFn, Message,
     baggage::Parcel,
     envelope::RawEnvelope,
     link::{Sender, depart, stamp_of},
+    pool::Pool,
     queue::Answer,
 };
 use crate::{
@@ -154,6 +155,31 @@ impl<M: Message> Fan<M> {
             return Ok(Err(parcel));
         }
         self.hand_over(parcel, stamp)
+    }
+
+    /// Sends what a worker of the operator has sent, if all have room.
+    pub(crate) fn hand_on(
+        &mut self,
+        mut parcel: Parcel<M>,
+        stamp: Option<Ticket>,
+    ) -> Result<Result<(), (Parcel<M>, Option<Ticket>)>> {
+        self.look(&mut parcel.message)?;
+        if self.outcomes.contains(&Outcome::Full) {
+            return Ok(Err((parcel, stamp)));
+        }
+        let forked = self.make(&parcel.message)?;
+        self.marked(&mut parcel.message)?;
+        if !forked {
+            self.made.clear();
+            return Ok(Err((parcel, stamp)));
+        }
+        let sent = self.hand_over(parcel, stamp.clone())?;
+        Ok(sent.map_err(|parcel| (parcel, stamp)))
+    }
+
+    /// The blank envelopes, or why there are none.
+    pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
+        self.branches[self.lender].blanks()
     }
 
     /// Sends a message to those that have room, and tells of each what it did. Where nobody took it, it comes back.

@@ -174,6 +174,25 @@ pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
     Ok((Sender { link: link.clone(), sent: 0 }, Receiver(link.clone()), link))
 }
 
+/// A hub without a limit, within one place, for messages that have come through the hub of that name.
+pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
+    let link = Arc::new(Link {
+        name: name.into(),
+        queue: Queue::new(usize::MAX),
+        times: None,
+        stamps: Stamps::default(),
+        reader: Device::host(),
+        together: true,
+        forks: AtomicBool::new(false),
+        blanks: None,
+        arrivals: None,
+        copies: None,
+        failed: OnceLock::new(),
+        untaken: AtomicUsize::new(0),
+    });
+    (Sender { link: link.clone(), sent: 0 }, Receiver(link))
+}
+
 impl<M: Message> Link<M> {
     /// Moves every message that can be moved.
     fn pump(&self) -> Result<()> {
@@ -371,19 +390,25 @@ impl<M: Message> Sender<M> {
 
     /// A blank envelope, if there is one; an error if the hub has none at all.
     pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
-        let link = &*self.link;
-        link.check()?;
-        match &link.blanks {
+        self.check()?;
+        match &self.link.blanks {
             Some(blanks) => Ok(blanks.take()),
-            None => Err(Error::new(
+            None => self.blanks().map(|_| None),
+        }
+    }
+
+    /// The blank envelopes, or why there are none.
+    pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
+        self.link.blanks.clone().ok_or_else(|| {
+            Error::new(
                 ErrorKind::Usage,
                 format!(
                     "hub `{}` has no blank envelopes: say how large they are, with `#[output(envelope_bytes = ..)]` or \
                      `Hub::envelope_bytes`",
-                    link.name
+                    self.link.name
                 ),
-            )),
-        }
+            )
+        })
     }
 
     /// Sends, if there is room; otherwise the message comes back. `origin`: the stream that it carries.
@@ -424,6 +449,27 @@ impl<M: Message> Sender<M> {
             link.pump()?;
         }
         Ok(Ok(()))
+    }
+
+    /// As `hand_on`, if there is room; otherwise it comes back with its stamp.
+    pub(crate) fn try_hand_on(
+        &mut self,
+        mut parcel: Parcel<M>,
+        stamp: Option<Ticket>,
+    ) -> Result<Result<(), (Parcel<M>, Option<Ticket>)>> {
+        self.check()?;
+        self.check_places(&mut parcel.message)?;
+        if !self.has_room(1) {
+            return Ok(Err((parcel, stamp)));
+        }
+        let sent = self.push(parcel, stamp.clone())?;
+        Ok(sent.map_err(|parcel| (parcel, stamp)))
+    }
+
+    /// Puts a message that came out of another hub into this one, which is always there for it.
+    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<()> {
+        // Its reader ends after it.
+        self.push(parcel, stamp).map(drop)
     }
 
     /// Where nothing is copied, every envelope is where the reader is.
@@ -590,6 +636,11 @@ impl<M: Message> Receiver<M> {
             });
         }
         last.or_else(|| self.0.stamps.take(count))
+    }
+
+    /// As `stamp`, without those that envelopes carry themselves.
+    pub(crate) fn stamp_beside(&self, count: u64) -> Option<Ticket> {
+        self.0.stamps.take(count)
     }
 
     /// The stamp of a message that is still in the queue, the writer's `count`th.

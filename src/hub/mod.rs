@@ -19,6 +19,7 @@ pub(crate) mod baggage;
 mod envelope;
 pub(crate) mod fan;
 mod fork;
+pub(crate) mod kept;
 pub(crate) mod link;
 mod metadata;
 pub(crate) mod outlet;

@@ -9,13 +9,14 @@ use super::{
     baggage::Parcel,
     envelope::RawEnvelope,
     fan::{End, Fan},
+    kept::Kept,
     link::Sender,
     queue::Answer,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::HostAccess,
-    stream::Stream,
+    stream::{Stream, Ticket},
 };
 
 pub(crate) enum Outlet<M: Message> {
@@ -23,6 +24,8 @@ pub(crate) enum Outlet<M: Message> {
     Nobody,
     One(Sender<M>),
     Several(Box<Fan<M>>),
+    /// Of one of several workers: what it sends is passed on when its run has ended.
+    Kept(Kept<M>),
 }
 
 impl<M: Message> Outlet<M> {
@@ -46,6 +49,7 @@ impl<M: Message> Outlet<M> {
             Self::One(sender) if messages == 1 => sender.poll_room(waker),
             Self::One(sender) => sender.poll_room_for(messages, waker),
             Self::Several(fan) => fan.poll_room(messages, waker),
+            Self::Kept(_) => Answer::Yes,
         }
     }
 
@@ -72,6 +76,7 @@ impl<M: Message> Outlet<M> {
             Self::Nobody => Answer::Never,
             Self::One(sender) => sender.poll_queue(waker),
             Self::Several(fan) => fan.poll_send(message, waker),
+            Self::Kept(_) => Answer::Yes,
         }
     }
 
@@ -81,6 +86,7 @@ impl<M: Message> Outlet<M> {
             Self::Nobody => Answer::Never,
             Self::One(sender) => sender.poll_blank(waker),
             Self::Several(fan) => fan.poll_blank(waker),
+            Self::Kept(kept) => kept.poll_blank(waker),
         }
     }
 
@@ -90,7 +96,19 @@ impl<M: Message> Outlet<M> {
             Self::Nobody => Err(self.closed()),
             Self::One(sender) => sender.blank(),
             Self::Several(fan) => fan.blank(),
+            Self::Kept(kept) => kept.blank(),
         }
+    }
+
+    /// The same for one of several workers, who takes its blank envelopes from here.
+    pub(crate) fn for_worker(&self) -> Self {
+        let blanks = match self {
+            Self::Nobody => Err(self.closed()),
+            Self::One(sender) => sender.blanks(),
+            Self::Several(fan) => fan.blanks(),
+            Self::Kept(_) => Err(self.closed()),
+        };
+        Self::Kept(Kept::new(blanks))
     }
 
     /// Sends a message, if there is room; otherwise it comes back. `origin`: the stream that it carries.
@@ -99,6 +117,7 @@ impl<M: Message> Outlet<M> {
         match self {
             Self::One(sender) if !sender.reader_gone() => sender.try_send(parcel, origin),
             Self::Several(fan) if !fan.is_closed() => fan.try_send(parcel, origin),
+            Self::Kept(kept) => kept.send(parcel, origin).map(Ok),
             _ => Err(self.closed()),
         }
     }
@@ -117,6 +136,23 @@ impl<M: Message> Outlet<M> {
                 Err(kept) => (vec![Outcome::Full], Some(kept)),
             }),
             Self::Several(fan) => fan.offer(parcel, origin),
+            Self::Kept(kept) => {
+                kept.send(parcel, origin)?;
+                Ok((vec![Outcome::Sent], None))
+            }
+        }
+    }
+
+    /// Sends what a worker has sent: it has departed. It comes back, with its stamp, if there is no room.
+    pub(crate) fn hand_on(
+        &mut self,
+        parcel: Parcel<M>,
+        stamp: Option<Ticket>,
+    ) -> Result<Result<(), (Parcel<M>, Option<Ticket>)>> {
+        match self {
+            Self::One(sender) if !sender.reader_gone() => sender.try_hand_on(parcel, stamp),
+            Self::Several(fan) if !fan.is_closed() => fan.hand_on(parcel, stamp),
+            _ => Err(self.closed()),
         }
     }
 
@@ -134,13 +170,14 @@ impl<M: Message> Outlet<M> {
             Self::Nobody => {}
             Self::One(sender) => sender.watch(waker),
             Self::Several(fan) => fan.watch(waker),
+            Self::Kept(_) => {}
         }
     }
 
     /// There are readers, and all have ended.
     pub(crate) fn readers_gone(&self) -> bool {
         match self {
-            Self::Nobody => false,
+            Self::Nobody | Self::Kept(_) => false,
             Self::One(sender) => sender.reader_gone(),
             Self::Several(fan) => fan.is_closed(),
         }
@@ -149,7 +186,7 @@ impl<M: Message> Outlet<M> {
     /// Why nothing can be sent.
     pub(crate) fn closed(&self) -> Error {
         let why = match self {
-            Self::Nobody => "this output was closed".into(),
+            Self::Nobody | Self::Kept(_) => "this output was closed".into(),
             Self::One(sender) => format!("the reader of hub `{}` has ended", sender.hub()),
             Self::Several(fan) => format!("all {} readers have ended", fan.count()),
         };
@@ -163,6 +200,7 @@ impl<M: Message> fmt::Debug for Outlet<M> {
             Self::Nobody => f.write_str("closed"),
             Self::One(sender) => sender.fmt(f),
             Self::Several(fan) => fan.fmt(f),
+            Self::Kept(kept) => kept.fmt(f),
         }
     }
 }

@@ -9,8 +9,9 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, OnceLock,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    task::Waker,
 };
 
 use super::{envelope::RawEnvelope, link::HubState};
@@ -28,6 +29,9 @@ pub(crate) struct Pool {
     home: Mutex<VecDeque<Box<Memory>>>,
     idle: AtomicUsize,
     listener: OnceLock<Listener>,
+    /// Who takes from here without being a hub's writer.
+    waiting: Mutex<Vec<Waker>>,
+    waited_for: AtomicBool,
 }
 
 impl Pool {
@@ -43,6 +47,8 @@ impl Pool {
             home: Mutex::new(home),
             idle: AtomicUsize::new(count),
             listener: OnceLock::new(),
+            waiting: Mutex::default(),
+            waited_for: AtomicBool::new(false),
         }))
     }
 
@@ -82,6 +88,19 @@ impl Pool {
         if let Some(came_home) = self.listener.get() {
             came_home();
         }
+        if self.waited_for.swap(false, Ordering::SeqCst) {
+            let waiting = std::mem::take(&mut *lock(&self.waiting));
+            waiting.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Keeps the waker of one of several who take from here, until one comes home.
+    pub(crate) fn wait(&self, waker: &Waker) {
+        let mut waiting = lock(&self.waiting);
+        if !waiting.iter().any(|kept| kept.will_wake(waker)) {
+            waiting.push(waker.clone());
+        }
+        self.waited_for.store(true, Ordering::SeqCst);
     }
 
     /// `2 of the 2 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c``

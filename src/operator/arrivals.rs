@@ -12,7 +12,11 @@ use super::{carry::Carry, lane::Stamps, plan::Binder, ports::Traffic};
 use crate::{
     condition::{Alarm, Counted, Front, Need, Readiness, Wanted, after},
     error::Result,
-    hub::{Message, baggage::Parcel, link::Receiver},
+    hub::{
+        Message,
+        baggage::Parcel,
+        link::{self, Receiver, Sender},
+    },
     stream::Ticket,
 };
 
@@ -183,6 +187,15 @@ impl<M: Message> Intake<M> {
         Ok(self.taken.drain(..))
     }
 
+    /// Puts the next message where a worker finds it, with all that came with it. False if there is none.
+    pub(super) fn hand_over(&mut self, from: &mut Arrivals<M>, inlet: &mut Inlet<M>) -> Result<bool> {
+        let Some(parcel) = from.take()? else { return Ok(false) };
+        self.traffic.count(&parcel.message);
+        let stamp = from.receiver.stamp_beside(from.taken);
+        inlet.0.hand_on(parcel, stamp)?;
+        Ok(true)
+    }
+
     pub(super) fn traffic(&self) -> Traffic {
         self.traffic
     }
@@ -228,6 +241,17 @@ impl Waits {
 
     pub(super) fn rest(&mut self) {
         self.alarm = None;
+    }
+}
+
+/// Where a dispatcher puts the messages of one connection for a worker.
+pub(super) struct Inlet<M: Message>(Sender<M>);
+
+impl<M: Message> Arrivals<M> {
+    /// A worker's end, and where its messages are put.
+    pub(super) fn spread(&self) -> (Receiver<M>, Inlet<M>) {
+        let (sender, receiver) = link::private(self.receiver.hub());
+        (receiver, Inlet(sender))
     }
 }
 

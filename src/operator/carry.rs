@@ -28,6 +28,10 @@ impl Carry {
         Self { policy, ..Self::default() }
     }
 
+    pub(super) fn policy(&self) -> MergePolicy {
+        self.policy
+    }
+
     #[inline]
     fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)

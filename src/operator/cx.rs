@@ -8,18 +8,20 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
+use futures::future::BoxFuture;
 use smallvec::SmallVec;
+use tokio::sync::mpsc;
 
 use super::{
     Ports,
     carry::Carry,
     control::Handle,
-    lane::Lane,
+    lane::{Lane, OwnStreams},
     node::{Method, Node},
     seat::{How, Setting, Surroundings},
 };
 use crate::{
-    condition::{self, Awaited, Conditions, Gate, PortState, Readiness, Status, When},
+    condition::{self, Awaited, Conditions, Gate, Need, PortId, PortState, Readiness, Status, When},
     device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
     hub::Metadata,
@@ -48,6 +50,15 @@ pub struct Cx {
     conditions: Option<Box<Conditions>>,
     carry: Arc<Carry>,
     flow: Arc<Surroundings>,
+    streams: OwnStreams,
+    /// The ports that its conditions name.
+    named: Arc<[(PortId, Option<Need>)]>,
+    /// Work of its own goes on elsewhere: it is not at rest, whatever it waits for.
+    holds_token: bool,
+    /// The tasks that it has beside its own: each has the sending half.
+    helpers: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
+    /// Theirs.
+    lanes: Vec<Arc<Lane>>,
     /// Whether the operator's `may_run` and `after` are called: until it is known that it has none of its own.
     asks_may_run: bool,
     calls_after: bool,
@@ -73,7 +84,12 @@ impl Cx {
             node,
             finished: false,
             awaited: Awaited::new(),
+            named: condition::named(&conditions).into(),
             conditions: Conditions::new(conditions),
+            streams,
+            holds_token: false,
+            helpers: None,
+            lanes: Vec::new(),
             carry: Arc::new(Carry::new(merge)),
             flow,
             asks_may_run: true,
@@ -330,6 +346,13 @@ impl Cx {
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
+        self.begin(now);
+        Poll::Ready(true)
+    }
+
+    /// A run begins.
+    #[inline]
+    fn begin(&mut self, now: Option<Ticks>) {
         if self.lane.as_ref().is_some_and(|lane| lane.begin()) {
             self.stream = None;
         }
@@ -339,7 +362,12 @@ impl Cx {
         self.carry.begin();
         self.node.show_running();
         self.begun = Some(now.unwrap_or_else(Ticks::now));
-        Poll::Ready(true)
+    }
+
+    /// A worker's run begins: what it needs was handed to its ports.
+    pub(super) fn begin_run<P: Ports>(&mut self, ports: &mut P) {
+        let _ = ports.claim();
+        self.begin(None);
     }
 
     /// Asks what is waited for beside the ports.
@@ -363,7 +391,7 @@ impl Cx {
             _ => self.show(asked, ports),
         }
         // Otherwise what it waits for comes by itself: the flow is not at rest.
-        if asked.needs_others() {
+        if asked.needs_others() && !self.holds_token {
             self.node.park();
         }
         Poll::Pending
@@ -419,7 +447,7 @@ impl Cx {
             return Poll::Ready(false);
         }
         self.node.show(asked.status(self.conditions.as_ref().and_then(|conditions| conditions.due())));
-        if asked.needs_others() {
+        if asked.needs_others() && !self.holds_token {
             self.node.park_refused();
         }
         Poll::Pending
@@ -441,7 +469,7 @@ impl Cx {
 
     /// The present run's end, if there is one.
     #[inline]
-    fn end_run(&mut self) -> Option<Ticks> {
+    pub(super) fn end_run(&mut self) -> Option<Ticks> {
         let begun = self.begun.take()?;
         let now = Ticks::now();
         self.runs += 1;
@@ -482,7 +510,53 @@ impl Cx {
 
     /// The last work of each stream that it has used.
     pub(crate) fn last(&self) -> Vec<Ticket> {
-        self.lane.as_ref().map(|lane| lane.last()).unwrap_or_default()
+        self.lane.iter().chain(&self.lanes).flat_map(|lane| lane.last()).collect()
+    }
+
+    /// The surroundings of one of several workers: streams and messages' loads of its own.
+    pub(super) fn worker(&mut self, number: usize) -> Self {
+        let setting = Setting {
+            name: format!("{} #{}", self.name, number + 1).into(),
+            device: self.device.clone(),
+            streams: self.streams.clone(),
+            conditions: Vec::new(),
+            merge: self.carry.policy(),
+        };
+        let worker = Self::new(setting, Node::alone(), self.flow.clone());
+        self.lanes.extend(worker.lane.clone());
+        worker
+    }
+
+    /// Work of its own goes on elsewhere, or does no longer.
+    pub(super) fn holds_token(&mut self, holds: bool) {
+        self.holds_token = holds;
+    }
+
+    /// For a task beside its own, to be dropped at its end.
+    pub(super) fn helper(&mut self) -> mpsc::Sender<()> {
+        self.helpers.get_or_insert_with(|| mpsc::channel(1)).0.clone()
+    }
+
+    /// Resolves once the tasks beside its own are gone.
+    pub(super) async fn settled(&mut self) {
+        if let Some((own, mut helpers)) = self.helpers.take() {
+            drop(own);
+            let _ = helpers.recv().await;
+        }
+    }
+
+    /// Begins a task of this name where the flow's others are.
+    pub(super) fn spawn(&self, name: &str, task: BoxFuture<'static, ()>) {
+        (self.flow.spawn)(name, task);
+    }
+
+    /// It has said that it wants no further run.
+    pub(super) fn has_finished(&self) -> bool {
+        self.finished
+    }
+
+    pub(super) fn named(&self) -> &Arc<[(PortId, Option<Need>)]> {
+        &self.named
     }
 
     /// The last run's time, if it ended with an error.

@@ -151,6 +151,24 @@ where
     }
 }
 
+impl<F: Clone, M> Clone for Source<F, M> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone(), self.1)
+    }
+}
+
+impl<F: Clone, A, B> Clone for Map<F, A, B> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone(), self.1)
+    }
+}
+
+impl<F: Clone, M> Clone for Sink<F, M> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone(), self.1)
+    }
+}
+
 impl<F, M> fmt::Debug for Source<F, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Source")

@@ -1,6 +1,7 @@
 //! [`Input`]: one hub's end, where messages come in.
 
 use std::{
+    any::Any,
     fmt,
     future::poll_fn,
     slice,
@@ -196,6 +197,22 @@ impl<M: Message> AnyPort for Input<M> {
 
     fn watch(&mut self, waker: &Waker) {
         self.arrivals.watch(waker);
+    }
+
+    fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)> {
+        let (end, inlet) = self.arrivals.spread();
+        Ok((vec![Box::new(end)], Some(Box::new(inlet))))
+    }
+
+    fn hand_over(&mut self, inlet: &mut (dyn Any + Send)) -> Result<()> {
+        let Some(inlet) = inlet.downcast_mut() else { return Ok(()) };
+        let most = self.waits.as_ref().map_or(1, |waits| waits.batch());
+        for _ in 0..most {
+            if !self.intake.hand_over(&mut self.arrivals, inlet)? {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 

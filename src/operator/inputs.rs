@@ -10,6 +10,7 @@
 //! ```
 
 use std::{
+    any::Any,
     fmt,
     future::poll_fn,
     ops::BitOr,
@@ -19,7 +20,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    arrivals::{self, Arrivals, Intake, Wait, Waits},
+    arrivals::{self, Arrivals, Inlet, Intake, Wait, Waits},
     handle::InputHandle,
     plan::{Binder, Plan, PortKind, PortOptions},
     ports::{AnyPort, InputPort, Port, Traffic},
@@ -261,6 +262,28 @@ impl<M: Message> AnyPort for Inputs<M> {
 
     fn watch(&mut self, waker: &Waker) {
         self.connections.iter().for_each(|connection| connection.watch(waker));
+    }
+
+    fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)> {
+        let (ends, inlets): (Vec<_>, Vec<_>) = self.connections.iter().map(Arrivals::spread).unzip();
+        let ends = ends.into_iter().map(|end| Box::new(end) as Box<dyn Any + Send>);
+        Ok((ends.collect(), Some(Box::new(inlets))))
+    }
+
+    fn hand_over(&mut self, inlets: &mut (dyn Any + Send)) -> Result<()> {
+        let Some(inlets) = inlets.downcast_mut::<Vec<Inlet<M>>>() else { return Ok(()) };
+        let most = self.waits.as_ref().map(|waits| waits.batch());
+        let mut left = most.unwrap_or(inlets.len());
+        loop {
+            let before = left;
+            for (connection, inlet) in self.connections.iter_mut().zip(inlets.iter_mut()).take(left) {
+                left -= usize::from(self.intake.hand_over(connection, inlet)?);
+            }
+            // By default one of each; otherwise so many of whichever.
+            if most.is_none() || left == 0 || left == before {
+                return Ok(());
+            }
+        }
     }
 }
 

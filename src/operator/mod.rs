@@ -8,7 +8,9 @@
 //! every `stop` runs, in the order of adding, after an error too.
 
 mod arrivals;
+pub(crate) mod attend;
 pub(crate) mod carry;
+mod concurrent;
 pub(crate) mod control;
 mod cx;
 mod functions;
@@ -28,6 +30,7 @@ pub(crate) mod shown;
 use crate::error::Result;
 use node::Method;
 
+pub use concurrent::{Concurrent, concurrent};
 pub use control::{Changes, Handle, OperatorStatus};
 /// All runs of an operator that has not written `run`. A macro, since one kind's futures are `Send` and the other's are
 /// not.

@@ -1,6 +1,7 @@
 //! [`Output`]: where messages go out, to one reader or to several.
 
 use std::{
+    any::Any,
     fmt,
     future::poll_fn,
     sync::Arc,
@@ -19,7 +20,7 @@ use super::{
 use crate::{
     condition::{self, Counted, PortState, Readiness, Room},
     error::Result,
-    hub::{Envelope, Message, Outcome, baggage::Parcel, outlet::Outlet, queue::Answer},
+    hub::{Envelope, Message, Outcome, baggage::Parcel, kept::Backlog, outlet::Outlet, queue::Answer},
     memory::Plain,
     stream::Stream,
 };
@@ -38,6 +39,10 @@ pub struct Output<M: Message> {
     carry: Arc<Carry>,
     /// The stream that messages carry, if that was said.
     chosen: Option<Stream>,
+    /// What workers have sent.
+    backlog: Option<Box<Backlog<M>>>,
+    /// A worker has closed it.
+    closes: bool,
 }
 
 /// What became of a message that was [offered](Output::offer).
@@ -254,6 +259,50 @@ impl<M: Message> AnyPort for Output<M> {
     fn watch(&mut self, waker: &Waker) {
         self.to.watch(waker);
     }
+
+    fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)> {
+        Ok((vec![Box::new(self.to.for_worker())], None))
+    }
+
+    fn kept(&mut self) -> Option<Box<dyn Any + Send>> {
+        match &mut self.to {
+            Outlet::Kept(kept) => Some(Box::new(kept.take())),
+            // The worker has closed it.
+            _ => Some(Box::new(())),
+        }
+    }
+
+    fn accept(&mut self, kept: Box<dyn Any + Send>) {
+        match kept.downcast::<Backlog<M>>() {
+            Ok(kept) => self.backlog.get_or_insert_default().extend(*kept),
+            Err(_) => self.closes = true,
+        }
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        while let Some((mut parcel, stamp)) = self.backlog.as_mut().and_then(|backlog| backlog.pop_front()) {
+            let answer = self.to.poll_send(&mut parcel.message, cx.waker());
+            let bytes = parcel.message.size_in_bytes() as u64;
+            let back = match answer {
+                Answer::Wait => Some((parcel, stamp)),
+                _ => self.to.hand_on(parcel, stamp)?.err(),
+            };
+            let Some(back) = back else {
+                self.traffic.add(bytes);
+                continue;
+            };
+            self.backlog.get_or_insert_default().push_front(back);
+            if answer != Answer::Wait {
+                // Another was quicker, or the host has to wait before it can copy.
+                cx.waker().wake_by_ref();
+            }
+            return Poll::Pending;
+        }
+        if self.closes {
+            self.close();
+        }
+        Poll::Ready(Ok(()))
+    }
 }
 
 impl<M: Message> Port for Output<M> {
@@ -265,8 +314,9 @@ impl<M: Message> Port for Output<M> {
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
         let room = if binder.need(name, options.need).1 { Room::Unconditional } else { options.room };
-        let (to, lane, carry) = (Outlet::new(binder.ends(name)?), binder.lane.clone(), binder.carry.clone());
-        Ok(Self { to, room, traffic: Traffic::default(), lane, carry, chosen: None })
+        let to = if binder.worker { binder.end(name)? } else { Outlet::new(binder.ends(name)?) };
+        let (lane, carry) = (binder.lane.clone(), binder.carry.clone());
+        Ok(Self { to, room, traffic: Traffic::default(), lane, carry, chosen: None, backlog: None, closes: false })
     }
 
     #[inline]

@@ -156,6 +156,8 @@ pub struct Binder<'a> {
     pub(crate) named: &'a [(PortId, Option<Need>)],
     /// By port, in the order of connecting.
     pub(crate) ends: &'a mut HashMap<&'static str, Vec<Box<dyn Any + Send>>>,
+    /// For one of several workers of the operator: its outputs keep what is sent.
+    pub(crate) worker: bool,
 }
 
 impl Binder<'_> {

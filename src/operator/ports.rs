@@ -1,6 +1,9 @@
 //! [`Ports`]: what an operator has of inputs and outputs, and what a flow needs of each of them.
 
-use std::task::{Context, Waker};
+use std::{
+    any::Any,
+    task::{Context, Poll, Waker},
+};
 
 use super::plan::{Binder, Plan, PortOptions};
 use tokio::time::Instant;
@@ -147,6 +150,27 @@ pub trait AnyPort: PortState {
     fn rest(&mut self) {}
     /// Keeps the waker for its next change, whether it is ready or not.
     fn watch(&mut self, waker: &Waker);
+    /// An end of the same kind for a worker, and where its messages are put, if it is an input.
+    #[allow(clippy::type_complexity)]
+    fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)>;
+    /// Gives a worker the messages of one run: those that the port's condition promised.
+    fn hand_over(&mut self, inlet: &mut (dyn Any + Send)) -> Result<()> {
+        let _ = inlet;
+        Ok(())
+    }
+    /// What a worker's output has kept.
+    fn kept(&mut self) -> Option<Box<dyn Any + Send>> {
+        None
+    }
+    /// Takes over what a worker's output has kept.
+    fn accept(&mut self, kept: Box<dyn Any + Send>) {
+        drop(kept);
+    }
+    /// Sends what it has taken over.
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let _ = cx;
+        Poll::Ready(Ok(()))
+    }
 }
 
 /// What the derive macro needs of a port.

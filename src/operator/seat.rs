@@ -5,7 +5,7 @@
 use std::{any::Any, collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
 
 use async_trait::async_trait;
-use futures::FutureExt;
+use futures::{FutureExt, future::BoxFuture};
 
 use super::{
     Binder, Cx, Operator, Plan, Ports, Traffic,
@@ -14,7 +14,7 @@ use super::{
     node::{Method, Node},
 };
 use crate::{
-    condition::{self, Gates, Need, PortId, When},
+    condition::{Gates, When},
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::MergePolicy,
@@ -45,12 +45,15 @@ pub(crate) struct Setting {
 }
 
 /// What a flow says to all of its operators.
-#[derive(Debug)]
 pub(crate) struct Surroundings {
     pub(crate) how: How,
     pub(crate) gates: Gates,
     pub(crate) control: Arc<Control>,
+    /// Begins a task of this name where the flow's others are.
+    pub(crate) spawn: Spawn,
 }
+
+pub(crate) type Spawn = fn(&str, BoxFuture<'static, ()>);
 
 /// What a flow says of its operators' streams.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +74,8 @@ pub(crate) trait Seat: Send {
     /// All runs; its ports are closed at the end.
     async fn run(&mut self) -> Result<()>;
     async fn stop(&mut self) -> Result<()>;
+    /// Resolves once the tasks that it had beside its own are gone.
+    async fn settled(&mut self);
     /// Closes what an abort left open.
     fn close(&mut self);
     /// The last work that its streams were given.
@@ -85,8 +90,6 @@ pub(crate) struct Place<O: Operator> {
     ports: Option<O::Ports>,
     cx: Option<Cx>,
     tally: Tally,
-    /// The ports that its conditions name.
-    named: Vec<(PortId, Option<Need>)>,
     /// For the flow's next run.
     conditions: Vec<When>,
 }
@@ -99,8 +102,7 @@ pub(crate) fn seat<O: Operator>(
 ) -> (Box<dyn Seat>, Plan, <O::Ports as Ports>::Handles) {
     let mut plan = Plan { flow, operator: index, ports: Vec::new(), conditions: Vec::new() };
     let handles = O::Ports::declare(&mut plan);
-    let (named, conditions) = (Vec::new(), Vec::new());
-    let place = Place { operator, ports: None, cx: None, tally: Tally::default(), named, conditions };
+    let place = Place { operator, ports: None, cx: None, tally: Tally::default(), conditions: Vec::new() };
     (Box::new(place), plan, handles)
 }
 
@@ -142,15 +144,15 @@ fn unbound() -> Error {
 #[async_trait]
 impl<O: Operator> Seat for Place<O> {
     fn enter(&mut self, setting: Setting, node: Arc<Node>, flow: Arc<Surroundings>) {
-        self.named = condition::named(&setting.conditions);
         self.cx = Some(Cx::new(setting, node, flow));
         self.tally = Tally::default();
     }
 
     fn bind(&mut self, mut ends: Ends) -> Result<()> {
         let cx = self.cx.as_ref().ok_or_else(unbound)?;
-        let (lane, carry) = (cx.lane.clone(), cx.carry().clone());
-        self.ports = Some(O::Ports::bind(&mut Binder { lane, carry, named: &self.named, ends: &mut ends })?);
+        let (lane, carry, named) = (cx.lane.clone(), cx.carry().clone(), cx.named().clone());
+        let mut binder = Binder { lane, carry, named: &named, ends: &mut ends, worker: false };
+        self.ports = Some(O::Ports::bind(&mut binder)?);
         Ok(())
     }
 
@@ -187,6 +189,12 @@ impl<O: Operator> Seat for Place<O> {
         self.tally.device = cx.device_time();
         self.conditions = cx.into_conditions();
         stopped
+    }
+
+    async fn settled(&mut self) {
+        if let Some(cx) = &mut self.cx {
+            cx.settled().await;
+        }
     }
 
     fn close(&mut self) {

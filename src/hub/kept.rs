@@ -1,0 +1,65 @@
+//! [`Kept`]: what one of several workers of an operator sends, until the operator passes it on.
+
+use std::{collections::VecDeque, fmt, sync::Arc, task::Waker};
+
+use super::{
+    Message,
+    baggage::Parcel,
+    envelope::RawEnvelope,
+    link::{depart, stamp_of},
+    pool::Pool,
+    queue::Answer,
+};
+use crate::{
+    error::{Error, Result},
+    stream::{Stream, Ticket},
+};
+
+/// Messages that have departed, each with its stamp, if it does not carry that itself.
+pub(crate) type Backlog<M> = VecDeque<(Parcel<M>, Option<Ticket>)>;
+
+/// See the module.
+pub(crate) struct Kept<M> {
+    backlog: Backlog<M>,
+    /// The operator's own blank envelopes, or why there are none.
+    blanks: std::result::Result<Arc<Pool>, Error>,
+}
+
+impl<M: Message> Kept<M> {
+    pub(super) fn new(blanks: std::result::Result<Arc<Pool>, Error>) -> Self {
+        Self { backlog: Backlog::new(), blanks }
+    }
+
+    pub(super) fn send(&mut self, mut parcel: Parcel<M>, origin: Option<&Stream>) -> Result<()> {
+        let stamped = depart(&mut parcel.message, origin)?;
+        let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
+        self.backlog.push_back((parcel, stamp));
+        Ok(())
+    }
+
+    pub(super) fn blank(&self) -> Result<Option<RawEnvelope>> {
+        self.blanks.as_ref().map(Pool::take).map_err(Error::again)
+    }
+
+    pub(super) fn poll_blank(&self, waker: &Waker) -> Answer {
+        match &self.blanks {
+            Ok(blanks) if !blanks.has(1) => {
+                blanks.wait(waker);
+                // Asked again: one may have come home before the waker was kept.
+                if blanks.has(1) { Answer::Yes } else { Answer::Wait }
+            }
+            _ => Answer::Yes,
+        }
+    }
+
+    /// All that was sent.
+    pub(crate) fn take(&mut self) -> Backlog<M> {
+        std::mem::take(&mut self.backlog)
+    }
+}
+
+impl<M> fmt::Debug for Kept<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kept").field("messages", &self.backlog.len()).finish()
+    }
+}

@@ -1,0 +1,307 @@
+//! [`Concurrent`]: one operator, several of its runs at a time.
+//!
+//! The operator's own task dispatches: it waits for the conditions, as always, claims what one run needs, and hands that to
+//! a worker, a task with a clone of the operator, ports of its own and a stream of its own. A worker keeps what it sends;
+//! the dispatcher passes it on, in the order of claiming unless told otherwise.
+//!
+//! ```text
+//!                        ┌──> worker 1: compute ──┐
+//!   ports ──claim, n──>  ├──> worker 2: compute ──┤ ──> run n is done ──in order of n──> ports
+//!          dispatcher    └──> worker 3: compute ──┘            dispatcher
+//! ```
+//!
+//! A run holds its number until the dispatcher has heard of it, however it ended: so one that fails holds up nobody, it
+//! ends the flow. A worker takes the next run when what it sent in the last one has been passed on: so there are never
+//! more messages kept than the workers' last runs sent.
+
+use std::{any::Any, collections::BTreeMap, fmt, pin::pin, sync::Arc};
+
+use futures::future::{Either, select};
+use tokio::sync::mpsc;
+
+use super::{
+    Cx, Operator, Ports,
+    attend::attended,
+    node::{Method, Node},
+    plan::Binder,
+    seat::caught,
+};
+use crate::{
+    condition::{Need, PortId},
+    error::{Error, ErrorKind, Result},
+};
+
+/// See [`concurrent`].
+pub struct Concurrent<O> {
+    operator: O,
+    runs: usize,
+    ordered: bool,
+}
+
+/// An operator of which up to `runs` runs go on at a time, each in a task of its own with a clone of it: for work that
+/// waits for a service, or keeps the host busy, or leaves parts of a device idle.
+///
+/// What clones share they share behind an `Arc`. Each has its own stream, so that their device work overlaps. Messages go
+/// out in the order in which runs claimed theirs, unless it is [`unordered`](Concurrent::unordered). `start` and `stop`
+/// are called once, on the operator itself, and clones are made after its `start`; `may_run` is asked of it, too. `after`
+/// belongs to a run.
+///
+/// What a run sends is kept until the run has ended and it is its turn: a run does not wait for room. A `run` of the operator's
+/// own is never called. 0 runs at a time are as one.
+///
+/// ```
+/// use wakeline::{Flow, operator::{concurrent, map, sink, source}};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let mut flow = Flow::new("look up");
+/// let mut names = ["a", "b", "c"].into_iter();
+/// let names = flow.add("names", source(move || std::future::ready(Ok(names.next()))));
+/// let ask = flow.add("ask", concurrent(8, map(async |name: &'static str| Ok(format!("{name}!")))));
+/// let print = flow.add("print", sink(async |answer: String| { println!("{answer}"); Ok(()) }));
+/// flow.connect(names.output, ask.input);
+/// flow.connect(ask.output, print.input);      // a!, b!, c!, whichever was answered first
+/// flow.run().await?;
+/// # Ok::<(), wakeline::Error>(())
+/// # }).unwrap();
+/// ```
+pub fn concurrent<O: Operator + Clone>(runs: usize, operator: O) -> Concurrent<O> {
+    Concurrent { operator, runs: runs.max(1), ordered: true }
+}
+
+impl<O> Concurrent<O> {
+    /// Messages go out as runs end, whichever ends first.
+    #[must_use]
+    pub fn unordered(mut self) -> Self {
+        self.ordered = false;
+        self
+    }
+}
+
+/// A run for a worker.
+struct Job<P> {
+    number: u64,
+    ports: P,
+}
+
+/// A run that has ended.
+struct Done<P> {
+    worker: usize,
+    number: u64,
+    ports: P,
+    outcome: Result<()>,
+    /// The clone wants no further run.
+    finished: bool,
+    /// In ticks.
+    busy: u64,
+}
+
+/// A worker, as the dispatcher sees it.
+struct Worker<P> {
+    jobs: mpsc::UnboundedSender<Job<P>>,
+    node: Arc<Node>,
+    /// Where its inputs' messages are put, by port.
+    inlets: Inlets,
+}
+
+type Inlets = Vec<Option<Box<dyn Any + Send>>>;
+
+/// All of them. Dropped in the middle of a run, they drop what they do.
+struct Workers<P>(Vec<Worker<P>>);
+
+impl<P> Drop for Workers<P> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|worker| worker.node.abort());
+    }
+}
+
+impl<O: Operator + Clone> Operator for Concurrent<O> {
+    type Ports = O::Ports;
+
+    fn start(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
+        self.operator.start(cx)
+    }
+
+    fn may_run(&mut self, ports: &O::Ports, cx: &Cx) -> bool {
+        self.operator.may_run(ports, cx)
+    }
+
+    /// One run by itself.
+    fn compute(&mut self, ports: &mut O::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
+        self.operator.compute(ports, cx)
+    }
+
+    fn stop(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
+        self.operator.stop(cx)
+    }
+
+    async fn run(&mut self, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
+        // `may_run` and `after` are called, unlike those of others that have a `run` of their own.
+        cx.not_written(Method::Run);
+        let (tell, mut done) = mpsc::unbounded_channel();
+        let mut workers = Workers(Vec::with_capacity(self.runs));
+        let mut idle = Vec::with_capacity(self.runs);
+        for worker in 0..self.runs {
+            let own = cx.worker(worker);
+            let (set, inlets) = spread(ports, &own, cx.named())?;
+            let (jobs, node) = self.hire(worker, own, cx, &tell);
+            workers.0.push(Worker { jobs, node, inlets });
+            idle.push((worker, set));
+        }
+        drop(tell);
+
+        let (mut begun, mut next, mut under_way, mut ending) = (0, 0, 0_usize, false);
+        let mut waiting: BTreeMap<u64, Done<O::Ports>> = BTreeMap::new();
+        loop {
+            let ended = if ending || idle.is_empty() {
+                if under_way == 0 {
+                    return Ok(());
+                }
+                done.recv().await
+            } else {
+                cx.holds_token(under_way > 0);
+                let ended = {
+                    let ended = pin!(done.recv());
+                    let ready = pin!(cx.until_ready(ports, |ports, cx| self.operator.may_run(ports, cx)));
+                    match select(ended, ready).await {
+                        Either::Left((ended, _)) => Some(ended),
+                        Either::Right((ready, _)) => {
+                            ending = !ready;
+                            None
+                        }
+                    }
+                };
+                match ended {
+                    Some(ended) => ended,
+                    None if ending => continue,
+                    None => {
+                        let Some((worker, set)) = idle.pop() else { continue };
+                        hand_over(ports, &mut workers.0[worker].inlets)?;
+                        let job = Job { number: begun, ports: set };
+                        workers.0[worker].jobs.send(job).map_err(|_| gone())?;
+                        begun += 1;
+                        under_way += 1;
+                        continue;
+                    }
+                }
+            };
+            let ended = ended.ok_or_else(gone)?;
+            // One that failed is heard of at once.
+            let key = if self.ordered && ended.outcome.is_ok() { ended.number } else { next };
+            waiting.insert(key, ended);
+            while let Some(Done { worker, ports: mut set, outcome, finished, busy, .. }) = waiting.remove(&next) {
+                outcome?;
+                cx.busy += busy;
+                ending |= finished;
+                pass_on(&mut set, ports).await?;
+                idle.push((worker, set));
+                under_way -= 1;
+                next += 1;
+            }
+        }
+    }
+}
+
+impl<O: Operator + Clone> Concurrent<O> {
+    /// Begins a worker's task.
+    fn hire(
+        &self,
+        worker: usize,
+        mut own: Cx,
+        cx: &mut Cx,
+        tell: &mpsc::UnboundedSender<Done<O::Ports>>,
+    ) -> (mpsc::UnboundedSender<Job<O::Ports>>, Arc<Node>) {
+        let (jobs, mut next) = mpsc::unbounded_channel::<Job<O::Ports>>();
+        let (mut operator, here) = (self.operator.clone(), cx.helper());
+        let (tell, node, name) = (tell.clone(), own.node().clone(), own.name().to_string());
+        let task = async move {
+            while let Some(Job { number, mut ports }) = next.recv().await {
+                let (node, device, before) = (own.node().clone(), own.device().clone(), own.busy);
+                let outcome = caught(attended(&node, &device, one(&mut operator, &mut ports, &mut own))).await;
+                let (finished, busy) = (own.has_finished(), own.busy - before);
+                if tell.send(Done { worker, number, ports, outcome, finished, busy }).is_err() {
+                    break;
+                }
+            }
+            drop((operator, own));
+            // All of it is gone now.
+            drop(here);
+        };
+        cx.spawn(&name, Box::pin(task));
+        (jobs, node)
+    }
+}
+
+/// One run of a worker.
+async fn one<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
+    cx.begin_run(ports);
+    operator.compute(ports, cx).await?;
+    if cx.has_run() {
+        let end = cx.end_of_run();
+        let calls_after = end.then(operator.after(ports, cx)).await?;
+        cx.calls_after(calls_after);
+    }
+    cx.end_run();
+    Ok(())
+}
+
+/// Ports for a worker, and where the dispatcher puts what it takes from its own.
+fn spread<P: Ports>(ports: &mut P, own: &Cx, named: &[(PortId, Option<Need>)]) -> Result<(P, Inlets)> {
+    let (mut ends, mut inlets, mut failed) = (std::collections::HashMap::new(), Vec::new(), None);
+    ports.visit(&mut |name, port| match port.spread() {
+        Ok((own, inlet)) => {
+            ends.insert(name, own);
+            inlets.push(inlet);
+        }
+        Err(error) => failed = Some(error),
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let (lane, carry) = (own.lane.clone(), own.carry().clone());
+    let set = P::bind(&mut Binder { lane, carry, named, ends: &mut ends, worker: true })?;
+    Ok((set, inlets))
+}
+
+/// Gives a worker the messages of one run.
+fn hand_over<P: Ports>(ports: &mut P, inlets: &mut [Option<Box<dyn Any + Send>>]) -> Result<()> {
+    let (mut inlets, mut handed) = (inlets.iter_mut(), Ok(()));
+    ports.visit(&mut |_, port| {
+        if let (Some(Some(inlet)), true) = (inlets.next(), handed.is_ok()) {
+            handed = port.hand_over(inlet.as_mut());
+        }
+    });
+    handed
+}
+
+/// Sends what a worker's run has sent.
+async fn pass_on<P: Ports>(from: &mut P, to: &mut P) -> Result<()> {
+    let mut kept = Vec::new();
+    from.visit(&mut |_, port| kept.push(port.kept()));
+    let mut kept = kept.into_iter();
+    to.visit(&mut |_, port| {
+        if let Some(Some(kept)) = kept.next() {
+            port.accept(kept);
+        }
+    });
+    std::future::poll_fn(|task| {
+        let mut flushed = std::task::Poll::Ready(Ok(()));
+        to.visit(&mut |_, port| match port.poll_flush(task) {
+            std::task::Poll::Ready(Ok(())) => {}
+            std::task::Poll::Pending if flushed.is_pending() => {}
+            other if matches!(flushed, std::task::Poll::Ready(Err(_))) => drop(other),
+            other => flushed = other,
+        });
+        flushed
+    })
+    .await
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")
+}
+
+impl<O: fmt::Debug> fmt::Debug for Concurrent<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Concurrent").field("operator", &self.operator).field("runs", &self.runs).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,298 @@
+//! L7, E4: several runs of one operator at a time.
+
+mod common;
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use common::*;
+use tokio::sync::{Barrier, Notify};
+use wakeline::{ErrorKind, operator::concurrent, prelude::*};
+
+fn numbers(count: u32) -> impl Operator<Ports = SourcePorts<u32>> {
+    let mut numbers = 0..count;
+    source(move || std::future::ready(Ok(numbers.next())))
+}
+
+/// What came out, in order.
+async fn through<O>(flow_of: u32, operator: O, connect: impl FnOnce(&mut Flow, O) -> Ends) -> Result<Vec<u32>> {
+    let mut flow = Flow::new("concurrent");
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let all = seen.clone();
+    let from = flow.add("numbers", numbers(flow_of));
+    let (input, output) = connect(&mut flow, operator);
+    let to = flow.add(
+        "collect",
+        sink(move |n: u32| {
+            all.lock().unwrap().push(n);
+            std::future::ready(Ok(()))
+        }),
+    );
+    flow.connect(from.output, input);
+    flow.connect(output, to.input);
+    flow.run().await?;
+    Ok(std::mem::take(&mut *seen.lock().unwrap()))
+}
+
+type Ends = (wakeline::operator::InputHandle<u32>, wakeline::operator::OutputHandle<u32>);
+
+fn add<O: Operator<Ports = MapPorts<u32, u32>>>(flow: &mut Flow, operator: O) -> Ends {
+    let added = flow.add("work", operator);
+    (added.input, added.output)
+}
+
+/// Holds its first run up until all others have ended.
+#[derive(Clone)]
+struct SlowFirst {
+    others: Arc<AtomicUsize>,
+    all: Arc<Notify>,
+    count: usize,
+}
+
+impl Operator for SlowFirst {
+    type Ports = MapPorts<u32, u32>;
+
+    async fn compute(&mut self, ports: &mut MapPorts<u32, u32>, _cx: &mut Cx) -> Result<()> {
+        let number = ports.input.take()?;
+        if number == 0 {
+            self.all.notified().await;
+        } else if self.others.fetch_add(1, Ordering::SeqCst) + 1 == self.count - 1 {
+            self.all.notify_one();
+        }
+        ports.output.send(number).await
+    }
+}
+
+fn slow_first(count: usize) -> SlowFirst {
+    SlowFirst { others: Arc::default(), all: Arc::default(), count }
+}
+
+#[tokio::test]
+async fn l7_runs_go_on_at_once_and_their_order_is_kept() {
+    within(async {
+        // The first of four ends last. Were there fewer than four at a time, or one held the others up, it never would.
+        let seen = through(4, concurrent(4, slow_first(4)), add).await.unwrap();
+        assert_eq!(seen, [0, 1, 2, 3]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn l7_unordered_messages_come_as_runs_end() {
+    within(async {
+        let seen = through(20, concurrent(4, slow_first(20)).unordered(), add).await.unwrap();
+        assert_eq!(seen.len(), 20);
+        assert_eq!(seen.last(), Some(&0), "{seen:?}");
+        assert_eq!(seen.iter().collect::<HashSet<_>>().len(), 20);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l7_every_worker_runs_and_nothing_is_lost() {
+    within(async {
+        let meet = Arc::new(Barrier::new(3));
+        let work = map(move |n: u32| {
+            let meet = meet.clone();
+            async move {
+                meet.wait().await;
+                Ok(n)
+            }
+        });
+        // `map`'s function is cloned with it.
+        let seen = through(999, concurrent(3, work), add).await.unwrap();
+        assert_eq!(seen, (0..999).collect::<Vec<_>>());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn l7_a_run_that_fails_ends_the_flow_though_an_earlier_one_hangs() {
+    within(async {
+        let work = map(async |n: u32| match n {
+            0 => std::future::pending().await,
+            1 => Err("planned".into()),
+            n => Ok(n),
+        });
+        let error = through(9, concurrent(2, work), add).await.unwrap_err();
+        assert_eq!(error.to_string(), "operator `work`: planned");
+
+        let work = map(async |n: u32| if n == 1 { panic!("planned") } else { std::future::pending().await });
+        let error = through(9, concurrent(2, work), add).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Panicked);
+    })
+    .await;
+}
+
+/// Counts those that are alive.
+struct Alive(Arc<AtomicUsize>);
+
+impl Clone for Alive {
+    fn clone(&self) -> Self {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Self(self.0.clone())
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[derive(Clone)]
+struct Lives {
+    alive: Alive,
+    begun: Arc<Notify>,
+    at_stop: Arc<Mutex<Option<usize>>>,
+}
+
+impl Operator for Lives {
+    type Ports = MapPorts<u32, u32>;
+
+    async fn compute(&mut self, ports: &mut MapPorts<u32, u32>, _cx: &mut Cx) -> Result<()> {
+        let _ = ports.input.take()?;
+        self.begun.notify_one();
+        std::future::pending().await
+    }
+
+    async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
+        *self.at_stop.lock().unwrap() = Some(self.alive.0.load(Ordering::SeqCst));
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l4_after_an_abort_all_workers_are_gone_before_stop() {
+    within(async {
+        let (alive, begun, at_stop) = (Arc::new(AtomicUsize::new(1)), Arc::new(Notify::new()), Arc::default());
+        let lives = Lives { alive: Alive(alive.clone()), begun: begun.clone(), at_stop: Arc::clone(&at_stop) };
+        let mut flow = Flow::new("abort");
+        let from = flow.add("numbers", numbers(9));
+        let (input, output) = add(&mut flow, concurrent(3, lives));
+        let to = flow.add("end", sink(async |_: u32| Ok(())));
+        flow.connect(from.output, input);
+        flow.connect(output, to.input);
+        let running = flow.spawn().unwrap();
+        begun.notified().await;
+        running.abort();
+        assert!(running.await.unwrap_err().is_cancelled());
+        assert_eq!(*at_stop.lock().unwrap(), Some(1), "only the operator itself is left");
+        assert_eq!(alive.load(Ordering::SeqCst), 0);
+    })
+    .await;
+}
+
+#[derive(Ports)]
+struct FillPorts {
+    #[input]
+    input: Input<Envelope<u32>>,
+    #[output(envelope_bytes = 64, envelopes = 3)]
+    output: Output<Envelope<u32>>,
+}
+
+/// Writes what it reads, plus one, into an envelope of its own.
+#[derive(Clone)]
+struct AddOne {
+    after: Arc<AtomicUsize>,
+}
+
+#[kernel]
+fn add_one(from: &[u32], to: &mut [u32]) {
+    for (from, to) in from.iter().zip(to) {
+        *to = from + 1;
+    }
+}
+
+impl Operator for AddOne {
+    type Ports = FillPorts;
+
+    async fn compute(&mut self, ports: &mut FillPorts, cx: &mut Cx) -> Result<()> {
+        let from = ports.input.take()?;
+        let mut to = ports.output.blank().await?;
+        to.set_len(from.len())?;
+        cx.insert_metadata("worker", cx.name().to_string());
+        add_one::launch(cx.stream()?, &from, &mut to)?;
+        ports.output.send(to).await
+    }
+
+    async fn after(&mut self, _ports: &mut FillPorts, _cx: &mut Cx) -> Result<()> {
+        self.after.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+#[derive(Ports)]
+struct MakePorts {
+    #[output(envelope_bytes = 64)]
+    output: Output<Envelope<u32>>,
+}
+
+struct Make(u32);
+
+impl Operator for Make {
+    type Ports = MakePorts;
+
+    async fn compute(&mut self, ports: &mut MakePorts, cx: &mut Cx) -> Result<()> {
+        let mut numbers = ports.output.blank().await?;
+        numbers.set_len(16)?;
+        numbers.write().await?.fill(self.0);
+        self.0 += 1;
+        if self.0 == 100 {
+            cx.finish();
+        }
+        ports.output.send(numbers).await
+    }
+}
+
+#[derive(Ports)]
+struct CheckPorts {
+    #[input]
+    input: Input<Envelope<u32>>,
+}
+
+struct Check {
+    next: u32,
+    workers: HashSet<String>,
+}
+
+impl Operator for Check {
+    type Ports = CheckPorts;
+
+    async fn compute(&mut self, ports: &mut CheckPorts, cx: &mut Cx) -> Result<()> {
+        let numbers = ports.input.take()?;
+        self.next += 1;
+        assert_eq!(numbers.read().await?, [self.next; 16]);
+        self.workers.extend(cx.metadata().get::<String>("worker").cloned());
+        if self.next == 100 {
+            assert!(self.workers.iter().all(|worker| worker.starts_with("work #")), "{:?}", self.workers);
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l7_workers_have_streams_of_their_own_and_share_the_hubs_envelopes() {
+    within(async {
+        let device = emulated();
+        let after = Arc::new(AtomicUsize::new(0));
+        let mut flow = Flow::new("device");
+        let make = flow.add("make", Make(0));
+        let work = flow.add("work", concurrent(3, AddOne { after: after.clone() })).on(&device);
+        let check = flow.add("check", Check { next: 0, workers: HashSet::new() });
+        flow.connect(make.output, work.input);
+        flow.connect(work.output, check.input);
+        let report = flow.run().await.unwrap();
+        let work = report.operator("work").unwrap();
+        assert_eq!((work.runs, work.messages_in, work.messages_out), (100, 100, 100));
+        assert_eq!(after.load(Ordering::SeqCst), 100);
+        drop(flow);
+        assert_eq!(device.memory_in_use(), 0);
+    })
+    .await;
+}
