@@ -147,7 +147,7 @@ impl When {
     pub(crate) fn give_back(&mut self) {
         match &mut self.0 {
             Tree::Own(own) => own.0.give_back(),
-            Tree::Ports(_) => {}
+            Tree::Ports(ports) => ports.give_back(),
             Tree::Several { all, .. } => {
                 all.iter_mut().filter(|part| part.ready).for_each(|part| part.when.give_back());
             }

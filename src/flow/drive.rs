@@ -52,8 +52,9 @@ pub(super) struct Joint {
     /// Operator and port.
     pub(super) from: (usize, &'static str),
     pub(super) to: (usize, &'static str),
-    /// The reader waits for its messages.
-    pub(super) waits: bool,
+    /// Its writer waits for room, its reader for messages.
+    pub(super) writer_waits: bool,
+    pub(super) reader_waits: bool,
 }
 
 /// How it ended, and the operators.
@@ -180,7 +181,7 @@ fn operator(name: &str) -> String {
 /// which nothing else would ever end.
 fn first_to_stop(operators: usize, joints: &[Joint]) -> Vec<bool> {
     let mut first = vec![true; operators];
-    joints.iter().filter(|joint| joint.waits).for_each(|joint| first[joint.to.0] = false);
+    joints.iter().filter(|joint| joint.reader_waits).for_each(|joint| first[joint.to.0] = false);
     let reached_from = |start: &[usize]| {
         let (mut reached, mut next) = (vec![false; operators], start.to_vec());
         while let Some(operator) = next.pop() {
@@ -208,7 +209,8 @@ fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Vec<Joined>> {
         let (sender, receiver, state) = (joint.make)(joint.plan)?;
         ends[joint.from.0].entry(joint.from.1).or_default().push(sender);
         ends[joint.to.0].entry(joint.to.1).or_default().push(receiver);
-        hubs.push(Joined { state, from: joint.from.0, to: joint.to.0 });
+        let Joint { from, to, writer_waits, reader_waits, .. } = joint;
+        hubs.push(Joined { state, from: from.0, to: to.0, writer_waits, reader_waits });
     }
     for (member, ends) in crew.iter_mut().zip(ends) {
         member.seat.bind(ends).map_err(|error| error.at(operator(&member.name)))?;

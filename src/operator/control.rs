@@ -46,6 +46,9 @@ pub(crate) struct Joined {
     pub(crate) state: Arc<dyn HubState>,
     pub(crate) from: usize,
     pub(crate) to: usize,
+    /// Its writer waits for room, its reader for messages.
+    pub(crate) writer_waits: bool,
+    pub(crate) reader_waits: bool,
 }
 
 /// How an operator stands.
@@ -120,8 +123,8 @@ impl Control {
     pub(crate) fn lacks(&self, operator: usize) -> Lacks {
         let hubs = self.hubs();
         let all: Vec<&dyn HubState> = hubs.iter().map(|hub| &*hub.state).collect();
-        let from = hubs.iter().filter(|hub| hub.from == operator);
-        let to = hubs.iter().filter(|hub| hub.to == operator);
+        let from = hubs.iter().filter(|hub| hub.from == operator && hub.writer_waits);
+        let to = hubs.iter().filter(|hub| hub.to == operator && hub.reader_waits);
         Lacks {
             room: from.filter_map(|hub| hub.state.writer_lacks(&all)).collect(),
             messages: to.filter_map(|hub| hub.state.reader_lacks(&all)).collect(),

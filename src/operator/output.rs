@@ -32,7 +32,10 @@ pub struct Output<M: Message> {
     /// `None` on the host.
     lane: Option<Arc<Lane>>,
     carry: Arc<Carry>,
-    /// It waits for no room: something else does, or nothing.
+    /// The room that it waits for, in messages; and whether there was less when it was asked last.
+    room: usize,
+    lacks_room: bool,
+    /// It waits for none: something else does, or nothing.
     off: bool,
     /// The stream that messages carry, if that was said.
     chosen: Option<Stream>,
@@ -178,6 +181,14 @@ impl<M: Message> PortState for Output<M> {
 }
 
 impl<M: Message> AnyPort for Output<M> {
+    fn tells(&self) -> bool {
+        self.room > 1
+    }
+
+    fn lacks(&self) -> Option<String> {
+        (self.lacks_room && self.room > 1).then(|| format!("room for {} messages", self.room))
+    }
+
     fn state(&mut self) -> &mut dyn PortState {
         self
     }
@@ -211,14 +222,28 @@ impl<M: Message> Port for Output<M> {
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
         let (need, off) = binder.need(name, options.need);
         let (sender, lane, carry) = (Some(binder.end(name)?), binder.lane.clone(), binder.carry.clone());
-        Ok(Self { sender, traffic: Traffic::default(), lane, carry, off: off || need.optional, chosen: None })
+        let off = off || need.optional;
+        Ok(Self {
+            sender,
+            traffic: Traffic::default(),
+            lane,
+            carry,
+            room: need.least,
+            lacks_room: false,
+            off,
+            chosen: None,
+        })
     }
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
         match &self.sender {
             _ if self.off => Readiness::READY,
-            Some(sender) => condition::room_for(sender, 1, cx),
+            Some(sender) => {
+                let asked = condition::room_for(sender, self.room, cx);
+                self.lacks_room = !asked.is_ready();
+                asked
+            }
             None => Readiness::NEVER,
         }
     }

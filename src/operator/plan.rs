@@ -117,6 +117,11 @@ impl PortOptions {
         self
     }
 
+    pub fn room(mut self, count: usize) -> Self {
+        self.need.least = count;
+        self
+    }
+
     pub fn optional(mut self) -> Self {
         self.need.optional = true;
         self
@@ -147,8 +152,9 @@ pub struct Binder<'a> {
 impl Binder<'_> {
     /// What a port waits for: what was said of it from outside, or its attribute. True if it is not the port that waits.
     pub(super) fn need(&self, name: &str, options: Need) -> (Need, bool) {
-        match self.named.iter().find(|(port, _)| port.name == name) {
-            Some((_, need)) => (need.unwrap_or_default(), true),
+        let mut named = self.named.iter().filter(|(port, _)| port.name == name).peekable();
+        match named.peek() {
+            Some(_) => (named.find_map(|(_, need)| *need).unwrap_or_default(), true),
             None => (options, false),
         }
     }

@@ -148,9 +148,11 @@ impl<O: Operator> Seat for Place<O> {
     }
 
     fn bind(&mut self, mut ends: Ends) -> Result<()> {
-        let cx = self.cx.as_ref().ok_or_else(unbound)?;
+        let cx = self.cx.as_mut().ok_or_else(unbound)?;
         let (lane, carry) = (cx.lane.clone(), cx.carry().clone());
-        self.ports = Some(O::Ports::bind(&mut Binder { lane, carry, named: &self.named, ends: &mut ends })?);
+        let mut ports = O::Ports::bind(&mut Binder { lane, carry, named: &self.named, ends: &mut ends })?;
+        ports.visit(&mut |_, port| cx.ports_tell |= port.tells());
+        self.ports = Some(ports);
         Ok(())
     }
 
