@@ -402,6 +402,11 @@ async fn c14_a_stop_ends_every_wait() {
     let _ = flow.add("future", idle()).when(until(std::future::pending::<()>));
     let _ = flow.add("time", idle()).when(every(ms(1_000_000)));
     let _ = flow.add("endless", idle()).when(count(-1)).when(any_of(gate.clone(), every(ms(1_000_000))));
+    // Its messages have long ended.
+    let end = flow.add("end", source(|| ready(Ok(None::<u32>))));
+    let either = flow.add("either", sink(|_: u32| ready(Ok(()))));
+    let either = either.clone().when(any_of(at_least(either.input, 1), gate.clone()));
+    flow.connect(end.output, either.input);
     let send = flow.add("send", source(|| ready(Ok(Some(1_u32))))).when(every(ms(1_000_000)));
     let take = flow.add("take", sink(|_: u32| ready(Ok(()))));
     let take = take.clone().when(at_least(take.input, 2).or_after(ms(500_000)));

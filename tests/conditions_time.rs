@@ -14,12 +14,12 @@ use wakeline::{
 /// Notes when it runs; its runs last as long as is said, then no time.
 struct Ticks {
     notes: Notes<()>,
-    last: std::vec::IntoIter<u64>,
+    last: std::slice::Iter<'static, u64>,
 }
 
 impl Ticks {
-    fn new(notes: &Notes<()>, last: &[u64]) -> Self {
-        Self { notes: notes.clone(), last: last.to_vec().into_iter() }
+    fn new(notes: &Notes<()>, last: &'static [u64]) -> Self {
+        Self { notes: notes.clone(), last: last.iter() }
     }
 }
 
@@ -28,7 +28,7 @@ impl Operator for Ticks {
 
     async fn compute(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
         self.notes.add(());
-        tokio::time::sleep(ms(self.last.next().unwrap_or_default())).await;
+        tokio::time::sleep(ms(self.last.next().copied().unwrap_or_default())).await;
         Ok(())
     }
 }

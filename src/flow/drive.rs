@@ -19,7 +19,7 @@ use std::{
     future::poll_fn,
     pin::pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Wake, Waker},
 };
 
 use tokio::sync::{mpsc, oneshot};
@@ -334,6 +334,8 @@ impl Keeper<'_> {
                     stopping = true;
                     let first = nodes.iter().zip(self.first_to_stop).filter(|(_, first)| **first);
                     first.for_each(|(node, _)| node.finish());
+                    // Whoever runs for a message or for something else may have nothing but the latter left.
+                    nodes.iter().for_each(Wake::wake_by_ref);
                 }
                 Next::Fail(error) => {
                     failure = Some(error);
