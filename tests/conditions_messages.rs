@@ -306,7 +306,7 @@ async fn c2_a_batch_or_what_is_there_in_time() {
 async fn c2_a_batch_from_outside() {
     let notes = Notes::begin();
     let mut flow = Flow::new("c2");
-    let send = flow.add("send", at([(0, 0), (1, 1), (2, 2), (5, 5), (30, 30)]));
+    let send = flow.add("send", at([(0, 0), (1, 1), (2, 2), (5, 5), (30, 30), (30, 31), (30, 32), (30, 33)]));
     let noted = notes.clone();
     let take = flow.add(
         "take",
@@ -318,7 +318,7 @@ async fn c2_a_batch_from_outside() {
     let take = take.clone().when(at_least(take.input, 1)).when(batch(take.input, 3, ms(10)));
     flow.connect_with(send.output, take.input, Hub::bounded(4));
     within(flow.run()).await.unwrap();
-    assert_eq!(notes.all(), [(2, vec![0, 1, 2]), (15, vec![5]), (30, vec![30])]);
+    assert_eq!(notes.all(), [(2, vec![0, 1, 2]), (15, vec![5]), (30, vec![30, 31, 32]), (30, vec![33])]);
 }
 
 #[derive(Ports)]

@@ -154,7 +154,8 @@ impl Binder<'_> {
     pub(super) fn need(&self, name: &str, options: Need) -> (Need, bool) {
         let mut named = self.named.iter().filter(|(port, _)| port.name == name).peekable();
         match named.peek() {
-            Some(_) => (named.find_map(|(_, need)| *need).unwrap_or_default(), true),
+            // Of several the one that promises most.
+            Some(_) => (named.filter_map(|(_, need)| *need).max_by_key(|need| need.least).unwrap_or_default(), true),
             None => (options, false),
         }
     }
