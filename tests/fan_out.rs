@@ -504,12 +504,12 @@ async fn c4_more_room_than_a_queue_has_is_an_error_before_running() {
 
 #[derive(Ports)]
 struct AnywayPorts {
-    #[output(unconditional)]
+    #[output(optional)]
     output: Output<u64>,
 }
 
 #[tokio::test]
-async fn c4_an_unconditional_output_is_told_what_happened_at_each_reader() {
+async fn c4_an_optional_output_is_told_what_happened_at_each_reader() {
     let (go, may_go) = oneshot::channel();
     let (ended, has_ended) = oneshot::channel::<()>();
     let (mut go, mut ended, mut has_ended) = (Some(go), Some(ended), Some(has_ended));
@@ -564,7 +564,7 @@ async fn c4_an_unconditional_output_is_told_what_happened_at_each_reader() {
 
 /// Nobody is left to offer to: the operator ends, whatever it waits for otherwise.
 #[tokio::test]
-async fn c4_an_unconditional_output_ends_with_its_readers() {
+async fn c4_an_optional_output_ends_with_its_readers() {
     struct Offers;
     impl Operator for Offers {
         type Ports = AnywayPorts;

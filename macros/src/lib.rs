@@ -48,22 +48,31 @@ use proc_macro::TokenStream;
 /// - `#[input]`: messages come in; the field is an `Input<..>`.
 /// - `#[output]`: messages go out; the field is an `Output<..>`.
 ///
-/// The values of their options are expressions of type `usize`, which may name the struct's own constants and const
-/// parameters, if nothing else is said:
+/// The values of their options are expressions of type `usize`, if nothing else is said, which may name the struct's own
+/// constants and const parameters. A time is a string (`"5ms"`, `"1s 500ms"`) or an expression of type `Duration`.
 ///
 /// | option | on | what it says |
 /// |---|---|---|
 /// | `capacity = 4` | both | messages that its queue holds, at least 1, where the connection does not say |
 /// | `envelope_bytes = 1 << 20` | `#[output]` | bytes of each envelope that the hub allocates for it |
 /// | `envelopes = 3` | `#[output]` | how many envelopes the hub allocates at each location |
-/// | `room = 3` | `#[output]` | its operator runs when every reader's hub has room for so many messages |
-/// | `unconditional` | `#[output]` | its operator runs whether there is room or not |
+/// | `at_least = 4` | `#[input]` | its operator runs when so many messages are there |
+/// | `at_most = 8` | `#[input]` | its operator runs while no more than so many are there |
+/// | `batch = 8`, `within = "5ms"` | `#[input]` | so many, or fewer once the oldest has waited so long |
+/// | `since = Sent` | `#[input]` | `within` counts from when a message was sent; `Arrived`, as it does without: from when it arrived |
+/// | `room = 3` | `#[output]` | its operator runs when there is room for so many messages |
+/// | `optional` | both | its operator runs whether there is a message, or room, or not |
 /// | `done` | `#[input]` | a message counts once the work that wrote it is done |
 /// | `event = "decoded"` | `#[input]` | a message counts once its event of that name has passed; a literal, and a name that the message has |
 ///
 /// # On the struct
 ///
 /// - `#[ports(handles = Name)]`: another name for the struct of handles.
+/// - `#[ports(sum(left, right) = 3)]`: the operator runs when these inputs have so many messages together.
+/// - `#[ports(each(left = 2, right = 1))]`: it runs when each of these has so many.
+/// - `or_after = "10ms"` in the same brackets: or so long after its last run began.
+///
+/// Any number of attributes, each with one such condition at most. An input in one of them has no condition of its own.
 ///
 /// Type and const parameters, bounds and where clauses are kept. Lifetimes are refused: ports belong to a task, which
 /// may outlive what they borrow.

@@ -147,7 +147,7 @@ impl When {
     pub(crate) fn give_back(&mut self) {
         match &mut self.0 {
             Tree::Own(own) => own.0.give_back(),
-            Tree::Ports(_) => {}
+            Tree::Ports(ports) => ports.give_back(),
             Tree::Several { all, .. } => {
                 all.iter_mut().filter(|part| part.ready).for_each(|part| part.when.give_back());
             }
@@ -213,5 +213,148 @@ impl When {
 impl std::fmt::Debug for Own {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0.describe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sync::lock;
+
+    /// A condition that does what it is told, and notes what it has given.
+    #[derive(Clone, Default)]
+    struct Leaf(Arc<Mutex<Told>>);
+
+    #[derive(Default)]
+    struct Told {
+        is_ready: bool,
+        refuses: bool,
+        /// Claims that were neither given back nor used.
+        open: i32,
+    }
+
+    impl Leaf {
+        fn tell(&self, is_ready: bool, refuses: bool) {
+            let mut told = lock(&self.0);
+            (told.is_ready, told.refuses) = (is_ready, refuses);
+        }
+
+        fn open(&self) -> i32 {
+            lock(&self.0).open
+        }
+    }
+
+    impl Condition for Leaf {
+        fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
+            if lock(&self.0).is_ready { Status::Ready } else { Status::Wait }
+        }
+
+        fn claim(&mut self) -> bool {
+            let mut told = lock(&self.0);
+            assert!(told.is_ready && told.open == 0);
+            told.open += i32::from(!told.refuses);
+            !told.refuses
+        }
+
+        fn give_back(&mut self) {
+            lock(&self.0).open -= 1;
+        }
+
+        fn ended(&mut self) {
+            lock(&self.0).open -= 1;
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Shape {
+        Leaf(usize),
+        Several { any: bool, both: Box<[Shape; 2]> },
+    }
+
+    const LEAVES: usize = 6;
+
+    impl Shape {
+        fn any() -> impl Strategy<Value = Self> {
+            let several = |shape: BoxedStrategy<Self>| {
+                let two = (any::<bool>(), shape.clone(), shape);
+                two.prop_map(|(any, one, other)| Self::Several { any, both: Box::new([one, other]) })
+            };
+            Just(Self::Leaf(0)).prop_recursive(4, 12, 2, move |shape| several(shape.boxed()))
+        }
+
+        /// Gives each leaf a number of its own; false if there are too many.
+        fn number(&mut self, next: &mut usize) -> bool {
+            match self {
+                Self::Leaf(at) => {
+                    *at = *next;
+                    *next += 1;
+                    *at < LEAVES
+                }
+                Self::Several { both, .. } => both.iter_mut().all(|shape| shape.number(next)),
+            }
+        }
+
+        fn when(&self, leaves: &[Leaf]) -> When {
+            match self {
+                Self::Leaf(at) => leaves[*at].clone().into_condition(),
+                Self::Several { any: true, both } => any_of(both[0].when(leaves), both[1].when(leaves)),
+                Self::Several { any: false, both } => all_of(both[0].when(leaves), both[1].when(leaves)),
+            }
+        }
+
+        fn is_ready(&self, told: &[(bool, bool)]) -> bool {
+            match self {
+                Self::Leaf(at) => told[*at].0,
+                Self::Several { any: true, both } => both.iter().any(|shape| shape.is_ready(told)),
+                Self::Several { any: false, both } => both.iter().all(|shape| shape.is_ready(told)),
+            }
+        }
+
+        /// Those that give something for a run; `None` if it does not take place.
+        fn claims(&self, told: &[(bool, bool)]) -> Option<Vec<usize>> {
+            let ready = |shape: &&Self| shape.is_ready(told);
+            match self {
+                Self::Leaf(at) => (!told[*at].1).then(|| vec![*at]),
+                Self::Several { any: true, both } => {
+                    let claims = both.iter().filter(ready).filter_map(|shape| shape.claims(told));
+                    claims.reduce(|one, other| [one, other].concat())
+                }
+                Self::Several { any: false, both } => Some([both[0].claims(told)?, both[1].claims(told)?].concat()),
+            }
+        }
+    }
+
+    proptest! {
+        /// All or nothing of what is and-ed, whatever is there of what is or-ed; and all of it is given back or used up.
+        #[test]
+        fn what_is_claimed_is_given_back_or_used(
+            mut shape in Shape::any(),
+            steps in prop::collection::vec((prop::array::uniform6((any::<bool>(), any::<bool>())), any::<bool>()), 1..20),
+        ) {
+            prop_assume!(shape.number(&mut 0));
+            let leaves: [Leaf; LEAVES] = Default::default();
+            let open = || (0..LEAVES).filter(|at| leaves[*at].open() == 1).collect::<Vec<_>>();
+            let mut when = shape.when(&leaves);
+            let mut cx = Context::from_waker(std::task::Waker::noop());
+            for (told, runs) in steps {
+                leaves.iter().zip(told).for_each(|(leaf, (is_ready, refuses))| leaf.tell(is_ready, refuses));
+                let status = when.poll(&mut |_, _| unreachable!("there are no ports"), &mut cx);
+                prop_assert_eq!(status == Status::Ready, shape.is_ready(&told));
+                if status != Status::Ready {
+                    continue;
+                }
+                let claims = shape.claims(&told);
+                prop_assert_eq!(when.claim(), claims.is_some());
+                prop_assert_eq!(open(), claims.clone().unwrap_or_default());
+                if claims.is_some() {
+                    if runs { when.ended() } else { when.give_back() }
+                }
+                prop_assert!(leaves.iter().all(|leaf| leaf.open() == 0));
+            }
+        }
     }
 }

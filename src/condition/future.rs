@@ -72,8 +72,8 @@ enum State<R> {
 /// ```
 ///
 /// # Cancel safety
-/// The future is dropped with the operator, where that ends, is aborted, or has its next run given up
-/// ([`Cx::ready`](crate::Cx::ready)).
+/// An operator that gives up its wait for the next run ([`Cx::ready`](crate::Cx::ready)) keeps the future, and goes on with
+/// it when it waits again. It is dropped with the operator, or when the flow is run again.
 pub fn until<F, R>(make: F) -> Until<F, R>
 where
     F: FnMut() -> R + Send + 'static,

@@ -73,6 +73,17 @@ impl Need {
         }
     }
 
+    /// What it waits for, in words.
+    pub(crate) fn describe(&self) -> String {
+        let Self { least, most, within, .. } = *self;
+        match (most, within) {
+            (Some(most), _) if most > least => format!("{least} to {}", messages(most)),
+            (Some(_), _) => format!("no more than {}", messages(least)),
+            (None, Some(within)) => format!("{} within {within:?}", messages(least)),
+            (None, None) => messages(least),
+        }
+    }
+
     /// `counted` messages are there; `more` says why there are no more, if there are fewer than needed; `oldest`: since when
     /// the first has waited.
     pub(crate) fn readiness(
@@ -90,6 +101,8 @@ impl Need {
             return Readiness::READY;
         }
         match (self.within, oldest()) {
+            // No more were asked about: the hub has failed, and whoever takes is told so.
+            _ if more.is_ready() => more,
             (Some(within), Some(oldest)) if ready > 0 => {
                 let alarm = alarm.get_or_insert_default();
                 if alarm.has_passed(after(oldest, within), cx) { Readiness::READY } else { Readiness::WAIT_TIME }
@@ -122,4 +135,8 @@ impl Counted {
         };
         Self { ready: self.ready + other.ready, more }
     }
+}
+
+pub(super) fn messages(count: usize) -> String {
+    if count == 1 { "1 message".into() } else { format!("{count} messages") }
 }

@@ -75,7 +75,7 @@ pub use port::PortState;
 pub use port::{OnPorts, PortId, at_least, at_most, batch, each, room, sum};
 pub(crate) use port::{PortFacts, named};
 pub use predicate::{Predicate, predicate};
-pub(crate) use room::{Room, look_for_room, room_for};
+pub(crate) use room::{Room, look_for_room, room_for, room_problem};
 pub(crate) use set::Conditions;
 #[doc(hidden)]
 pub use status::Readiness;

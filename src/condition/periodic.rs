@@ -1,14 +1,15 @@
 //! Periodic, `.when(every(Duration::from_millis(10)))`: one run a period, the first at once.
 //!
 //! ```text
-//!            0        10        20        30        40        50        60 ms
+//!            0         10        20        30        40        50        60 ms
 //!   due      |         |         |         |         |         |         |
-//!   CatchUp  run       run███████████████████████run,run      run       run     none is left out
-//!   Spaced   run       run███████████████████████run      run       run         10 ms from one to the next
-//!   Skip     run       run███████████████████████run          run       run     those missed are left out
+//!   CatchUp  x         x════════════════════════xx   x         x         x      none is left out
+//!   Spaced   x         x════════════════════════x         x         x           10 ms from one to the next
+//!   Skip     x         x════════════════════════x    x         x         x      those missed are left out
 //! ```
 //!
-//! Time is tokio's: with a paused clock every run is exactly on time.
+//! Time is tokio's: with a paused clock every run is exactly on time, and otherwise within its timers' millisecond. A period
+//! below that comes in bursts, where ticks are made up for.
 
 use std::{borrow::Cow, task::Context, time::Duration};
 

@@ -17,7 +17,10 @@ use std::{borrow::Cow, task::Context, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Alarm, Counted, IntoCondition, Need, Readiness, Since, Status, When, alarm::after, combine::Tree};
+use super::{
+    Alarm, Counted, IntoCondition, Need, Readiness, Since, Status, When, alarm::after, combine::Tree,
+    message::messages, room::room_problem,
+};
 
 /// Which port of which operator of which flow, whatever it carries: what a handle becomes for a condition over several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +46,7 @@ pub trait PortState {
 /// What is known of a port before a flow runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortFacts {
-    /// Of its hub; for one of several connections, that of the smallest.
+    /// Of its hub; of an input with several connections, of all their hubs together.
     pub(crate) capacity: usize,
     pub(crate) is_input: bool,
 }
@@ -58,7 +61,10 @@ pub struct OnPorts {
     what: What,
     or_after: Option<Duration>,
     last_run: Instant,
-    alarm: Option<Box<Alarm>>,
+    /// Before the present one.
+    run_before: Instant,
+    /// Of a batch, and of the interval.
+    alarms: [Option<Box<Alarm>>; 2],
 }
 
 #[derive(Debug)]
@@ -71,7 +77,8 @@ enum What {
 
 impl OnPorts {
     fn new(what: What) -> Self {
-        Self { what, or_after: None, last_run: Instant::now(), alarm: None }
+        let now = Instant::now();
+        Self { what, or_after: None, last_run: now, run_before: now, alarms: [None, None] }
     }
 
     /// Or this long after the operator's last run has begun (the first: after the flow has), with as many messages as there are
@@ -91,29 +98,37 @@ impl OnPorts {
 
     pub(super) fn start(&mut self) {
         self.last_run = Instant::now();
+        self.run_before = self.last_run;
     }
 
     pub(super) fn claim(&mut self) {
         if self.or_after.is_some() {
-            self.last_run = Instant::now();
+            self.run_before = std::mem::replace(&mut self.last_run, Instant::now());
         }
     }
 
+    pub(super) fn give_back(&mut self) {
+        self.last_run = self.run_before;
+    }
+
     pub(super) fn rest(&mut self) {
-        self.alarm = None;
+        self.alarms = [None, None];
     }
 
     pub(super) fn poll(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Status {
+        let [of_batch, of_interval] = &mut self.alarms;
+        // Until when it waits for a batch.
+        let mut due = None;
         let asked = match &self.what {
             What::Messages(port, need) => {
-                let mut asked = (Readiness::NEVER, None);
+                let mut asked = Readiness::NEVER;
                 show(port.port, &mut |port| {
                     let counted = port.poll_count(need.asks(), cx);
                     let oldest = port.oldest();
-                    asked.0 = need.readiness(counted, || oldest, &mut self.alarm, cx);
-                    asked.1 = oldest.zip(need.within).map(|(oldest, within)| after(oldest, within));
+                    asked = need.readiness(counted, || oldest, of_batch, cx);
+                    due = oldest.zip(need.within).map(|(oldest, within)| after(oldest, within));
                 });
-                return asked.0.status(asked.1);
+                asked
             }
             What::Room(port, count) => {
                 let mut asked = Readiness::NEVER;
@@ -139,10 +154,17 @@ impl OnPorts {
             }
         };
         let Some(interval) = self.or_after.filter(|_| !asked.is_ready() && !asked.is_never()) else {
-            return asked.status(None);
+            return asked.status(due);
         };
-        let due = after(self.last_run, interval);
-        if self.alarm.get_or_insert_default().has_passed(due, cx) { Status::Ready } else { Status::WaitTime(due) }
+        let passes = after(self.last_run, interval);
+        if of_interval.get_or_insert_default().has_passed(passes, cx) {
+            return Status::Ready;
+        }
+        // Whichever comes first.
+        match due {
+            Some(due) if asked == Readiness::WAIT_TIME => Status::WaitTime(due.min(passes)),
+            _ => Status::WaitTime(passes),
+        }
     }
 
     pub(super) fn ports(&self) -> Vec<PortId> {
@@ -185,12 +207,8 @@ impl OnPorts {
             let problem = match &self.what {
                 What::Messages(_, need) => need.problem(capacity),
                 What::Each(ports) => Need::at_least(ports[at].1).problem(capacity),
-                What::Room(_, 0) => Some("waits for room for 0 messages: at least 1".into()),
-                What::Room(_, count) if *count > capacity => Some(format!(
-                    "waits for room for {count} messages, and its queue holds {capacity}: give the hub a capacity of \
-                     {count} or more"
-                )),
-                What::Room(..) | What::Sum(..) => None,
+                What::Room(_, count) => room_problem(*count, capacity),
+                What::Sum(..) => None,
             };
             told.extend(problem.map(|problem| format!("port `{name}` {problem}")));
         }
@@ -207,19 +225,19 @@ impl OnPorts {
     pub(super) fn describe(&self) -> Cow<'static, str> {
         let names =
             |ports: &[PortId]| ports.iter().map(|port| format!("`{}`", port.name)).collect::<Vec<_>>().join(", ");
-        match &self.what {
-            What::Messages(port, Need { most: Some(most), .. }) => {
-                format!("at most {most} messages at `{}`", port.name)
-            }
-            What::Messages(port, need) => format!("{} at `{}`", messages(need.least), port.name),
+        let mut told = match &self.what {
+            What::Messages(port, need) => format!("{} at `{}`", need.describe(), port.name),
             What::Room(port, count) => format!("room for {} at `{}`", messages(*count), port.name),
             What::Sum(ports, least) => format!("{} at {} together", messages(*least), names(ports)),
             What::Each(ports) => {
                 let each = ports.iter().map(|(port, least)| format!("{} at `{}`", messages(*least), port.name));
                 each.collect::<Vec<_>>().join(" and ")
             }
+        };
+        if let Some(interval) = self.or_after {
+            told.push_str(&format!(", or {interval:?} since its last run"));
         }
-        .into()
+        told.into()
     }
 }
 
@@ -230,10 +248,6 @@ pub(crate) fn named(conditions: &[When]) -> Vec<(PortId, Option<Need>)> {
         when.on_ports(&mut |ports| named.extend(ports.ports().into_iter().map(|port| (port, ports.need()))));
     }
     named
-}
-
-fn messages(count: usize) -> String {
-    if count == 1 { "1 message".into() } else { format!("{count} messages") }
 }
 
 impl IntoCondition for OnPorts {

@@ -2,7 +2,7 @@
 //!
 //! Ready while every hub that it is connected to has room for a message, and a blank envelope where there are such.
 //! `#[output(room = 3)]` asks for more of both, for an operator that sends several messages a run;
-//! `#[output(unconditional)]` switches it off, for one that [offers](crate::Output::offer) them. Hubs whose readers have
+//! `#[output(optional)]` switches it off, for one that [offers](crate::Output::offer) them. Hubs whose readers have
 //! ended are passed over; when all have, it is `Never`.
 
 use std::task::Context;
@@ -22,6 +22,18 @@ pub(crate) enum Room {
 impl Default for Room {
     fn default() -> Self {
         Self::For(1)
+    }
+}
+
+/// What is wrong with a wait for so much room in a queue that holds `capacity` messages.
+pub(crate) fn room_problem(count: usize, capacity: usize) -> Option<String> {
+    match count {
+        0 => Some("waits for room for 0 messages: at least 1".into()),
+        _ if count > capacity => Some(format!(
+            "waits for room for {count} messages, and its queue holds {capacity}: give the hub a capacity of {count} or \
+             more"
+        )),
+        _ => None,
     }
 }
 

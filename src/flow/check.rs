@@ -5,7 +5,7 @@ use std::{collections::HashSet, io, thread::available_parallelism};
 
 use super::{Checked, Connection, Copied, Flow, spawn, thread};
 use crate::{
-    condition::{self, PortFacts, PortId, Room},
+    condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::{self, Hub, Since, link::LinkPlan},
@@ -85,10 +85,19 @@ fn conditions(flow: &Flow, problems: &mut Vec<String>) {
         let mut told = Vec::new();
         for (port, decl) in entry.ports.iter().enumerate() {
             let id = PortId { flow: flow.id, operator, port, name: decl.name };
-            if !decl.need.is_default() {
-                let problem = facts(flow, operator, id).and_then(|facts| decl.need.problem(facts.capacity));
-                told.extend(problem.map(|problem| format!("port `{}.{}` {problem}", entry.name, decl.name)));
+            let default =
+                if decl.kind == PortKind::Output { decl.room == Room::default() } else { decl.need.is_default() };
+            if default || is_named(flow, id) {
+                continue;
             }
+            let problem =
+                facts(flow, operator, id).and_then(|PortFacts { capacity, .. }| match (decl.kind, decl.room) {
+                    // Whether a hub has so much room is a matter of the hub's plan.
+                    (PortKind::Output, Room::For(0)) => room_problem(0, capacity),
+                    (PortKind::Output, _) => None,
+                    _ => decl.need.problem(capacity),
+                });
+            told.extend(problem.map(|problem| format!("port `{}.{}` {problem}", entry.name, decl.name)));
         }
         let mut own = Vec::new();
         for when in &lock(&entry.place).conditions {
@@ -107,22 +116,30 @@ fn facts(flow: &Flow, operator: usize, port: PortId) -> Option<PortFacts> {
     let is_input = decl(flow, port).kind != PortKind::Output;
     let own = within(flow).filter(|connection| if is_input { connection.to == port } else { connection.from == port });
     let capacities = own.map(|connection| wanted(flow, connection).capacity.unwrap_or(hub::DEFAULT_CAPACITY));
-    Some(PortFacts { capacity: capacities.min()?, is_input })
+    // Messages count wherever they came from; room has to be everywhere.
+    let capacity = if is_input { capacities.reduce(usize::saturating_add) } else { capacities.min() };
+    Some(PortFacts { capacity: capacity?, is_input })
 }
 
-/// An operator runs only when there is a message at this port, or one of several.
-pub(super) fn waits_for(flow: &Flow, port: PortId) -> bool {
+/// An operator runs only when there is a message, or room for one, at this port or one of several.
+pub(super) fn waits_at(flow: &Flow, port: PortId) -> bool {
+    !decl(flow, port).need.optional || is_named(flow, port)
+}
+
+/// A condition of the operator names this port: what its attribute says of what it waits for does not count.
+fn is_named(flow: &Flow, port: PortId) -> bool {
     let place = lock(&flow.entries[port.operator].place);
-    !decl(flow, port).need.optional || condition::named(&place.conditions).iter().any(|(named, _)| *named == port)
+    condition::named(&place.conditions).iter().any(|(named, _)| *named == port)
 }
 
 /// Since when messages wait at a port, if anybody wants to know.
 fn times(flow: &Flow, port: PortId) -> Option<Since> {
+    if !is_named(flow, port) {
+        return decl(flow, port).need.times();
+    }
     let place = lock(&flow.entries[port.operator].place);
     let named = condition::named(&place.conditions);
-    let need =
-        named.into_iter().find(|(named, _)| *named == port).map_or(Some(decl(flow, port).need), |(_, need)| need);
-    need?.times()
+    named.into_iter().filter(|(named, _)| *named == port).find_map(|(_, need)| need?.times())
 }
 
 /// The operators that were given a pool of streams.

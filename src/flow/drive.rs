@@ -21,7 +21,7 @@ use std::{
     future::poll_fn,
     pin::pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Wake},
 };
 
 use tokio::sync::{mpsc, oneshot};
@@ -61,8 +61,9 @@ pub(super) struct Joint {
     /// Operator and port.
     pub(super) from: (usize, &'static str),
     pub(super) to: (usize, &'static str),
-    /// The reader waits for its messages.
-    pub(super) waits: bool,
+    /// Its writer waits for room, its reader for messages.
+    pub(super) writer_waits: bool,
+    pub(super) reader_waits: bool,
 }
 
 /// How it ended, and the operators by their numbers, where they are wanted back.
@@ -213,7 +214,7 @@ fn operator(name: &str) -> String {
 /// which nothing else would ever end.
 fn first_to_stop(operators: usize, joints: &[Joint]) -> Vec<bool> {
     let mut first = vec![true; operators];
-    joints.iter().filter(|joint| joint.waits).for_each(|joint| first[joint.to.0] = false);
+    joints.iter().filter(|joint| joint.reader_waits).for_each(|joint| first[joint.to.0] = false);
     let mut behind = vec![Vec::new(); operators];
     joints.iter().for_each(|joint| behind[joint.from.0].push(joint.to.0));
     let reached_from = |start: Vec<usize>| {
@@ -243,7 +244,8 @@ fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Hubs> {
         let (sender, receiver, state) = (joint.make)(joint.plan)?;
         ends[joint.from.0].entry(joint.from.1).or_default().push(sender);
         ends[joint.to.0].entry(joint.to.1).or_default().push(receiver);
-        hubs.push(Joined { state, from: joint.from.0, to: joint.to.0 });
+        let Joint { from, to, writer_waits, reader_waits, .. } = joint;
+        hubs.push(Joined { state, from: from.0, to: to.0, writer_waits, reader_waits });
     }
     for (member, ends) in crew.iter_mut().zip(ends) {
         member.seat.bind(ends).map_err(|error| error.at(operator(&member.name)))?;
@@ -391,6 +393,8 @@ impl Keeper<'_> {
                     stopping = true;
                     let first = nodes.iter().zip(self.first_to_stop).filter(|(_, first)| **first);
                     first.for_each(|(node, _)| node.finish());
+                    // Whoever runs for a message or for something else may have nothing but the latter left.
+                    nodes.iter().for_each(Wake::wake_by_ref);
                 }
                 Next::Fail(error) => {
                     failure = Some(error);

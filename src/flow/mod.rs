@@ -428,13 +428,13 @@ impl Flow {
             .zip(&self.connections)
             .map(|(plan, connection)| {
                 let port = |id: PortId| (id.operator, self.entries[id.operator].ports[id.port].name);
-                let waits = check::waits_for(self, connection.to);
                 drive::Joint {
                     plan,
                     make: connection.make.clone(),
                     from: port(connection.from),
                     to: port(connection.to),
-                    waits,
+                    writer_waits: check::waits_at(self, connection.from),
+                    reader_waits: check::waits_at(self, connection.to),
                 }
             })
             .collect();

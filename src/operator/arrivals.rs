@@ -213,12 +213,16 @@ pub(super) struct Waits {
     /// Something else waits for its messages, and this does not.
     off: bool,
     alarm: Option<Box<Alarm>>,
+    /// What it said last, and until when it waits for a batch.
+    asked: Readiness,
+    due: Option<Instant>,
 }
 
 impl Waits {
     /// `None` for one message.
     pub(super) fn new(need: Need, off: bool) -> Option<Box<Self>> {
-        (off || !need.is_default()).then(|| Box::new(Self { need, off, alarm: None }))
+        (off || !need.is_default())
+            .then(|| Box::new(Self { need, off, alarm: None, asked: Readiness::READY, due: None }))
     }
 
     pub(super) fn poll<M: Message>(&mut self, connections: &mut [Arrivals<M>], cx: &mut Context<'_>) -> Readiness {
@@ -226,17 +230,26 @@ impl Waits {
             return Readiness::READY;
         }
         let counted = poll_count(connections, self.need.asks(), cx);
-        self.need.readiness(counted, || oldest(connections), &mut self.alarm, cx)
+        self.asked = self.need.readiness(counted, || oldest(connections), &mut self.alarm, cx);
+        let waits = self.need.within.filter(|_| self.asked == Readiness::WAIT_TIME);
+        self.due = waits.and_then(|within| Some(after(oldest(connections)?, within)));
+        self.asked
     }
 
     /// Until when it waits for a batch.
-    pub(super) fn due<M: Message>(&self, connections: &[Arrivals<M>]) -> Option<Instant> {
-        if self.off { None } else { Some(after(oldest(connections)?, self.need.within?)) }
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
     }
 
-    /// How many messages a run is promised, at most.
+    /// What it waits for, if that is not there.
+    pub(super) fn lacks(&self) -> Option<String> {
+        (!self.asked.is_ready()).then(|| self.need.describe())
+    }
+
+    /// How many messages a run is promised: all that are there, if no number was said.
     pub(super) fn batch(&self) -> usize {
-        if self.need.is_default() { usize::MAX } else { self.need.least }
+        let Need { least, within, .. } = self.need;
+        if least > 1 || within.is_some() { least } else { usize::MAX }
     }
 
     pub(super) fn rest(&mut self) {

@@ -46,6 +46,9 @@ pub(crate) struct Joined {
     pub(crate) state: Arc<dyn HubState>,
     pub(crate) from: usize,
     pub(crate) to: usize,
+    /// Its writer waits for room, its reader for messages.
+    pub(crate) writer_waits: bool,
+    pub(crate) reader_waits: bool,
 }
 
 /// All of a flow's hubs.
@@ -142,8 +145,8 @@ impl Control {
         let hubs = self.hubs();
         let own = hubs.of.get(operator).into_iter().flatten().map(|at| &hubs.all[*at]);
         let all = || hubs.all.iter().map(|hub| &*hub.state);
-        let from = own.clone().filter(|hub| hub.from == operator);
-        let to = own.filter(|hub| hub.to == operator);
+        let from = own.clone().filter(|hub| hub.from == operator && hub.writer_waits);
+        let to = own.filter(|hub| hub.to == operator && hub.reader_waits);
         Lacks {
             room: from.filter_map(|hub| hub.state.writer_lacks(&mut all())).collect(),
             messages: to.filter_map(|hub| hub.state.reader_lacks(&mut all())).collect(),

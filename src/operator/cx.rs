@@ -48,6 +48,10 @@ pub struct Cx {
     awaited: Awaited,
     /// What every run waits for beside its ports.
     conditions: Option<Box<Conditions>>,
+    /// Its ports have more to say of what they wait for than their hubs do.
+    pub(super) ports_tell: bool,
+    /// What it waits for beside its hubs stands in its node for others to read.
+    told: bool,
     carry: Arc<Carry>,
     flow: Arc<Surroundings>,
     streams: OwnStreams,
@@ -90,6 +94,8 @@ impl Cx {
             holds_token: false,
             helpers: None,
             lanes: Vec::new(),
+            ports_tell: false,
+            told: false,
             carry: Arc::new(Carry::new(merge)),
             flow,
             asks_may_run: true,
@@ -322,6 +328,7 @@ impl Cx {
         }
         if self.node.is_paused() {
             // Not at rest: somebody may resume it.
+            self.tell(Vec::new());
             self.node.show(Status::WaitEvent);
             return Poll::Pending;
         }
@@ -376,6 +383,10 @@ impl Cx {
         let mut asked = condition::buffers(&mut self.awaited, task);
         if let Some(conditions) = &mut self.conditions {
             asked = asked | conditions.poll(&mut |port, ask| ask_port(ports, port, ask), task);
+            // One that runs for a message or for something else would go on for the other for ever.
+            if self.flow.control.is_stopping() && have_ended(ports) {
+                asked = Readiness::NEVER;
+            }
         }
         asked
     }
@@ -387,7 +398,10 @@ impl Cx {
             return Poll::Ready(false);
         }
         match asked {
-            Readiness::WAIT if self.conditions.is_none() => self.node.show(Status::Wait),
+            Readiness::WAIT if self.conditions.is_none() && !self.ports_tell => {
+                self.tell(Vec::new());
+                self.node.show(Status::Wait);
+            }
             _ => self.show(asked, ports),
         }
         // Otherwise what it waits for comes by itself: the flow is not at rest.
@@ -408,8 +422,18 @@ impl Cx {
         if !self.awaited.is_empty() {
             lacks.push("a buffer's data".into());
         }
-        self.node.shown.set_lacks(lacks);
+        ports.visit(&mut |name, port| lacks.extend(port.lacks().map(|lacks| format!("{lacks} at `{name}`"))));
+        self.tell(lacks);
         self.node.show(asked.status(due));
+    }
+
+    /// For others to read: what it waits for beside its hubs.
+    #[inline]
+    fn tell(&mut self, lacks: Vec<String>) {
+        if self.told || !lacks.is_empty() {
+            self.told = !lacks.is_empty();
+            self.node.shown.set_lacks(lacks);
+        }
     }
 
     /// Asks what has no waker, and the operator itself, when all else is ready.
@@ -435,7 +459,7 @@ impl Cx {
             }
             self.asks_may_run = !self.node.is_default(Method::MayRun);
         }
-        self.node.shown.set_lacks(lacks);
+        self.tell(lacks);
         self.node.answered(asked.is_ready());
         asked
     }
@@ -608,6 +632,16 @@ impl EndOfRun {
         }
         after.await.map(|()| true)
     }
+}
+
+/// It has inputs, and nothing will come to any of them.
+fn have_ended<P: Ports>(ports: &mut P) -> bool {
+    let (mut any, mut all) = (false, true);
+    ports.visit(&mut |_, port| {
+        any |= !port.is_output();
+        all &= port.is_output() || port.has_ended();
+    });
+    any && all
 }
 
 /// A wait for the next run. Given up in the middle, it is no wait any more: the operator goes on with something else.

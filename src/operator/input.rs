@@ -171,7 +171,15 @@ impl<M: Message> PortState for Input<M> {
 
 impl<M: Message> AnyPort for Input<M> {
     fn due(&self) -> Option<Instant> {
-        self.waits.as_ref()?.due(slice::from_ref(&self.arrivals))
+        self.waits.as_ref()?.due()
+    }
+
+    fn tells(&self) -> bool {
+        self.waits.is_some()
+    }
+
+    fn lacks(&self) -> Option<String> {
+        self.waits.as_ref()?.lacks()
     }
 
     fn state(&mut self) -> &mut dyn PortState {
@@ -180,6 +188,10 @@ impl<M: Message> AnyPort for Input<M> {
 
     fn is_output(&self) -> bool {
         false
+    }
+
+    fn has_ended(&self) -> bool {
+        self.arrivals.has_ended()
     }
 
     fn traffic(&self) -> Traffic {

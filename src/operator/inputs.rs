@@ -236,7 +236,15 @@ impl<M: Message> PortState for Inputs<M> {
 
 impl<M: Message> AnyPort for Inputs<M> {
     fn due(&self) -> Option<Instant> {
-        self.waits.as_ref()?.due(&self.connections)
+        self.waits.as_ref()?.due()
+    }
+
+    fn tells(&self) -> bool {
+        self.waits.is_some()
+    }
+
+    fn lacks(&self) -> Option<String> {
+        self.waits.as_ref()?.lacks()
     }
 
     fn state(&mut self) -> &mut dyn PortState {
@@ -245,6 +253,10 @@ impl<M: Message> AnyPort for Inputs<M> {
 
     fn is_output(&self) -> bool {
         false
+    }
+
+    fn has_ended(&self) -> bool {
+        Self::has_ended(self)
     }
 
     fn traffic(&self) -> Traffic {

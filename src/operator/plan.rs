@@ -123,16 +123,12 @@ impl PortOptions {
 
     pub fn optional(mut self) -> Self {
         self.need.optional = true;
+        self.room = Room::Unconditional;
         self
     }
 
     pub fn room(mut self, messages: usize) -> Self {
         self.room = Room::For(messages);
-        self
-    }
-
-    pub fn unconditional(mut self) -> Self {
-        self.room = Room::Unconditional;
         self
     }
 
@@ -163,8 +159,10 @@ pub struct Binder<'a> {
 impl Binder<'_> {
     /// What a port waits for: what was said of it from outside, or its attribute. True if it is not the port that waits.
     pub(super) fn need(&self, name: &str, options: Need) -> (Need, bool) {
-        match self.named.iter().find(|(port, _)| port.name == name) {
-            Some((_, need)) => (need.unwrap_or_default(), true),
+        let mut named = self.named.iter().filter(|(port, _)| port.name == name).peekable();
+        match named.peek() {
+            // Of several the one that promises most.
+            Some(_) => (named.filter_map(|(_, need)| *need).max_by_key(|need| need.least).unwrap_or_default(), true),
             None => (options, false),
         }
     }

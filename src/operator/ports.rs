@@ -8,8 +8,10 @@ use std::{
 use super::plan::{Binder, Plan, PortOptions};
 use tokio::time::Instant;
 
+#[cfg(doc)]
+use crate::condition::Since;
 use crate::{
-    condition::{PortState, Readiness},
+    condition::{PortId, PortState, Readiness},
     error::Result,
     hub::Message,
 };
@@ -31,14 +33,69 @@ use crate::{
 ///
 /// # Options
 ///
+/// What an operator waits for at a port; one message or room for one, if nothing is said:
+///
 /// | | |
 /// |---|---|
-/// | `capacity = n` | the hub queues so many messages |
-/// | `envelopes = n`, `envelope_bytes = n` | of an output: how many envelopes its hub has on each side, and how large |
-/// | `room = n` | of an output: its operator runs when every reader's hub has room for so many messages, not for one |
-/// | `unconditional` | of an output: its operator runs whether there is room or not, and [offers](super::Output::offer) messages |
+/// | `at_least = n` | of an input: so many messages; of several connections, of all together |
+/// | `at_most = n` | of an input: no more than so many, and at least one |
+/// | `batch = n, within = "5ms"` | of an input: so many, or fewer once the oldest has waited so long |
+/// | `since = Sent` | of an input that waits `within` a time: from when each was sent, and not from when it [arrived](Since) |
 /// | `done` | of an input: a message counts once the work that wrote it is done |
 /// | `event = "name"` | of an input: a message counts once the event of that name that it carries has passed |
+/// | `room = n` | of an output: room for so many |
+/// | `optional` | nothing |
+///
+/// and what its hub is, where the connection does not say:
+///
+/// | | |
+/// |---|---|
+/// | `capacity = n` | it queues so many messages |
+/// | `envelopes = n`, `envelope_bytes = n` | of an output: how many envelopes it has on each side, and how large |
+///
+/// Numbers are expressions of type `usize`; a time is a string such as `"5ms"` or an expression of type
+/// [`Duration`](std::time::Duration).
+///
+/// Beside the struct stands what is waited for at several inputs together; they have no condition of their own then, and
+/// the others keep theirs:
+///
+/// | | |
+/// |---|---|
+/// | `#[ports(sum(left, right) = n)]` | so many messages at all of them together |
+/// | `#[ports(each(left = n, right = m))]` | so many at each |
+/// | `or_after = "10ms"`, beside one of these | or so long after the last run began, whatever is there |
+/// | `#[ports(handles = Name)]` | another name for the struct of handles |
+///
+/// ```
+/// use wakeline::prelude::*;
+///
+/// #[derive(Ports)]
+/// #[ports(sum(left, right) = 3, or_after = "10ms")]
+/// struct MergePorts {
+///     #[input(capacity = 4)]
+///     left: Input<u32>,
+///     #[input(capacity = 4)]
+///     right: Input<u32>,
+///     /// One is there if somebody has sent one: `try_take`.
+///     #[input(optional)]
+///     settings: Input<String>,
+///     #[output(capacity = 4, room = 3)]
+///     merged: Output<u32>,
+/// }
+///
+/// struct Merge;
+///
+/// impl Operator for Merge {
+///     type Ports = MergePorts;
+///
+///     async fn compute(&mut self, ports: &mut MergePorts, _cx: &mut Cx) -> Result<()> {
+///         for number in ports.left.take_batch()?.chain(ports.right.take_batch()?) {
+///             ports.merged.send(number).await?;
+///         }
+///         Ok(())
+///     }
+/// }
+/// ```
 ///
 /// Without `done` or `event` an operator runs as soon as a message is there, and what it enqueues comes after the
 /// message's own work by itself. With `done` it is woken when all work that wrote the message's envelopes is done, not
@@ -143,9 +200,21 @@ pub trait AnyPort: PortState {
     }
     fn state(&mut self) -> &mut dyn PortState;
     fn is_output(&self) -> bool;
+    /// True for an input once nothing is left and nothing will come.
+    fn has_ended(&self) -> bool {
+        false
+    }
     fn traffic(&self) -> Traffic;
     /// True for an output whose reader has ended.
     fn reader_gone(&self) -> bool;
+    /// It waits for more than a message, or room for one.
+    fn tells(&self) -> bool {
+        false
+    }
+    /// What it waits for, where it tells: to be followed by "at `its name`".
+    fn lacks(&self) -> Option<String> {
+        None
+    }
     /// It is not waited at any longer.
     fn rest(&mut self) {}
     /// Keeps the waker for its next change, whether it is ready or not.
@@ -181,7 +250,7 @@ pub trait AnyPort: PortState {
     label = "expected `Input<M>`, `Inputs<M>` or `Output<M>`, where `M` is a `Message`"
 )]
 pub trait Port: AnyPort + Send + 'static {
-    type Handle: Copy + Send + Sync + 'static;
+    type Handle: Copy + Into<PortId> + Send + Sync + 'static;
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> Self::Handle;
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self>
     where

@@ -149,10 +149,12 @@ impl<O: Operator> Seat for Place<O> {
     }
 
     fn bind(&mut self, mut ends: Ends) -> Result<()> {
-        let cx = self.cx.as_ref().ok_or_else(unbound)?;
+        let cx = self.cx.as_mut().ok_or_else(unbound)?;
         let (lane, carry, named) = (cx.lane.clone(), cx.carry().clone(), cx.named().clone());
         let mut binder = Binder { lane, carry, named: &named, ends: &mut ends, worker: false };
-        self.ports = Some(O::Ports::bind(&mut binder)?);
+        let mut ports = O::Ports::bind(&mut binder)?;
+        ports.visit(&mut |_, port| cx.ports_tell |= port.tells());
+        self.ports = Some(ports);
         Ok(())
     }
 

@@ -4,8 +4,8 @@
 
 use std::{
     sync::{
-        Arc, LazyLock, Mutex, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -15,14 +15,12 @@ use tokio::time::Instant;
 
 use crate::{condition::Status, sync::lock};
 
-/// Moments are counted from here.
-static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
-
 /// The state of one operator.
 #[derive(Debug)]
 pub(crate) struct Shown {
-    /// One of [`code`], and above it the moment of `WAIT_TIME`, in nanoseconds.
+    /// One of [`code`], and above it the moment of `WAIT_TIME`, in nanoseconds since it was made.
     state: AtomicU64,
+    made: Instant,
     runs: AtomicU64,
     /// What it waits for beside its ports.
     lacks: Mutex<Vec<String>>,
@@ -40,7 +38,12 @@ mod code {
 
 impl Shown {
     pub(crate) fn new() -> Self {
-        Self { state: AtomicU64::new(code::READY), runs: AtomicU64::new(0), lacks: Mutex::default() }
+        Self {
+            state: AtomicU64::new(code::READY),
+            made: Instant::now(),
+            runs: AtomicU64::new(0),
+            lacks: Mutex::default(),
+        }
     }
 
     /// True if that is something else than before.
@@ -72,7 +75,7 @@ impl Shown {
             Status::WaitEvent => code::WAIT_EVENT,
             Status::Never => code::NEVER,
             Status::WaitTime(due) => {
-                let since = due.saturating_duration_since(*BEGAN).as_nanos() as u64;
+                let since = due.saturating_duration_since(self.made).as_nanos() as u64;
                 since << code::BITS | code::WAIT_TIME
             }
         })
@@ -98,7 +101,7 @@ impl Shown {
             code::WAIT => Status::Wait,
             code::WAIT_EVENT => Status::WaitEvent,
             code::NEVER => Status::Never,
-            code::WAIT_TIME => Status::WaitTime(*BEGAN + Duration::from_nanos(state >> code::BITS)),
+            code::WAIT_TIME => Status::WaitTime(self.made + Duration::from_nanos(state >> code::BITS)),
             code::RUNNING => return (Status::Ready, true),
             _ => Status::Ready,
         };
@@ -110,6 +113,8 @@ impl Shown {
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
     count: AtomicUsize,
+    /// Nothing changes any more. Written with the lock.
+    over: AtomicBool,
     all: Mutex<Vec<Weak<Watcher>>>,
 }
 
@@ -131,9 +136,10 @@ struct Changed {
 impl Watchers {
     /// One more, to whom all of so many operators have changed.
     pub(crate) fn add(&self, operators: usize) -> Arc<Watcher> {
-        let changed = Changed { order: (0..operators).collect(), is: vec![true; operators], over: false };
-        let watcher = Arc::new(Watcher { changed: Mutex::new(changed), waker: AtomicWaker::new() });
         let mut all = lock(&self.all);
+        let over = self.over.load(Ordering::Relaxed);
+        let changed = Changed { order: (0..operators).collect(), is: vec![true; operators], over };
+        let watcher = Arc::new(Watcher { changed: Mutex::new(changed), waker: AtomicWaker::new() });
         all.retain(|watcher| watcher.strong_count() > 0);
         all.push(Arc::downgrade(&watcher));
         self.count.store(all.len(), Ordering::Release);
@@ -154,6 +160,9 @@ impl Watchers {
 
     /// Nothing changes any more.
     pub(crate) fn end(&self) {
+        let all = lock(&self.all);
+        self.over.store(true, Ordering::Relaxed);
+        drop(all);
         self.each(|changed| changed.over = true);
     }
 

@@ -4,9 +4,9 @@ use wakeline::prelude::*;
 struct P {
     #[output(room = 0)]
     a: Output<u32>,
-    #[output(room = 2, unconditional)]
+    #[output(room = 2, optional)]
     b: Output<u32>,
-    #[input(unconditional)]
+    #[input(optional)]
     c: Input<u32>,
 }
 

@@ -1,54 +1,23 @@
 //! `#[derive(Ports)]`: a struct of ports, and beside it a struct of handles to connect them.
 //!
-//! [`Declaration::read`] takes the struct apart and collects the mistakes; the rest only generates. The methods of the
+//! [`Declaration::read`] takes the struct apart and collects the mistakes, with what the fields' attributes say
+//! ([`options`]) and the struct's own ([`groups`]); the rest only generates. The methods of the
 //! generated `impl` go through the ports in the order of the fields. Claiming is all or nothing: it nests, so that the
 //! first port that has nothing to give makes those before it give back what they gave, the latest first.
 
+mod groups;
+mod options;
+mod values;
+
 use proc_macro2::{Span, TokenStream};
-use quote::{ToTokens, format_ident, quote, quote_spanned};
+use quote::{format_ident, quote, quote_spanned};
 use syn::{
-    Attribute, Data, DeriveInput, Expr, ExprLit, Fields, GenericParam, Generics, Ident, Lit, LitStr, Meta, Token, Type,
-    Visibility,
-    ext::IdentExt,
-    parse::{Parse, ParseStream},
-    parse_quote_spanned,
-    punctuated::Punctuated,
+    Attribute, Data, DeriveInput, Fields, GenericParam, Generics, Ident, Type, Visibility, ext::IdentExt,
+    parse_quote_spanned, punctuated::Punctuated,
 };
 
+use self::{groups::Settings, options::Options};
 use crate::errors::{self, Errors};
-
-/// An option that a port may have.
-struct Known {
-    name: &'static str,
-    input: bool,
-    output: bool,
-    /// `capacity = 4`, or just `done`.
-    has_value: bool,
-}
-
-/// All of them, in the order in which they are generated.
-const OPTIONS: [Known; 7] = [
-    Known { name: "capacity", input: true, output: true, has_value: true },
-    Known { name: "envelope_bytes", input: false, output: true, has_value: true },
-    Known { name: "envelopes", input: false, output: true, has_value: true },
-    Known { name: "room", input: false, output: true, has_value: true },
-    Known { name: "unconditional", input: false, output: true, has_value: false },
-    Known { name: "done", input: true, output: false, has_value: false },
-    Known { name: "event", input: true, output: false, has_value: true },
-];
-
-impl Known {
-    fn find(name: &Ident) -> Option<&'static Self> {
-        OPTIONS.iter().find(|known| name == known.name)
-    }
-
-    fn suits(&self, direction: Direction) -> bool {
-        match direction {
-            Direction::Input => self.input,
-            Direction::Output => self.output,
-        }
-    }
-}
 
 pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     let declaration = Declaration::read(syn::parse2(item)?)?;
@@ -66,6 +35,7 @@ struct Declaration {
     hidden: bool,
     generics: Generics,
     ports: Vec<PortField>,
+    settings: Settings,
 }
 
 /// One field of it.
@@ -76,7 +46,7 @@ struct PortField {
     /// `#[doc]` and `#[cfg]`, for the field of the handles.
     attributes: Vec<Attribute>,
     direction: Direction,
-    options: Vec<PortOption>,
+    options: Options,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -105,27 +75,16 @@ impl Direction {
     }
 }
 
-/// `capacity = 4`, `done`
-struct PortOption {
-    name: Ident,
-    value: Option<Expr>,
-}
-
-impl Parse for PortOption {
-    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
-        let name = input.call(Ident::parse_any)?;
-        let value = match input.parse::<Option<Token![=]>>()? {
-            Some(_) => Some(input.parse()?),
-            None => None,
-        };
-        Ok(Self { name, value })
-    }
-}
-
 impl Declaration {
     fn read(item: DeriveInput) -> syn::Result<Self> {
         let mut errors = Errors::default();
-        let handles = handles_name(&item, &mut errors);
+        for attribute in &item.attrs {
+            if let Some(direction) = Direction::of(attribute) {
+                errors.at(attribute, format!("`#[{}]` goes on a field", direction.word()));
+            }
+        }
+        let settings = Settings::read(&item.attrs, &mut errors);
+        let handles = settings.handles.clone().unwrap_or_else(|| handles_name(&item.ident));
         let hidden = item.attrs.iter().any(is_doc_hidden);
         for param in &item.generics.params {
             if let GenericParam::Lifetime(lifetime) = param {
@@ -158,9 +117,14 @@ impl Declaration {
                 Punctuated::new()
             }
         };
-        let ports = fields.into_iter().filter_map(|field| PortField::read(field, &mut errors)).collect();
+        let count = fields.len();
+        let ports: Vec<_> = fields.into_iter().filter_map(|field| PortField::read(field, &mut errors)).collect();
+        // Of a field that is not understood it is not known what it is.
+        if ports.len() == count {
+            settings.check(&ports, &mut errors);
+        }
         errors.finish()?;
-        Ok(Self { vis: item.vis, name: item.ident, handles, hidden, generics: item.generics, ports })
+        Ok(Self { vis: item.vis, name: item.ident, handles, hidden, generics: item.generics, ports, settings })
     }
 
     /// The struct of handles, and what makes it a plain value whatever the parameters are.
@@ -234,7 +198,8 @@ impl Declaration {
             .iter()
             .map(|PortField { ty, .. }| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::__private::Port>))
             .collect();
-        let options: Vec<_> = self.ports.iter().map(PortField::options).collect();
+        let options: Vec<_> = self.ports.iter().map(|port| port.options.generate()).collect();
+        let groups = self.settings.generate();
         let claim = self.ports.iter().zip(&ports).rev().fold(None, |later, (field, port)| {
             let name = &field.name;
             Some(match later {
@@ -258,7 +223,9 @@ impl Declaration {
                 fn declare(plan: &mut ::wakeline::__private::Plan) -> Self::Handles {
                     let _ = &plan;
                     #(const { #events })*
-                    #handles { #(#fields: #ports::declare(plan, #names, #options),)* }
+                    let handles = #handles { #(#fields: #ports::declare(plan, #names, #options),)* };
+                    #(#groups)*
+                    handles
                 }
 
                 fn bind(binder: &mut ::wakeline::__private::Binder<'_>) -> ::wakeline::Result<Self> {
@@ -324,7 +291,7 @@ impl Declaration {
     /// That the messages of each input know the event that it waits for.
     fn events(&self) -> Vec<TokenStream> {
         let inputs = self.ports.iter().filter(|port| port.direction == Direction::Input);
-        let waits = inputs.filter_map(|port| port.event().map(|event| (port, event)));
+        let waits = inputs.filter_map(|port| port.options.event().map(|event| (port, event)));
         waits
             .map(|(PortField { ty, .. }, event)| {
                 let told = format!(
@@ -364,7 +331,7 @@ impl PortField {
             errors.at(&name, format!("is `{name}` an input or an output? Mark it `#[input]` or `#[output]`"));
             return None;
         };
-        let options = PortOption::read_all(direction, attribute, errors);
+        let options = Options::read(direction, attribute, errors);
         let attributes = field
             .attrs
             .into_iter()
@@ -372,144 +339,16 @@ impl PortField {
             .collect();
         Some(Self { vis: field.vis, name, ty: field.ty, attributes, direction, options })
     }
-
-    /// The name of the event that it waits for.
-    fn event(&self) -> Option<&LitStr> {
-        let event = self.options.iter().find(|option| option.name == "event")?;
-        match &event.value {
-            Some(Expr::Lit(ExprLit { lit: Lit::Str(name), .. })) => Some(name),
-            _ => None,
-        }
-    }
-
-    /// `PortOptions::new().capacity(4)`
-    fn options(&self) -> TokenStream {
-        let site = Span::mixed_site();
-        let mut built = quote_spanned!(site=> ::wakeline::__private::PortOptions::new());
-        for Known { name: known, .. } in OPTIONS {
-            for PortOption { value, .. } in self.options.iter().filter(|option| option.name == known) {
-                let known = Ident::new(known, site);
-                built = quote_spanned!(site=> #built.#known(#value));
-            }
-        }
-        built
-    }
 }
 
-impl PortOption {
-    fn read_all(direction: Direction, attribute: &Attribute, errors: &mut Errors) -> Vec<Self> {
-        let list = match &attribute.meta {
-            Meta::Path(_) => return Vec::new(),
-            Meta::List(list) => list,
-            Meta::NameValue(_) => {
-                errors.at(
-                    attribute,
-                    format!("write `#[{0}]`, or options in brackets: `#[{0}(capacity = 4)]`", direction.word()),
-                );
-                return Vec::new();
-            }
-        };
-        let parsed = list.parse_args_with(Punctuated::<Self, Token![,]>::parse_terminated);
-        let options: Vec<Self> = errors.keep(parsed).into_iter().flatten().collect();
-        for (at, option) in options.iter().enumerate() {
-            option.check(direction, &options[..at], errors);
-        }
-        options
-    }
-
-    fn check(&self, direction: Direction, before: &[Self], errors: &mut Errors) {
-        let Self { name, value } = self;
-        let word = direction.word();
-        let Some(known) = Known::find(name) else {
-            let known: Vec<_> = OPTIONS
-                .iter()
-                .filter(|known| known.suits(direction))
-                .map(|known| format!("`{}`", known.name))
-                .collect();
-            errors.at(name, format!("there is no option `{name}`: those of `#[{word}]` are {}", known.join(", ")));
-            return;
-        };
-        if !known.suits(direction) {
-            let whose = match direction {
-                Direction::Input if name == "room" || name == "unconditional" => {
-                    "belongs to an output: it is what the writer waits for"
-                }
-                Direction::Input => {
-                    "belongs to an output: whoever sends envelopes says how large and how many they are"
-                }
-                Direction::Output => "belongs to an input: it is what the reader waits for",
-            };
-            errors.at(name, format!("`{name}` {whose}"));
-        } else if before.iter().any(|option| option.name == *name) {
-            errors.at(name, format!("`{name}` is here twice: remove one"));
-        } else if name == "unconditional" && before.iter().any(|option| option.name == "room")
-            || name == "room" && before.iter().any(|option| option.name == "unconditional")
-        {
-            errors.at(name, "an output waits for `room`, or it is `unconditional`: remove one");
-        }
-        match value {
-            None if known.has_value => errors.at(name, format!("this option has a value: `{name} = ..`")),
-            Some(value) if !known.has_value => {
-                errors.at(value, format!("`{name}` has no value: write just `#[{word}({name})]`"));
-            }
-            Some(value) if name == "capacity" && is_zero(value) => {
-                errors.at(value, "a queue of 0 can hold nothing: at least 1");
-            }
-            Some(value) if name == "room" && is_zero(value) => {
-                errors.at(value, "room for 0 messages is always there: write `unconditional`");
-            }
-            Some(value) if name == "event" && !is_string(value) => {
-                errors.at(value, "an event is named by a string: `event = \"decoded\"`");
-            }
-            _ => {}
-        }
-    }
-}
-
-/// `UpperPorts` has `UpperHandles`, unless `#[ports(handles = ..)]` says otherwise.
-fn handles_name(item: &DeriveInput, errors: &mut Errors) -> Ident {
-    let mut chosen: Option<Ident> = None;
-    for attribute in &item.attrs {
-        if let Some(direction) = Direction::of(attribute) {
-            errors.at(attribute, format!("`#[{}]` goes on a field", direction.word()));
-        }
-        if !attribute.path().is_ident("ports") {
-            continue;
-        }
-        let parsed = attribute.parse_nested_meta(|meta| {
-            if !meta.path.is_ident("handles") {
-                let path = meta.path.to_token_stream();
-                return Err(meta.error(format!("there is no option `{path}`: the only one of `#[ports]` is `handles`")));
-            }
-            let name: Ident = meta.value()?.parse()?;
-            if chosen.replace(name).is_some() {
-                return Err(meta.error("`handles` is here twice: remove one"));
-            }
-            Ok(())
-        });
-        errors.keep(parsed);
-    }
-    chosen.unwrap_or_else(|| {
-        let name = item.ident.unraw().to_string();
-        Ident::new(&format!("{}Handles", name.strip_suffix("Ports").unwrap_or(&name)), item.ident.span())
-    })
+/// `UpperPorts` has `UpperHandles`.
+fn handles_name(item: &Ident) -> Ident {
+    let name = item.unraw().to_string();
+    Ident::new(&format!("{}Handles", name.strip_suffix("Ports").unwrap_or(&name)), item.span())
 }
 
 fn is_doc_hidden(attribute: &Attribute) -> bool {
     attribute.path().is_ident("doc") && attribute.parse_args::<Ident>().is_ok_and(|word| word == "hidden")
-}
-
-fn is_zero(value: &Expr) -> bool {
-    match value {
-        Expr::Lit(ExprLit { lit: Lit::Int(number), .. }) => number.base10_digits() == "0",
-        Expr::Paren(inner) => is_zero(&inner.expr),
-        Expr::Group(inner) => is_zero(&inner.expr),
-        _ => false,
-    }
-}
-
-fn is_string(value: &Expr) -> bool {
-    matches!(value, Expr::Lit(ExprLit { lit: Lit::Str(_), .. }))
 }
 
 #[cfg(test)]
@@ -590,34 +429,26 @@ mod tests {
                 #[input(capacity = 0, size = 3)] c: Input<u32>,
                 #[input(envelopes = 2)] d: Input<u32>,
                 #[output(capacity = 1, capacity = 2)] e: Output<u32>,
-                #[output(done, room = 0, unconditional)] f: Output<u32>,
+                #[output(done)] f: Output<u32>,
                 #[input(done = true, capacity, event = 3)] g: Input<u32>,
             }
         };
         let messages = messages(expand(item));
-        assert_eq!(messages.len(), 13, "{messages:#?}");
+        assert_eq!(messages.len(), 11, "{messages:#?}");
         assert!(messages[0].contains("cannot borrow"));
         assert!(messages[1].contains("Mark it `#[input]` or `#[output]`"));
         assert!(messages[2].contains("not both"));
         assert_eq!(messages[3], "a queue of 0 can hold nothing: at least 1");
-        assert_eq!(messages[4], "there is no option `size`: those of `#[input]` are `capacity`, `done`, `event`");
+        assert_eq!(
+            messages[4],
+            "there is no option `size`: those of `#[input]` are `capacity`, `at_least`, `at_most`, `batch`, `within`, \
+             `since`, `optional`, `done`, `event`"
+        );
         assert!(messages[5].contains("belongs to an output"));
         assert!(messages[6].contains("twice"));
         assert!(messages[7].contains("belongs to an input"));
-        assert!(messages[8].contains("room for 0"));
-        assert!(messages[9].contains("or it is `unconditional`"));
-        assert!(messages[10].contains("has no value"));
-        assert!(messages[11].contains("has a value"));
-        assert!(messages[12].contains("named by a string"));
-    }
-
-    #[test]
-    fn zero_is_zero_however_it_is_written() {
-        for zero in ["0", "0usize", "0x0_0", "(0)"] {
-            assert!(is_zero(&syn::parse_str(zero).unwrap()), "{zero}");
-        }
-        for other in ["1", "1 << 20", "N", "10"] {
-            assert!(!is_zero(&syn::parse_str(other).unwrap()), "{other}");
-        }
+        assert!(messages[8].contains("has no value"));
+        assert!(messages[9].contains("has a value"));
+        assert!(messages[10].contains("named by a string"));
     }
 }

@@ -1,0 +1,350 @@
+//! What stands in the brackets of `#[input(..)]` and `#[output(..)]`.
+//!
+//! [`OPTIONS`] lists all there are; each becomes a call of the method of its name on `PortOptions`. An option is checked
+//! by itself, then with the others of its port.
+
+use proc_macro2::{Span, TokenStream};
+use quote::quote_spanned;
+use syn::{
+    Attribute, Expr, ExprLit, Ident, Lit, LitStr, Meta, Token,
+    ext::IdentExt,
+    parse::{Parse, ParseStream},
+    parse_quote_spanned,
+    punctuated::Punctuated,
+    spanned::Spanned,
+};
+
+use super::{
+    Direction,
+    values::{duration, is_string, number},
+};
+use crate::errors::Errors;
+
+/// An option that a port may have.
+struct Known {
+    name: &'static str,
+    on: On,
+    value: Value,
+    /// What an input waits for by itself.
+    waits: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum On {
+    Both,
+    Input,
+    Output,
+}
+
+/// What it is given.
+#[derive(Clone, Copy)]
+enum Value {
+    /// Nothing: `done`.
+    None,
+    /// A number, and what is wrong with 0.
+    Number(&'static str),
+    /// `"5ms"`, or a `Duration`.
+    Time,
+    /// `Sent` or `Arrived`.
+    Clock,
+    /// `"decoded"`.
+    Event,
+}
+
+/// All of them, in the order in which they are generated.
+const OPTIONS: [Known; 12] = [
+    known("capacity", On::Both, Value::Number("a queue of 0 can hold nothing: at least 1")),
+    known("envelope_bytes", On::Output, Value::Number("an envelope of 0 bytes can hold nothing: at least one element")),
+    known("envelopes", On::Output, Value::Number("without an envelope nothing could ever pass: at least 1")),
+    waits("at_least", On::Input, Value::Number("0 messages are always there: write `optional`, or at least 1")),
+    waits("at_most", On::Input, Value::Number("it would never run: it needs a message to run for")),
+    waits("batch", On::Input, Value::Number("a batch of 0 holds nothing: at least 1, or `optional`")),
+    waits("within", On::Input, Value::Time),
+    waits("since", On::Input, Value::Clock),
+    known("room", On::Output, Value::Number("room for 0 messages is always there: write `optional`")),
+    waits("optional", On::Both, Value::None),
+    known("done", On::Input, Value::None),
+    known("event", On::Input, Value::Event),
+];
+
+const fn known(name: &'static str, on: On, value: Value) -> Known {
+    Known { name, on, value, waits: false }
+}
+
+const fn waits(name: &'static str, on: On, value: Value) -> Known {
+    Known { name, on, value, waits: true }
+}
+
+impl Known {
+    fn find(name: &Ident) -> Option<&'static Self> {
+        OPTIONS.iter().find(|known| name == known.name)
+    }
+
+    fn suits(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::Input => self.on != On::Output,
+            Direction::Output => self.on != On::Input,
+        }
+    }
+
+    /// Why it does not suit.
+    fn belongs(&self) -> &'static str {
+        match (self.on, self.name) {
+            (On::Output, "room") => "belongs to an output: it is what the writer waits for",
+            (On::Output, _) => "belongs to an output: whoever sends envelopes says how large and how many they are",
+            _ => "belongs to an input: it is what the reader waits for",
+        }
+    }
+}
+
+/// `capacity = 4`, `done`
+struct PortOption {
+    name: Ident,
+    value: Option<Expr>,
+}
+
+impl Parse for PortOption {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let name = input.call(Ident::parse_any)?;
+        let value = match input.parse::<Option<Token![=]>>()? {
+            Some(_) => Some(input.parse()?),
+            None => None,
+        };
+        Ok(Self { name, value })
+    }
+}
+
+/// Those of one port.
+pub(super) struct Options(Vec<PortOption>);
+
+impl Options {
+    pub(super) fn read(direction: Direction, attribute: &Attribute, errors: &mut Errors) -> Self {
+        let list = match &attribute.meta {
+            Meta::Path(_) => return Self(Vec::new()),
+            Meta::List(list) => list,
+            Meta::NameValue(_) => {
+                errors.at(
+                    attribute,
+                    format!("write `#[{0}]`, or options in brackets: `#[{0}(capacity = 4)]`", direction.word()),
+                );
+                return Self(Vec::new());
+            }
+        };
+        let parsed = list.parse_args_with(Punctuated::<PortOption, Token![,]>::parse_terminated);
+        let mut options = Self(errors.keep(parsed).into_iter().flatten().collect());
+        for at in 0..options.0.len() {
+            let (before, rest) = options.0.split_at_mut(at);
+            rest[0].check(direction, before, errors);
+        }
+        options.check_together(direction, errors);
+        options
+    }
+
+    fn find(&self, name: &str) -> Option<&PortOption> {
+        self.0.iter().find(|option| option.name == name)
+    }
+
+    /// The first of these that is there.
+    fn first<'a>(&self, names: &[&'a str]) -> Option<&'a str> {
+        names.iter().copied().find(|name| self.find(name).is_some())
+    }
+
+    /// Options that say something together, or that the others leave nothing to say.
+    fn check_together(&self, direction: Direction, errors: &mut Errors) {
+        if let Some(optional) = self.find("optional") {
+            let waits = match direction {
+                Direction::Input => self.first(&["at_least", "at_most", "batch", "within", "since"]),
+                Direction::Output => self.first(&["room"]),
+            };
+            if let Some(waits) = waits {
+                let word = direction.word();
+                errors
+                    .at(&optional.name, format!("an `optional` {word} waits for nothing, `{waits}` does: remove one"));
+            }
+            return;
+        }
+        if direction == Direction::Output {
+            return;
+        }
+        let least = self.first(&["at_least", "batch"]);
+        if let (Some(batch), Some("at_least")) = (self.find("batch"), least) {
+            errors.at(&batch.name, "`batch` says how many messages are waited for, and so does `at_least`: remove one");
+        }
+        if let (Some(within), None) = (self.find("within"), least) {
+            errors.at(
+                &within.name,
+                "within that time how many messages? Write `batch = ..`, too: the operator runs with as many, or with \
+                 fewer once the oldest has waited so long",
+            );
+        }
+        if let (Some(since), None) = (self.find("since"), self.find("within")) {
+            errors.at(&since.name, "`since` says from when `within` counts: write `within = ..`, too");
+        }
+        if let (Some(most), Some(least)) = (self.find("at_most"), least)
+            && let (Some(is), Some(needed)) = (self.number("at_most"), self.number(least))
+            && is < needed
+        {
+            errors.at(&most.value, format!("it waits for {needed} messages, and would never run with at most {is}"));
+        }
+    }
+
+    fn number(&self, name: &str) -> Option<u128> {
+        number(self.find(name)?.value.as_ref()?)
+    }
+
+    /// The name of the event that the port waits for.
+    pub(super) fn event(&self) -> Option<&LitStr> {
+        match &self.find("event")?.value {
+            Some(Expr::Lit(ExprLit { lit: Lit::Str(name), .. })) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// What it says about how many messages the port waits for.
+    pub(super) fn waits(&self) -> impl Iterator<Item = &Ident> {
+        let waits = |name: &Ident| Known::find(name).is_some_and(|known| known.waits);
+        self.0.iter().map(|option| &option.name).filter(move |name| waits(name))
+    }
+
+    /// `PortOptions::new().capacity(4)`
+    pub(super) fn generate(&self) -> TokenStream {
+        let site = Span::mixed_site();
+        let mut built = quote_spanned!(site=> ::wakeline::__private::PortOptions::new());
+        for Known { name: known, .. } in OPTIONS {
+            for PortOption { value, .. } in self.0.iter().filter(|option| option.name == known) {
+                let known = Ident::new(known, site);
+                built = quote_spanned!(site=> #built.#known(#value));
+            }
+        }
+        built
+    }
+}
+
+impl PortOption {
+    /// By itself. What it is given becomes an expression of the type that is wanted.
+    fn check(&mut self, direction: Direction, before: &[Self], errors: &mut Errors) {
+        let Self { name, value } = self;
+        let word = direction.word();
+        let Some(known) = Known::find(name) else {
+            let known = OPTIONS.iter().filter(|known| known.suits(direction));
+            let known: Vec<_> = known.map(|known| format!("`{}`", known.name)).collect();
+            errors.at(&*name, format!("there is no option `{name}`: those of `#[{word}]` are {}", known.join(", ")));
+            return;
+        };
+        if !known.suits(direction) {
+            errors.at(&*name, format!("`{name}` {}", known.belongs()));
+        } else if before.iter().any(|option| option.name == *name) {
+            errors.at(&*name, format!("`{name}` is here twice: remove one"));
+        }
+        match (known.value, value) {
+            (Value::None, None) => {}
+            (Value::None, Some(value)) => {
+                errors.at(value, format!("`{name}` has no value: write just `#[{word}({name})]`"));
+            }
+            (_, None) => errors.at(&*name, format!("this option has a value: `{name} = ..`")),
+            (Value::Number(zero), Some(value)) => {
+                if number(value) == Some(0) {
+                    errors.at(value, zero);
+                }
+            }
+            (Value::Time, Some(value)) => {
+                if let Some(span) = errors.keep(duration(value)) {
+                    *value = span;
+                }
+            }
+            (Value::Clock, Some(value)) => {
+                if let Some(clock) = errors.keep(clock(value)) {
+                    *value = clock;
+                }
+            }
+            (Value::Event, Some(value)) => {
+                if !is_string(value) {
+                    errors.at(value, "an event is named by a string: `event = \"decoded\"`");
+                }
+            }
+        }
+    }
+}
+
+/// `Sent`, `Arrived`
+fn clock(value: &Expr) -> syn::Result<Expr> {
+    if let Expr::Path(path) = value
+        && let Some(word) = path.path.get_ident()
+        && (word == "Sent" || word == "Arrived")
+    {
+        return Ok(parse_quote_spanned!(value.span()=> ::wakeline::condition::Since::#word));
+    }
+    Err(syn::Error::new_spanned(value, "since when? `Sent`, or `Arrived`, as it is if nothing is said"))
+}
+
+#[cfg(test)]
+mod tests {
+    use quote::quote;
+
+    use super::{super::expand, *};
+    use crate::errors::messages;
+
+    #[test]
+    fn options_become_calls() {
+        let item = quote! {
+            struct P {
+                #[input(since = Sent, within = "5ms", batch = 8, capacity = N)]
+                a: A,
+                #[output(optional)]
+                b: B,
+            }
+        };
+        let expanded = expand(item).unwrap().to_string();
+        let wanted = quote! {
+            ::wakeline::__private::PortOptions::new()
+                .capacity(N)
+                .batch(8)
+                .within(::core::time::Duration::new(0u64, 5000000u32))
+                .since(::wakeline::condition::Since::Sent)
+        };
+        assert!(expanded.contains(&wanted.to_string()), "{expanded}");
+        assert!(expanded.contains(&quote!(PortOptions::new().optional()).to_string()), "{expanded}");
+    }
+
+    fn told(port: TokenStream) -> Vec<String> {
+        messages(expand(quote!(struct P { #port a: A })))
+    }
+
+    #[test]
+    fn options_that_do_not_go_together() {
+        let refused = [
+            (quote!(#[input(within = "5ms")]), "within that time how many messages?"),
+            (quote!(#[input(batch = 2, at_least = 2)]), "`batch` says how many"),
+            (
+                quote!(#[input(at_least = 3, at_most = 2)]),
+                "it waits for 3 messages, and would never run with at most 2",
+            ),
+            (quote!(#[input(batch = 8, within = "5ms", at_most = 2)]), "it waits for 8 messages"),
+            (quote!(#[input(batch = 8, since = Sent)]), "Write `within = ..`, too"),
+            (quote!(#[input(batch = 8, within = "5ms", since = Now)]), "since when? `Sent`, or"),
+            (quote!(#[input(optional, at_most = 2)]), "an `optional` input waits for nothing, `at_most` does"),
+            (quote!(#[output(room = 2, optional)]), "an `optional` output waits for nothing, `room` does"),
+            (quote!(#[input(at_least = 0)]), "write `optional`"),
+            (quote!(#[input(at_most = 0)]), "it would never run"),
+            (quote!(#[input(batch = 0)]), "a batch of 0"),
+            (quote!(#[output(room = 0)]), "write `optional`"),
+            (quote!(#[input(batch = 2, within = "0s")]), "no time at all"),
+            (quote!(#[input(batch = 2, within = 5)]), "how long is that?"),
+            (quote!(#[input(room = 2)]), "belongs to an output: it is what the writer waits for"),
+            (quote!(#[output(batch = 2)]), "belongs to an input"),
+        ];
+        for (port, wanted) in refused {
+            let told = told(port.clone());
+            assert!(matches!(&told[..], [one] if one.contains(wanted)), "{port}: {told:#?}");
+        }
+        for port in [
+            quote!(#[input(at_least = 2, within = "5ms")]),
+            quote!(#[input(at_least = 2, at_most = 2)]),
+            quote!(#[input(at_least = N, at_most = 2)]),
+            quote!(#[input(batch = 8)]),
+            quote!(#[input(optional, done, capacity = 4)]),
+        ] {
+            assert!(expand(quote!(struct P { #port a: A })).is_ok(), "{port}");
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! Scenario C14, what operators wait for as others see it; and when a flow whose operators all wait is at its end.
+
+#[path = "common/clock.rs"]
+mod clock;
+mod common;
+
+use std::{future::ready, sync::Arc};
+
+use clock::*;
+use common::{until as becomes, *};
+use futures::StreamExt;
+use tokio::{
+    sync::{Notify, mpsc},
+    time::{Instant, sleep, timeout},
+};
+use wakeline::{
+    condition::{Gate, Status, any_of, at_least, count, every, predicate, until},
+    flow::{Handle, OperatorStatus},
+    prelude::*,
+};
+
+/// Sends what comes from outside, until nobody sends there.
+fn fed<M: wakeline::Message>() -> (mpsc::Sender<M>, impl Operator<Ports = SourcePorts<M>>) {
+    let (feed, fed) = mpsc::channel(8);
+    let fed = Arc::new(tokio::sync::Mutex::new(fed));
+    let operator = source(move || {
+        let fed = fed.clone();
+        async move { Ok(fed.lock().await.recv().await) }
+    });
+    (feed, operator)
+}
+
+fn one(flow: &Handle, name: &str) -> OperatorStatus {
+    flow.status().into_iter().find(|operator| &*operator.name == name).expect("it was added")
+}
+
+/// Everybody has done what there is to do now, and no time has passed.
+async fn settled() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Holoscan's states in Holoscan's order: Never, WaitEvent, Wait, WaitTime, Ready.
+#[tokio::test(start_paused = true)]
+async fn c14_what_an_operator_waits_for_can_be_read_at_any_time() {
+    let gate = Gate::paused();
+    let (feed, feeds) = fed();
+    let mut flow = Flow::new("c14");
+    let send = flow.add("send", feeds);
+    let take = flow.add("take", runs_for(3, |ports: &mut SinkPorts<u32>, _cx: &mut Cx| ports.input.take().map(drop)));
+    let take = take.when(every(ms(10))).when(gate.clone());
+    flow.connect(send.output, take.input);
+    let running = flow.spawn().unwrap();
+    let flow = running.handle();
+    let take = || one(&flow, "take");
+    assert_eq!((take().status, take().running, take().runs), (Status::Ready, false, 0), "before its first turn");
+
+    settled().await;
+    let message = "a message in hub `send.output -> take.input`";
+    assert_eq!(take().status, Status::WaitEvent, "the gate before the message");
+    assert_eq!(take().waits_for, [message, "its gate to be resumed"]);
+    let send = one(&flow, "send");
+    assert!(send.running && send.waits_for.is_empty(), "what a run awaits is its own affair: {send:?}");
+
+    gate.resume();
+    settled().await;
+    assert_eq!((take().status, take().waits_for), (Status::Wait, vec![message.to_owned()]));
+
+    let begun = Instant::now();
+    feed.send(1).await.unwrap();
+    settled().await;
+    assert_eq!((take().status, take().running, take().runs), (Status::Ready, true, 0));
+    assert!(take().waits_for.is_empty());
+
+    sleep(ms(4)).await;
+    assert_eq!((take().status, take().running, take().runs), (Status::Wait, false, 1), "the message before the time");
+    assert_eq!(take().waits_for, [message, "its next tick, one every 10ms"]);
+
+    feed.send(2).await.unwrap();
+    settled().await;
+    assert_eq!(take().status, Status::WaitTime(begun + ms(10)));
+    assert_eq!(take().waits_for, ["its next tick, one every 10ms"]);
+
+    gate.end();
+    drop(feed);
+    let report = within(running).await.unwrap();
+    assert_eq!((take().status, take().running, take().runs), (Status::Never, false, 1));
+    assert!(take().waits_for.is_empty());
+    assert_eq!(report.untaken, 1);
+}
+
+/// Of several times the latest: they are all waited for.
+#[tokio::test(start_paused = true)]
+async fn c14_the_moment_that_an_operator_waits_for() {
+    let mut flow = Flow::new("c14");
+    let tick = flow.add("tick", runs(|(): &mut (), _cx: &mut Cx| Ok(())));
+    let _ = tick.when(every(ms(10))).when(every(ms(30))).when(any_of(every(ms(50)), every(ms(20)))).when(count(2));
+    let running = flow.spawn().unwrap();
+    let (flow, begun) = (running.handle(), Instant::now());
+    settled().await;
+    assert_eq!((one(&flow, "tick").status, one(&flow, "tick").runs), (Status::WaitTime(begun + ms(30)), 1));
+    within(running).await.unwrap();
+}
+
+#[derive(Ports)]
+struct SeveralPorts {
+    #[input(at_least = 4, capacity = 4)]
+    four: Input<u32>,
+    #[input(batch = 8, within = "20ms", capacity = 8)]
+    batch: Input<u32>,
+    #[input(optional)]
+    optional: Input<u32>,
+    #[output(optional)]
+    whatever: Output<u32>,
+    #[output(room = 2, capacity = 2)]
+    two: Output<u32>,
+}
+
+/// Ports say themselves what they lack; those that are not waited at are not named.
+#[tokio::test(start_paused = true)]
+async fn c14_what_ports_wait_for_in_words() {
+    let mut flow = Flow::new("c14");
+    let (four, fours) = fed();
+    let (batch, batches) = fed();
+    let (_optional, optionals) = fed::<u32>();
+    let (fours, batches) = (flow.add("fours", fours), flow.add("batches", batches));
+    let optionals = flow.add("optionals", optionals);
+    let take = flow.add(
+        "take",
+        runs(|ports: &mut SeveralPorts, _cx: &mut Cx| {
+            assert_eq!((ports.four.take_batch()?.len(), ports.batch.take_batch()?.len()), (4, 1));
+            assert!(ports.whatever.try_send(1)?.is_ok() && ports.two.try_send(1)?.is_ok());
+            Ok(())
+        }),
+    );
+    // Neither reads what it is sent.
+    let gate = Gate::paused();
+    let whatever = flow.add("whatever", sink(|_: u32| ready(Ok(())))).when(gate.clone());
+    let two = flow.add("two", sink(|_: u32| ready(Ok(())))).when(gate.clone());
+    flow.connect(fours.output, take.four);
+    flow.connect(batches.output, take.batch);
+    flow.connect(optionals.output, take.optional);
+    flow.connect(take.whatever, whatever.input);
+    flow.connect(take.two, two.input);
+    let running = flow.spawn().unwrap();
+    let flow = running.handle();
+    let take = || one(&flow, "take");
+    let begun = Instant::now();
+    let (of_four, of_batch) = ("4 messages at `four`", "8 messages within 20ms at `batch`");
+
+    settled().await;
+    let hubs = ["fours.output -> take.four", "batches.output -> take.batch"];
+    let [no_four, no_batch] = hubs.map(|hub| format!("a message in hub `{hub}`"));
+    assert_eq!(
+        (take().status, take().waits_for),
+        (Status::Wait, vec![no_four, no_batch, of_four.into(), of_batch.into()])
+    );
+
+    for number in [1, 2] {
+        four.send(number).await.unwrap();
+    }
+    batch.send(1).await.unwrap();
+    settled().await;
+    assert_eq!((take().status, take().waits_for), (Status::Wait, vec![of_four.into(), of_batch.into()]));
+
+    for number in [3, 4] {
+        four.send(number).await.unwrap();
+    }
+    settled().await;
+    assert_eq!((take().status, take().waits_for), (Status::WaitTime(begun + ms(20)), vec![of_batch.into()]));
+
+    sleep(ms(21)).await;
+    assert_eq!(take().runs, 1);
+    for number in 0..8 {
+        four.send(number).await.unwrap();
+        batch.send(number).await.unwrap();
+    }
+    settled().await;
+    assert_eq!((take().status, take().waits_for), (Status::Wait, vec!["room for 2 messages at `two`".into()]));
+    running.abort();
+    assert!(within(running).await.unwrap_err().is_cancelled());
+}
+
+/// What was waited for before and is there now is not named any longer.
+#[tokio::test]
+async fn c14_nothing_of_yesterday() {
+    #[derive(Ports)]
+    struct TickPorts {
+        #[input]
+        input: Input<u32>,
+    }
+    /// Its first run leaves something behind that the second one waits for.
+    struct Own(Buffer<u32>, Shared<Hold>);
+    impl Operator for Own {
+        type Ports = TickPorts;
+
+        async fn compute(&mut self, ports: &mut TickPorts, cx: &mut Cx) -> Result<()> {
+            ports.input.take()?;
+            let stream = cx.stream()?;
+            lock(&self.1).push(hold(stream));
+            increment::launch(stream, &mut self.0)?;
+            cx.run_after(self.0.available());
+            Ok(())
+        }
+    }
+    let device = emulated();
+    let first = Stream::named(&device, "first").unwrap();
+    let mut buffer = Buffer::<u32>::new(&device, 64).unwrap();
+    first.fill(&mut buffer, 0).unwrap();
+    first.completed().await.unwrap();
+    let held = shared();
+    let (feed, feeds) = fed();
+    let mut flow = Flow::new("c14");
+    let send = flow.add("send", feeds);
+    let own = flow.add("own", Own(buffer, held.clone())).on(&device);
+    flow.connect(send.output, own.input);
+    let running = flow.spawn().unwrap();
+    let flow = running.handle();
+    let message = "a message in hub `send.output -> own.input`";
+    becomes("it waits for a message", || one(&flow, "own").waits_for == [message]).await;
+    feed.send(1).await.unwrap();
+    becomes("it waits for its buffer, too", || one(&flow, "own").waits_for == [message, "a buffer's data"]).await;
+    assert_eq!(one(&flow, "own").status, Status::WaitEvent);
+    lock(&held).clear();
+    becomes("it waits for a message", || one(&flow, "own").waits_for == [message]).await;
+    assert_eq!(one(&flow, "own").status, Status::Wait);
+    running.handle().pause();
+    becomes("it is paused", || one(&flow, "own").status == Status::WaitEvent).await;
+    assert_eq!(one(&flow, "own").waits_for, [message, "the flow to be resumed"]);
+    running.handle().resume();
+    drop(feed);
+    within(running).await.unwrap();
+}
+
+/// Every operator as it stands, then each change, to the end.
+#[tokio::test(start_paused = true)]
+async fn c14_changes_as_a_stream() {
+    let gate = Gate::paused();
+    let (feed, feeds) = fed();
+    let mut flow = Flow::new("c14");
+    let send = flow.add("send", feeds);
+    let take = flow.add("take", runs_for(3, |ports: &mut SinkPorts<u32>, _cx: &mut Cx| ports.input.take().map(drop)));
+    let take = take.when(gate.clone()).when(count(1));
+    flow.connect(send.output, take.input);
+    let running = flow.spawn().unwrap();
+    let handle = running.handle();
+    let seen = shared();
+    let (noted, mut changes) = (seen.clone(), handle.changes());
+    let watching = tokio::spawn(async move {
+        while let Some(OperatorStatus { name, status, running, .. }) = changes.next().await {
+            lock(&noted).push((name.to_string(), status, running));
+        }
+    });
+    settled().await;
+    gate.resume();
+    settled().await;
+    feed.send(1).await.unwrap();
+    drop(feed);
+    within(running).await.unwrap();
+    within(watching).await.unwrap();
+    let of = |wanted: &str| {
+        let all = lock(&seen).clone();
+        all.into_iter().filter(|(name, ..)| name == wanted).map(|(_, status, running)| (status, running)).collect()
+    };
+    let take: Vec<_> = of("take");
+    let wanted = [
+        (Status::Ready, false),
+        (Status::WaitEvent, false),
+        (Status::Wait, false),
+        (Status::Ready, true),
+        (Status::Never, false),
+    ];
+    // The first may have been over before it was looked at.
+    assert_eq!(take[take.len() - 4..], wanted[1..]);
+    let send: Vec<_> = of("send");
+    assert_eq!(send.last(), Some(&(Status::Never, false)), "{send:?}");
+
+    // Of a flow that has ended: how it stood then, and the end.
+    let all: Vec<_> = within(handle.changes().collect()).await;
+    let all: Vec<_> = all.iter().map(|operator| (&*operator.name, operator.status)).collect();
+    assert_eq!(all, [("send", Status::Never), ("take", Status::Never)]);
+}
+
+/// A paused gate whose last handle is gone opens no more: with nothing left to do that is the end.
+#[tokio::test(start_paused = true)]
+async fn c5_a_paused_gate_that_nobody_can_resume_is_the_end() {
+    let gate = Gate::paused();
+    let mut flow = Flow::new("c5");
+    let send = flow.add("send", source(|| ready(Ok(Some(1_u32))))).when(gate.clone());
+    let take = flow.add("take", sink(|_: u32| ready(Ok(()))));
+    flow.connect(send.output, take.input);
+    let mut running = flow.spawn().unwrap();
+    // A week later there is still somebody who may resume it.
+    assert!(timeout(ms(7 * 86_400_000), &mut running).await.is_err());
+    let status = running.status();
+    assert_eq!([status[0].status, status[1].status], [Status::WaitEvent, Status::Wait]);
+    drop(gate);
+    let report = within(running).await.unwrap();
+    assert_eq!(report.operator("send").unwrap().runs, 0);
+}
+
+/// The same before a message that is there: that is a stall, and said to be one.
+#[tokio::test(start_paused = true)]
+async fn c5_a_paused_gate_that_nobody_can_resume_is_a_stall_before_a_message() {
+    let mut flow = Flow::new("c5");
+    let send = flow.add("send", at([(0, 1_u32)]));
+    let take = flow.add("take", sink(|_: u32| ready(Ok(())))).when(Gate::paused());
+    flow.connect(send.output, take.input);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled);
+    assert!(error.to_string().contains("`take` waits for its gate to be resumed"), "{error}");
+}
+
+/// A gate that a flow knows by its name has no handle by that: but an operator's, which holds one, keeps the flow.
+#[tokio::test(start_paused = true)]
+async fn c5_a_gate_by_its_name_keeps_no_flow_from_ending() {
+    let mut flow = Flow::new("c5");
+    let gate = flow.gate("recording");
+    gate.pause();
+    let _ = flow.add("record", runs(|(): &mut (), _cx: &mut Cx| Ok(()))).when(gate);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.operator("record").unwrap().runs, 0);
+}
+
+/// It waits for a message and for a future. None can come: the future alone does not keep the flow.
+#[tokio::test(start_paused = true)]
+async fn c12_a_future_keeps_no_flow_in_which_no_message_can_come() {
+    let mut flow = Flow::new("c12");
+    let pass = flow.add("pass", pass_on::<u32>()).when(until(std::future::pending::<()>));
+    // Round and round, if ever there were one.
+    flow.connect(pass.output, pass.input);
+    let tick = flow.add("tick", pass_on::<u32>()).when(every(ms(10))).when(Gate::open());
+    flow.connect(tick.output, tick.input);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.operator("pass").unwrap().runs, 0);
+}
+
+/// The message is there: the future is all that is waited for, and somebody may resolve it.
+#[tokio::test(start_paused = true)]
+async fn c12_a_future_keeps_a_flow_that_waits_for_nothing_else() {
+    let button = Arc::new(Notify::new());
+    let pressed = button.clone();
+    let mut flow = Flow::new("c12");
+    let send = flow.add("send", at([(0, 1_u32)]));
+    let take = flow.add("take", sink(|_: u32| ready(Ok(()))));
+    let take = take.when(until(move || {
+        let pressed = pressed.clone();
+        async move { pressed.notified().await }
+    }));
+    flow.connect(send.output, take.input);
+    let mut running = flow.spawn().unwrap();
+    assert!(timeout(ms(86_400_000), &mut running).await.is_err());
+    assert_eq!(running.status()[1].waits_for, ["a future of its own"]);
+    button.notify_one();
+    let report = within(running).await.unwrap();
+    assert_eq!(report.operator("take").unwrap().runs, 1);
+}
+
+/// One of two ways is enough to keep a flow, and to end it.
+#[tokio::test(start_paused = true)]
+async fn c10_either_of_two_keeps_a_flow() {
+    let gate = Gate::paused();
+    let mut flow = Flow::new("c10");
+    // Nothing ever comes to it from itself.
+    let pass = flow.add(
+        "pass",
+        runs(|_: &mut MapPorts<u32, u32>, cx: &mut Cx| {
+            cx.finish();
+            Ok(())
+        }),
+    );
+    let pass = pass.clone().when(any_of(at_least(pass.input, 1), gate.clone()));
+    flow.connect(pass.output, pass.input);
+    let mut running = flow.spawn().unwrap();
+    assert!(timeout(ms(86_400_000), &mut running).await.is_err());
+    let status = running.status().remove(0);
+    assert_eq!(status.status, Status::WaitEvent);
+    assert_eq!(status.waits_for.last().unwrap(), "1 message at `input` or its gate to be resumed");
+    gate.resume();
+    let report = within(running).await.unwrap();
+    assert_eq!(report.operator("pass").unwrap().runs, 1);
+}
+
+/// A predicate that says no for ever, with nothing left to do.
+#[tokio::test(start_paused = true)]
+async fn c12_a_predicate_that_says_no_is_the_end() {
+    let mut flow = Flow::new("c12");
+    let _ = flow.add("never", runs(|(): &mut (), _cx: &mut Cx| Ok(()))).when(predicate(|| false)).when(every(ms(10)));
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.operator("never").unwrap().runs, 0);
+}
+
+/// Whatever its operators wait for: a flow that is stopped ends, and at once.
+#[tokio::test(start_paused = true)]
+async fn c14_a_stop_ends_every_wait() {
+    let begun = Instant::now();
+    let gate = Gate::paused();
+    let mut flow = Flow::new("stop");
+    let idle = || runs(|(): &mut (), _cx: &mut Cx| Ok(()));
+    let _ = flow.add("gate", idle()).when(gate.clone());
+    let _ = flow.add("future", idle()).when(until(std::future::pending::<()>));
+    let _ = flow.add("time", idle()).when(every(ms(1_000_000)));
+    let _ = flow.add("endless", idle()).when(count(-1)).when(any_of(gate.clone(), every(ms(1_000_000))));
+    // Its messages have long ended.
+    let end = flow.add("end", source(|| ready(Ok(None::<u32>))));
+    let either = flow.add("either", sink(|_: u32| ready(Ok(()))));
+    let either = either.clone().when(any_of(at_least(either.input, 1), gate.clone()));
+    flow.connect(end.output, either.input);
+    let send = flow.add("send", source(|| ready(Ok(Some(1_u32))))).when(every(ms(1_000_000)));
+    let take = flow.add("take", sink(|_: u32| ready(Ok(()))));
+    let take = take.clone().when(at_least(take.input, 2).or_after(ms(500_000)));
+    flow.connect_with(send.output, take.input, Hub::bounded(2));
+    let running = flow.spawn().unwrap();
+    settled().await;
+    running.stop();
+    let report = within(running).await.unwrap();
+    assert_eq!(begun.elapsed(), ms(0));
+    assert_eq!((report.operator("take").unwrap().messages_in, report.untaken), (1, 0));
+}

@@ -1,0 +1,238 @@
+//! Scenarios C6 and C10: periods, to the millisecond, and conditions of which one is enough.
+
+#[path = "common/clock.rs"]
+mod clock;
+mod common;
+
+use clock::*;
+use common::*;
+use wakeline::{
+    condition::{Gate, MissedTicks, all_of, any_of, at_least, count, every},
+    prelude::*,
+};
+
+/// Notes when it runs; its runs last as long as is said, then no time.
+struct Ticks {
+    notes: Notes<()>,
+    last: std::slice::Iter<'static, u64>,
+}
+
+impl Ticks {
+    fn new(notes: &Notes<()>, last: &'static [u64]) -> Self {
+        Self { notes: notes.clone(), last: last.iter() }
+    }
+}
+
+impl Operator for Ticks {
+    type Ports = ();
+
+    async fn compute(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
+        self.notes.add(());
+        tokio::time::sleep(ms(self.last.next().copied().unwrap_or_default())).await;
+        Ok(())
+    }
+}
+
+/// The second run takes from 10 to 35: the ticks at 20 and 30 are missed.
+#[tokio::test(start_paused = true)]
+async fn c6_what_becomes_of_ticks_that_a_run_was_too_long_for() {
+    for (missed, wanted) in [
+        (MissedTicks::CatchUp, [0, 10, 35, 35, 40, 50, 60]),
+        (MissedTicks::Spaced, [0, 10, 35, 45, 55, 65, 75]),
+        (MissedTicks::Skip, [0, 10, 35, 40, 50, 60, 70]),
+    ] {
+        let notes = Notes::begin();
+        let mut flow = Flow::new("c6");
+        let _ = flow.add("tick", Ticks::new(&notes, &[0, 25])).when(every(ms(10)).missed(missed)).when(count(7));
+        within(flow.run()).await.unwrap();
+        assert_eq!(notes.times(), wanted, "{missed:?}");
+    }
+}
+
+/// By default they are made up for, and the first run is at once, each time that the flow is run.
+#[tokio::test(start_paused = true)]
+async fn c6_the_first_run_is_at_once_in_every_run_of_the_flow() {
+    let notes = Notes::begin();
+    let mut flow = Flow::new("c6");
+    let _ = flow.add("tick", Ticks::new(&notes, &[25])).when(every(ms(10))).when(count(4));
+    for _ in 0..2 {
+        within(flow.run()).await.unwrap();
+    }
+    assert_eq!(notes.times(), [0, 25, 25, 30, 30, 40, 50, 60]);
+}
+
+/// What it waits for beside the time comes at 35.
+#[tokio::test(start_paused = true)]
+async fn c6_what_becomes_of_ticks_that_a_message_was_too_late_for() {
+    for (missed, wanted) in [
+        (MissedTicks::CatchUp, [0, 35, 35, 35, 40, 50]),
+        (MissedTicks::Spaced, [0, 35, 45, 55, 65, 75]),
+        (MissedTicks::Skip, [0, 35, 40, 50, 60, 70]),
+    ] {
+        let notes = Notes::begin();
+        let mut flow = Flow::new("c6");
+        let send = flow.add("send", at([(0, 0), (35, 1), (35, 2), (35, 3), (35, 4), (35, 5)]));
+        let noted = notes.clone();
+        let take = flow.add(
+            "take",
+            runs(move |ports: &mut SinkPorts<u32>, _cx: &mut Cx| {
+                noted.add(ports.input.take()?);
+                Ok(())
+            }),
+        );
+        let take = take.clone().when(every(ms(10)).missed(missed));
+        flow.connect_with(send.output, take.input, Hub::bounded(8));
+        within(flow.run()).await.unwrap();
+        assert_eq!(notes.all(), wanted.into_iter().zip(0..6).collect::<Vec<_>>(), "{missed:?}");
+    }
+}
+
+/// A long time, and none left over: nothing overflows.
+#[tokio::test(start_paused = true)]
+async fn c6_a_period_that_no_clock_knows() {
+    let notes = Notes::begin();
+    let mut flow = Flow::new("c6");
+    for (name, missed) in
+        [("catch up", MissedTicks::CatchUp), ("spaced", MissedTicks::Spaced), ("skip", MissedTicks::Skip)]
+    {
+        let _ = flow.add(name, Ticks::new(&notes, &[])).when(every(std::time::Duration::MAX).missed(missed));
+    }
+    let running = flow.spawn().unwrap();
+    tokio::time::sleep(ms(1000)).await;
+    running.stop();
+    within(running).await.unwrap();
+    assert_eq!(notes.times(), [0, 0, 0]);
+}
+
+/// The earlier of two times; a run at 30 is for both.
+#[tokio::test(start_paused = true)]
+async fn c10_the_earlier_of_two_times() {
+    let notes = Notes::begin();
+    let mut flow = Flow::new("c10");
+    let either = any_of(every(ms(30)), every(ms(20)));
+    let _ = flow.add("tick", Ticks::new(&notes, &[])).when(either).when(count(7));
+    within(flow.run()).await.unwrap();
+    assert_eq!(notes.times(), [0, 20, 30, 40, 60, 80, 90]);
+}
+
+/// One that is over is no end while there is another.
+#[tokio::test(start_paused = true)]
+async fn c10_never_does_not_win() {
+    let notes = Notes::begin();
+    let mut flow = Flow::new("c10");
+    let either = any_of(count(2), every(ms(10)));
+    let _ = flow.add("tick", Ticks::new(&notes, &[])).when(either).when(count(5));
+    within(flow.run()).await.unwrap();
+    assert_eq!(notes.times(), [0, 0, 10, 20, 30]);
+
+    let notes = Notes::begin();
+    let mut flow = Flow::new("c10");
+    let _ = flow.add("tick", Ticks::new(&notes, &[])).when(any_of(count(2), any_of(count(0), count(1))));
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.operator("tick").unwrap().runs, 2, "and when all are over, that is the end");
+}
+
+#[derive(Ports)]
+struct BothPorts {
+    #[input]
+    left: Input<u32>,
+    #[input]
+    right: Input<u32>,
+}
+
+/// Whichever comes; and when one's sender is gone, the other's messages still do.
+#[tokio::test(start_paused = true)]
+async fn c10_a_message_at_one_port_or_at_another() {
+    let notes = Notes::begin();
+    let mut flow = Flow::new("c10");
+    let left = flow.add("left", at([(0, 1), (10, 2)]));
+    let right = flow.add("right", at([(5, 10), (12, 11), (20, 12)]));
+    let noted = notes.clone();
+    let take = flow.add(
+        "take",
+        runs(move |ports: &mut BothPorts, _cx: &mut Cx| {
+            noted.add((ports.left.try_take()?, ports.right.try_take()?));
+            Ok(())
+        }),
+    );
+    let take = take.clone().when(any_of(at_least(take.left, 1), at_least(take.right, 1)));
+    flow.connect(left.output, take.left);
+    flow.connect(right.output, take.right);
+    let report = within(flow.run()).await.unwrap();
+    let wanted = [
+        (0, (Some(1), None)),
+        (5, (None, Some(10))),
+        (10, (Some(2), None)),
+        (12, (None, Some(11))),
+        (20, (None, Some(12))),
+    ];
+    assert_eq!(notes.all(), wanted);
+    assert_eq!(report.untaken, 0);
+}
+
+/// A group in it: a message and its time, or somebody who says so.
+#[tokio::test(start_paused = true)]
+async fn c10_all_of_some_or_another() {
+    let notes = Notes::begin();
+    let gate = Gate::paused();
+    let mut flow = Flow::new("c10");
+    let send = flow.add("send", at_until(60, [(5, 1), (12, 2)]));
+    let (noted, opened, says) = (notes.clone(), gate.clone(), gate.clone());
+    let take = flow.add(
+        "take",
+        runs(move |ports: &mut SinkPorts<u32>, _cx: &mut Cx| {
+            noted.add(ports.input.try_take()?);
+            opened.pause();
+            Ok(())
+        }),
+    );
+    let take = take.clone().when(any_of(gate, all_of(every(ms(20)), at_least(take.input, 1))));
+    flow.connect(send.output, take.input);
+    let says = task(move |(): &mut (), _cx: &mut Cx| {
+        let says = says.clone();
+        Box::pin(async move {
+            tokio::time::sleep(ms(40)).await;
+            says.resume();
+            tokio::time::sleep(ms(10)).await;
+            says.end();
+            Ok(())
+        })
+    });
+    let _ = flow.add("says", says);
+    within(flow.run()).await.unwrap();
+    assert_eq!(notes.all(), [(5, Some(1)), (25, Some(2)), (40, None)]);
+}
+
+/// An operator that runs for a message or a tick would tick for ever: a flow that is stopped ends all the same, once the
+/// messages that are under way have come.
+#[tokio::test(start_paused = true)]
+async fn c10_a_stop_ends_what_runs_for_a_message_or_a_tick() {
+    let notes = Notes::begin();
+    let mut flow = Flow::new("c10");
+    let mut number = 0;
+    let send = flow.add(
+        "send",
+        source(move || {
+            number += 1;
+            std::future::ready(Ok(Some(number)))
+        }),
+    );
+    let send = send.when(every(ms(7)));
+    let noted = notes.clone();
+    let take = flow.add(
+        "take",
+        runs_for(5, move |ports: &mut SinkPorts<u32>, _cx: &mut Cx| {
+            noted.add(ports.input.try_take()?);
+            Ok(())
+        }),
+    );
+    let take = take.clone().when(any_of(at_least(take.input, 1), every(ms(10)).missed(MissedTicks::Skip)));
+    flow.connect(send.output, take.input);
+    let running = flow.spawn().unwrap();
+    tokio::time::sleep(ms(36)).await;
+    running.stop();
+    let report = within(running).await.unwrap();
+    let taken: Vec<_> = notes.all().into_iter().filter_map(|(_, taken)| taken).collect();
+    assert_eq!(taken, [1, 2, 3, 4, 5, 6], "sent at 0, 7, 14, 21, 28, 35");
+    assert_eq!(report.untaken, 0);
+}
