@@ -320,7 +320,7 @@ mod tests {
                 "it waits for 3 messages, and would never run with at most 2",
             ),
             (quote!(#[input(batch = 8, within = "5ms", at_most = 2)]), "it waits for 8 messages"),
-            (quote!(#[input(batch = 8, since = Sent)]), "Write `within = ..`, too"),
+            (quote!(#[input(batch = 8, since = Sent)]), "write `within = ..`, too"),
             (quote!(#[input(batch = 8, within = "5ms", since = Now)]), "since when? `Sent`, or"),
             (quote!(#[input(optional, at_most = 2)]), "an `optional` input waits for nothing, `at_most` does"),
             (quote!(#[output(room = 2, optional)]), "an `optional` output waits for nothing, `room` does"),
