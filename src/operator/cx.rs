@@ -356,8 +356,8 @@ impl<P: Ports> Drop for Asking<'_, P> {
         if self.waits {
             self.ports.visit(&mut |_, port| port.rest());
             self.cx.awaited.iter_mut().for_each(HostAccess::rest);
+            self.cx.node.resume();
         }
-        self.cx.node.resume();
     }
 }
 

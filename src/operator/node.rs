@@ -74,7 +74,7 @@ impl Node {
             task: OnceLock::new(),
             changed: AtomicBool::new(false),
             other: AtomicWaker::new(),
-            parking: Parking::new(operator),
+            parking: Parking::new(&rest.tokens, operator),
             rest: rest.clone(),
             finish: AtomicBool::new(false),
             abort: AtomicBool::new(false),
