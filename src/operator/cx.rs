@@ -46,8 +46,10 @@ pub struct Cx {
     pub(crate) runs: u64,
     /// In ticks.
     pub(crate) busy: u64,
-    /// When the present run began.
-    begun: Option<Ticks>,
+    /// In a run.
+    running: bool,
+    /// When the present run began, or the first of those since it last waited.
+    busy_since: Option<Ticks>,
 }
 
 impl Cx {
@@ -67,7 +69,8 @@ impl Cx {
             streak: 0,
             runs: 0,
             busy: 0,
-            begun: None,
+            running: false,
+            busy_since: None,
         }
     }
 
@@ -96,7 +99,7 @@ impl Cx {
             Some(stream) => stream,
             None => {
                 let stream = self.lane()?.stream()?;
-                if self.begun.is_some()
+                if self.running
                     && let Some(timed) = self.timed_stream()
                 {
                     timed.begin_run();
@@ -190,12 +193,13 @@ impl Cx {
     /// Whether a run has ended after which [`after`](Self::after) is to be called.
     #[inline]
     pub(super) fn has_run(&self) -> bool {
-        self.calls_after && self.begun.is_some()
+        self.calls_after && self.running
     }
 
     /// A run has ended: what the operator does when its device work is done, too.
     pub(super) async fn after<O: Operator + ?Sized>(&mut self, operator: &mut O, ports: &mut O::Ports) -> Result<()> {
         self.end_run();
+        self.stop_clock();
         let node = self.node.clone();
         let last = self.lane.as_ref().map(|lane| lane.run_ends()).unwrap_or_default();
         // This runs nothing of an `async fn`, and says whether there is one.
@@ -222,6 +226,10 @@ impl Cx {
         poll_fn(|task| {
             let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
             asking.waits = asked.is_pending();
+            // The end of one run is the beginning of the next, if it does not have to wait.
+            if asked != Poll::Ready(true) {
+                asking.cx.stop_clock();
+            }
             asked
         })
         .await
@@ -234,8 +242,7 @@ impl Cx {
         may_run: &mut impl FnMut(&P, &Cx) -> bool,
         task: &mut Context<'_>,
     ) -> Poll<bool> {
-        // The end of one run is the beginning of the next, if it does not have to wait.
-        let now = self.end_run();
+        self.end_run();
         if self.finished || self.node.is_finishing() {
             return Poll::Ready(false);
         }
@@ -270,10 +277,14 @@ impl Cx {
                 if let Some(stream) = self.timed_stream() {
                     stream.begin_run();
                 }
-                self.begun = Some(now.unwrap_or_else(Ticks::now));
+                self.running = true;
+                if self.busy_since.is_none() {
+                    self.busy_since = Some(Ticks::now());
+                }
                 Poll::Ready(true)
             }
             Readiness::Wait => {
+                self.stop_clock();
                 self.node.park();
                 Poll::Pending
             }
@@ -297,15 +308,21 @@ impl Cx {
 
     /// The present run's end, if there is one.
     #[inline]
-    fn end_run(&mut self) -> Option<Ticks> {
-        let begun = self.begun.take()?;
-        let now = Ticks::now();
+    fn end_run(&mut self) {
+        if !std::mem::take(&mut self.running) {
+            return;
+        }
         self.runs += 1;
-        self.busy += now.since(begun);
         if let Some(stream) = self.timed_stream() {
             stream.end_run();
         }
-        Some(now)
+    }
+
+    #[inline]
+    fn stop_clock(&mut self) {
+        if let Some(since) = self.busy_since.take() {
+            self.busy += Ticks::now().since(since);
+        }
     }
 
     /// Said by the trait's own methods: the operator has not written this one.
@@ -339,6 +356,7 @@ impl Cx {
     /// The last run's time, if it ended with an error.
     pub(crate) fn close(&mut self) {
         self.end_run();
+        self.stop_clock();
         self.finished = false;
         self.awaited.clear();
     }
