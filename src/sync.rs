@@ -5,7 +5,7 @@
 
 pub(crate) use std::sync::{
     Mutex,
-    atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 
 /// Locks, whatever a panicking thread left behind: the protocols keep their state whole at every step.

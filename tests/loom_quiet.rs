@@ -2,7 +2,7 @@
 //! stands, with loom's primitives.
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
 }
 
 #[allow(dead_code)]
@@ -37,8 +37,8 @@ struct Operator {
 }
 
 impl Operator {
-    fn new(number: usize) -> Self {
-        Self { parking: Parking::new(number), input: AtomicUsize::new(0), polled: AtomicBool::new(true) }
+    fn new(tokens: &Tokens, number: usize) -> Self {
+        Self { parking: Parking::new(tokens, number), input: AtomicUsize::new(0), polled: AtomicBool::new(true) }
     }
 
     /// Somebody sends it a message, then wakes it: the token first, the task then.
@@ -76,6 +76,15 @@ impl Operator {
     }
 }
 
+/// Of two operators; those between them have ended from the first.
+fn tokens_of_two(distance: usize) -> Tokens {
+    let tokens = Tokens::new(distance + 1);
+    for between in 1..distance {
+        Parking::new(&tokens, between).end(&tokens);
+    }
+    tokens
+}
+
 /// One operator sends to another, which may at any moment be polled for a wake of long ago. In one group, and in two.
 #[test]
 fn rest_is_never_seen_while_a_message_is_under_way() {
@@ -86,14 +95,10 @@ fn rest_is_never_seen_while_a_message_is_under_way() {
 
 fn send_one(distance: usize) {
     model(move || {
-        let tokens = Arc::new(Tokens::new(distance + 1));
-        // Those in between rest from the first.
-        for between in 1..distance {
-            Parking::new(between).end(&tokens);
-        }
+        let tokens = Arc::new(tokens_of_two(distance));
         let rest = Arc::new(AtomicUsize::new(0));
         let messages = Arc::new(AtomicUsize::new(1));
-        let (a, b) = (Arc::new(Operator::new(0)), Arc::new(Operator::new(distance)));
+        let (a, b) = (Arc::new(Operator::new(&tokens, 0)), Arc::new(Operator::new(&tokens, distance)));
         // What `a` has to do: one message, after which it sends one to `b`.
         a.input.store(1, Ordering::SeqCst);
 
@@ -123,11 +128,17 @@ fn send_one(distance: usize) {
 /// token is the last to go, the flow is told.
 #[test]
 fn a_wake_from_outside_that_comes_too_late_hides_no_rest() {
-    model(|| {
-        let tokens = Arc::new(Tokens::new(2));
+    for distance in [1, 4] {
+        wake_too_late(distance);
+    }
+}
+
+fn wake_too_late(distance: usize) {
+    model(move || {
+        let tokens = Arc::new(tokens_of_two(distance));
         let told = Arc::new(AtomicUsize::new(0));
-        let parking = Arc::new(Parking::new(0));
-        let other = Parking::new(1);
+        let parking = Arc::new(Parking::new(&tokens, 0));
+        let other = Parking::new(&tokens, distance);
         parking.begin(&tokens);
         assert!(!parking.park(&tokens), "the other operator holds a token");
 
@@ -162,7 +173,7 @@ fn a_wake_that_leaves_the_poll_to_another_is_not_lost() {
     for parks in [false, true] {
         bounded(2, move || {
             let tokens = Arc::new(Tokens::new(3));
-            let parking = Arc::new(Parking::new(0));
+            let parking = Arc::new(Parking::new(&tokens, 0));
             let shown = Arc::new(AtomicUsize::new(0));
             let polled = Arc::new(AtomicBool::new(true));
             let wakers: Vec<_> = [1, 2]
@@ -204,13 +215,13 @@ fn a_wake_that_leaves_the_poll_to_another_is_not_lost() {
 fn one_that_asks_again_after_it_has_parked_has_a_token() {
     model(|| {
         let tokens = Arc::new(Tokens::new(2));
-        let operator = Arc::new(Operator::new(0));
+        let operator = Arc::new(Operator::new(&tokens, 0));
         let other = {
             let (tokens, operator) = (tokens.clone(), operator.clone());
             thread::spawn(move || {
                 operator.send(&tokens);
                 assert!(!tokens.none(), "at rest with a message under way");
-                Parking::new(1).end(&tokens);
+                Parking::new(&tokens, 1).end(&tokens);
             })
         };
         let mut taken = 0;
@@ -235,4 +246,31 @@ fn one_that_asks_again_after_it_has_parked_has_a_token() {
         assert_eq!(taken, 1);
         assert!(tokens.none(), "everything is done, and a token is left");
     });
+}
+
+/// An operator waits at its ports no longer, and goes on with something else: it has a token, whoever else wakes it or
+/// gives back its own.
+#[test]
+fn one_that_gives_up_waiting_has_a_token() {
+    for distance in [1, 4] {
+        model(move || {
+            let tokens = Arc::new(tokens_of_two(distance));
+            let parking = Arc::new(Parking::new(&tokens, 0));
+            parking.begin(&tokens);
+            assert!(!parking.park(&tokens), "the other operator holds a token");
+            let other = {
+                let (tokens, parking) = (tokens.clone(), parking.clone());
+                thread::spawn(move || {
+                    let _ = parking.wake(&tokens);
+                })
+            };
+            parking.resume(&tokens);
+            assert!(!Parking::new(&tokens, distance).end(&tokens), "at rest while one goes on");
+            assert!(!tokens.none(), "it goes on without a token");
+            other.join().unwrap();
+            assert!(!tokens.none(), "it goes on without a token");
+            assert!(parking.end(&tokens), "the last token, and nobody is told");
+            assert!(tokens.none());
+        });
+    }
 }

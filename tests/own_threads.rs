@@ -194,6 +194,7 @@ fn e4_an_abort_waits_for_who_blocks_until_its_next_await() {
             assert!((&mut running).now_or_never().is_none(), "it is still at its work");
             tokio::task::yield_now().await;
         }
+        // Were there a second run, it would wait for another number.
         send.send(1).unwrap();
         assert!(running.await.unwrap_err().is_cancelled());
     });

@@ -415,6 +415,9 @@ impl Keeper<'_> {
     ) -> Poll<Next> {
         self.control.keeper.register(task.waker());
         self.control.rest.flow.register(task.waker());
+        if !failed && self.control.is_aborted() {
+            return Poll::Ready(Next::Fail(aborted()));
+        }
         match ended.poll_recv(task) {
             Poll::Ready(Some(ended)) => return Poll::Ready(Next::Ended(Box::new(ended))),
             Poll::Ready(None) => return Poll::Ready(Next::Gone),
@@ -422,9 +425,6 @@ impl Keeper<'_> {
         }
         if failed {
             return Poll::Pending;
-        }
-        if self.control.is_aborted() {
-            return Poll::Ready(Next::Fail(aborted()));
         }
         if !stopping && self.control.is_stopping() {
             return Poll::Ready(Next::Stop);

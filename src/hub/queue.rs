@@ -118,11 +118,28 @@ impl<M> Queue<M> {
     #[inline]
     pub(crate) fn poll_message(&self, waker: &Waker) -> Answer {
         if self.ready() > 0 {
-            return Answer::Yes;
+            Answer::Yes
+        } else if self.reader.is_kept(waker) && !self.writer_gone() {
+            Answer::Wait
+        } else {
+            self.wait_for_message(waker)
         }
-        if self.reader.is_kept(waker) && !self.writer_gone() {
-            return Answer::Wait;
+    }
+
+    /// As `poll_message`, of a reader that waits for something else and asks again after that.
+    #[inline]
+    pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
+        if self.ready() > 0 {
+            Answer::Yes
+        } else if self.reader.is_known(waker) && !self.writer_gone() {
+            Answer::Wait
+        } else {
+            self.wait_for_message(waker)
         }
+    }
+
+    #[inline(never)]
+    fn wait_for_message(&self, waker: &Waker) -> Answer {
         let mut state = lock(&self.state);
         if self.ready() > 0 {
             return Answer::Yes;
@@ -134,36 +151,36 @@ impl<M> Queue<M> {
         Answer::Wait
     }
 
-    /// As `poll_message`, of a reader that waits for something else and asks again after that.
+    /// Is there room for a message?
     #[inline]
-    pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
-        if self.ready() == 0 && self.reader.is_known(waker) && !self.writer_gone() {
-            return Answer::Wait;
+    pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
+        if self.reader_gone() {
+            Answer::Never
+        } else if self.len() < self.capacity {
+            Answer::Yes
+        } else if self.writer.is_kept(waker) {
+            Answer::Wait
+        } else {
+            self.wait_for_room(waker)
         }
-        self.poll_message(waker)
     }
 
     /// As `poll_room`, of a writer that waits for something else and asks again after that.
     #[inline]
     pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
-        if self.len() >= self.capacity && self.writer.is_known(waker) && !self.reader_gone() {
-            return Answer::Wait;
+        if self.reader_gone() {
+            Answer::Never
+        } else if self.len() < self.capacity {
+            Answer::Yes
+        } else if self.writer.is_known(waker) {
+            Answer::Wait
+        } else {
+            self.wait_for_room(waker)
         }
-        self.poll_room(waker)
     }
 
-    /// Is there room for a message?
-    #[inline]
-    pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
-        if self.reader_gone() {
-            return Answer::Never;
-        }
-        if self.len() < self.capacity {
-            return Answer::Yes;
-        }
-        if self.writer.is_kept(waker) {
-            return Answer::Wait;
-        }
+    #[inline(never)]
+    fn wait_for_room(&self, waker: &Waker) -> Answer {
         let mut state = lock(&self.state);
         if self.reader_gone() {
             return Answer::Never;

@@ -241,6 +241,7 @@ async fn one<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -
         cx.calls_after(calls_after);
     }
     cx.end_run();
+    cx.stop_clock();
     Ok(())
 }
 

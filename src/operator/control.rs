@@ -124,6 +124,8 @@ impl Control {
 
     pub(crate) fn abort(&self) {
         self.abort.store(true, Ordering::Release);
+        // Not only the flow's task: from here on no run begins.
+        self.nodes.iter().for_each(|node| node.abort());
         self.keeper.wake();
     }
 

@@ -71,8 +71,10 @@ pub struct Cx {
     pub(crate) runs: u64,
     /// In ticks.
     pub(crate) busy: u64,
-    /// When the present run began.
-    begun: Option<Ticks>,
+    /// In a run.
+    running: bool,
+    /// When the present run began, or the first of those since it last waited.
+    busy_since: Option<Ticks>,
 }
 
 impl Cx {
@@ -103,7 +105,8 @@ impl Cx {
             streak: 0,
             runs: 0,
             busy: 0,
-            begun: None,
+            running: false,
+            busy_since: None,
         }
     }
 
@@ -132,7 +135,7 @@ impl Cx {
             Some(stream) => stream,
             None => {
                 let stream = self.lane()?.stream()?;
-                if self.begun.is_some()
+                if self.running
                     && let Some(timed) = self.timed_stream()
                 {
                     timed.begin_run();
@@ -276,12 +279,13 @@ impl Cx {
     /// Whether a run has ended after which [`after`](Self::after) is to be called.
     #[inline]
     pub(super) fn has_run(&self) -> bool {
-        self.calls_after && self.begun.is_some()
+        self.calls_after && self.running
     }
 
     /// A run has ended.
     pub(super) fn end_of_run(&mut self) -> EndOfRun {
         self.end_run();
+        self.stop_clock();
         let last = self.lane.as_ref().map(|lane| lane.run_ends()).unwrap_or_default();
         EndOfRun { node: self.node.clone(), last }
     }
@@ -302,6 +306,10 @@ impl Cx {
         poll_fn(|task| {
             let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
             asking.waits = asked.is_pending();
+            // The end of one run is the beginning of the next, if it does not have to wait.
+            if asked != Poll::Ready(true) {
+                asking.cx.stop_clock();
+            }
             asked
         })
         .await
@@ -314,8 +322,7 @@ impl Cx {
         may_run: &mut impl FnMut(&P, &Cx) -> bool,
         task: &mut Context<'_>,
     ) -> Poll<bool> {
-        // The end of one run is the beginning of the next, if it does not have to wait.
-        let now = self.end_run();
+        self.end_run();
         if self.finished || self.node.is_finishing() {
             return Poll::Ready(false);
         }
@@ -323,6 +330,11 @@ impl Cx {
         self.streak += 1;
         if self.streak == LONGEST_STREAK {
             self.streak = 0;
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.node.is_aborted() {
+            // What it does is dropped at the next poll.
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -353,13 +365,13 @@ impl Cx {
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
-        self.begin(now);
+        self.begin();
         Poll::Ready(true)
     }
 
     /// A run begins.
     #[inline]
-    fn begin(&mut self, now: Option<Ticks>) {
+    fn begin(&mut self) {
         if self.lane.as_ref().is_some_and(|lane| lane.begin()) {
             self.stream = None;
         }
@@ -368,13 +380,16 @@ impl Cx {
         }
         self.carry.begin();
         self.node.show_running();
-        self.begun = Some(now.unwrap_or_else(Ticks::now));
+        self.running = true;
+        if self.busy_since.is_none() {
+            self.busy_since = Some(Ticks::now());
+        }
     }
 
     /// A worker's run begins: what it needs was handed to its ports.
     pub(super) fn begin_run<P: Ports>(&mut self, ports: &mut P) {
         let _ = ports.claim();
-        self.begin(None);
+        self.begin();
     }
 
     /// Asks what is waited for beside the ports.
@@ -493,11 +508,11 @@ impl Cx {
 
     /// The present run's end, if there is one.
     #[inline]
-    pub(super) fn end_run(&mut self) -> Option<Ticks> {
-        let begun = self.begun.take()?;
-        let now = Ticks::now();
+    pub(super) fn end_run(&mut self) {
+        if !std::mem::take(&mut self.running) {
+            return;
+        }
         self.runs += 1;
-        self.busy += now.since(begun);
         self.carry.end();
         self.node.shown.ran(self.runs);
         if let Some(conditions) = &mut self.conditions {
@@ -506,7 +521,13 @@ impl Cx {
         if let Some(stream) = self.timed_stream() {
             stream.end_run();
         }
-        Some(now)
+    }
+
+    #[inline]
+    pub(super) fn stop_clock(&mut self) {
+        if let Some(since) = self.busy_since.take() {
+            self.busy += Ticks::now().since(since);
+        }
     }
 
     /// Said by the trait's own methods: the operator has not written this one.
@@ -586,6 +607,7 @@ impl Cx {
     /// The last run's time, if it ended with an error.
     pub(crate) fn close(&mut self) {
         self.end_run();
+        self.stop_clock();
         self.finished = false;
         self.awaited.clear();
         if let Some(conditions) = &mut self.conditions {
@@ -657,8 +679,8 @@ impl<P: Ports> Drop for Asking<'_, P> {
             self.ports.visit(&mut |_, port| port.rest());
             self.cx.awaited.iter_mut().for_each(HostAccess::rest);
             self.cx.conditions.iter_mut().for_each(|conditions| conditions.rest());
+            self.cx.node.resume();
         }
-        self.cx.node.resume();
     }
 }
 

@@ -90,7 +90,7 @@ impl Node {
             task: OnceLock::new(),
             changed: AtomicBool::new(false),
             other: AtomicWaker::new(),
-            parking: Parking::new(operator),
+            parking: Parking::new(&rest.tokens, operator),
             rest: rest.clone(),
             finish: AtomicBool::new(false),
             abort: AtomicBool::new(false),
@@ -169,6 +169,10 @@ impl Node {
     pub(crate) fn set_paused(self: &Arc<Self>, paused: bool) {
         self.paused.store(paused, Ordering::Release);
         self.wake_by_ref();
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.abort.load(Ordering::Acquire)
     }
 
     pub(super) fn is_paused(&self) -> bool {

@@ -2,8 +2,8 @@
 //!
 //! Whatever may still cause something holds a token: an operator that runs, or that was woken and has not looked yet.
 //! An operator that waits at its ports holds none. The waker takes the token for the operator that it wakes, on the
-//! thread of whoever caused it and before that one's own token goes; so the count reaches zero only when nothing is
-//! under way, and once it is zero nobody is left to raise it.
+//! thread of whoever caused it and before that one's own token goes; so nobody holds one only when nothing is under way,
+//! and once that is so nobody is left to take one.
 //!
 //! ```text
 //!              begin                park (nothing ready)
@@ -16,29 +16,42 @@
 //! `park` makes `park` fail: the operator keeps its token and looks again. Whoever makes it `WOKEN` sees to it that its
 //! task is polled; whoever finds it so need not.
 //!
+//! A token is part of its operator's state: it has one until it is `PARKED`, or has ended. The states of a few operators
+//! are one word, a group, so that one step changes a state and shows whether it was the group's first token or its last.
+//! What is counted are the groups that have any:
+//!
+//! ```text
+//!   group    k: LOOKING   k+1: PARKED   k+2: WOKEN   k+3: PARKED      groups: 1
+//! ```
+//!
+//! A group is counted before it has its first token and until after it has lost its last: so the count is never too small,
+//! and zero means that there is no token at all.
+//!
 //! Knows no tokio: `tests/loom_quiet.rs` includes it as it stands.
 
-use crate::sync::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::Arc;
 
-const WOKEN: u8 = 0;
-const LOOKING: u8 = 1;
-const PARKED: u8 = 2;
+use crate::sync::{AtomicUsize, Ordering};
 
-/// Operators that share a counter. Neighbours wake each other, and two threads that work on one counter slow each other
-/// down: on an H200's 16-core host, with one counter for all, a hop between two workers took 0.27 us in place of 0.21.
-const GROUP: usize = 4;
-
-/// The tokens of one flow: a counter a group of operators, and one of the groups that have any.
+/// Bits of an operator's state: that it has a token, and that nobody need have its task polled.
 ///
-/// A group is counted before it has its first token and until after it has lost its last: so the number of groups is
-/// never too small, and zero means that there is no token at all.
+/// `PARKED` is none of them, `LOOKING` the first, `WOKEN` both; with the second alone it has ended.
+const BITS: usize = 2;
+
+/// Operators of a group. Neighbours wake each other, and two threads that work on one word slow each other down: on an
+/// H200's 16-core host, with one counter for all, a hop between two workers took 0.27 us in place of 0.21.
+const GROUP: usize = 4;
+/// Their tokens.
+const TOKENS: usize = 0b01_01_01_01;
+
+/// The tokens of one flow.
 #[derive(Debug)]
 pub(crate) struct Tokens {
     groups: Alone,
-    of_group: Box<[Alone]>,
+    states: Box<[Arc<Alone>]>,
 }
 
-/// A counter with a cache line of its own (two, as some processors fetch them in pairs).
+/// A word with a cache line of its own (two, as some processors fetch them in pairs).
 #[derive(Debug)]
 #[repr(align(128))]
 struct Alone(AtomicUsize);
@@ -47,43 +60,19 @@ impl Tokens {
     /// `count` operators, all awake.
     pub(crate) fn new(count: usize) -> Self {
         let groups = count.div_ceil(GROUP);
-        let of_group = (0..groups).map(|group| Alone(AtomicUsize::new((count - group * GROUP).min(GROUP))));
-        Self { groups: Alone(AtomicUsize::new(groups)), of_group: of_group.collect() }
-    }
-
-    fn take(&self, operator: usize) {
-        let group = &self.of_group[operator / GROUP].0;
-        let mut tokens = group.load(Ordering::SeqCst);
-        loop {
-            if tokens == 0 {
-                self.groups.0.fetch_add(1, Ordering::SeqCst);
-            }
-            match group.compare_exchange(tokens, tokens + 1, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return,
-                Err(now) => {
-                    if tokens == 0 {
-                        // Somebody else gave it its first, and counted it.
-                        self.groups.0.fetch_sub(1, Ordering::SeqCst);
-                    }
-                    tokens = now;
-                }
-            }
-        }
-    }
-
-    /// True if that was the last.
-    fn give_back(&self, operator: usize) -> bool {
-        self.of_group[operator / GROUP].0.fetch_sub(1, Ordering::SeqCst) == 1
-            && self.groups.0.fetch_sub(1, Ordering::SeqCst) == 1
-    }
-
-    /// Asked by an operator that has one: is it the only one?
-    fn last(&self, operator: usize) -> bool {
-        self.groups.0.load(Ordering::SeqCst) == 1 && self.of_group[operator / GROUP].0.load(Ordering::SeqCst) == 1
+        let all_woken = |group: usize| (1 << (BITS * (count - group * GROUP).min(GROUP))) - 1;
+        let states = (0..groups).map(|group| Arc::new(Alone(AtomicUsize::new(all_woken(group)))));
+        Self { groups: Alone(AtomicUsize::new(groups)), states: states.collect() }
     }
 
     pub(crate) fn none(&self) -> bool {
         self.groups.0.load(Ordering::SeqCst) == 0
+    }
+
+    /// A group's token has gone, and left its word so. True if that was the last one.
+    #[inline]
+    fn given_back(&self, left: usize) -> bool {
+        left & TOKENS == 0 && self.groups.0.fetch_sub(1, Ordering::SeqCst) == 1
     }
 }
 
@@ -93,90 +82,109 @@ impl Tokens {
 pub(crate) struct Woken {
     /// The first since the operator's task was polled: whoever made it sees to it that the task is polled again.
     pub(crate) first: bool,
-    /// The last token was given back: a waker that holds none itself may come so late that whoever was quicker has run
-    /// and given back its own.
+    /// No token is left: a waker that holds none itself, and came when the operator had ended, may be the last to see it.
     pub(crate) last: bool,
 }
 
 /// One operator's part.
 #[derive(Debug)]
 pub(crate) struct Parking {
-    /// Its number in the flow.
-    operator: usize,
-    state: AtomicU8,
+    group: Arc<Alone>,
+    /// Its bits in the group's word.
+    token: usize,
+    no_poll: usize,
 }
 
 impl Parking {
-    pub(crate) fn new(operator: usize) -> Self {
-        Self { operator, state: AtomicU8::new(WOKEN) }
+    /// Of one of the operators that these are the tokens of.
+    pub(crate) fn new(tokens: &Tokens, operator: usize) -> Self {
+        let token = 1 << (operator % GROUP * BITS);
+        Self { group: tokens.states[operator / GROUP].clone(), token, no_poll: token << 1 }
     }
 
     /// The operator's task is polled. If it was parked, nobody has taken a token for it.
+    #[inline]
     pub(crate) fn begin(&self, tokens: &Tokens) {
         self.resume(tokens);
-        // Not a plain store: what a wake that came before this wanted to show must be seen by the questions.
-        self.state.swap(LOOKING, Ordering::SeqCst);
+        // Not if the state shows no wake: one that it does not show yet has another poll follow. Not a plain store: what a
+        // wake that came before this wanted to show must be seen by the questions.
+        if self.group.0.load(Ordering::SeqCst) & self.no_poll != 0 {
+            self.group.0.fetch_and(!self.no_poll, Ordering::SeqCst);
+        }
     }
 
     /// The operator is about to ask its ports, maybe not for the first time since its task is polled: one that has parked
-    /// and is asked all the same takes the token that no wake did. It takes it first, since whoever finds it not parked
-    /// relies on there being one.
+    /// and is asked all the same takes the token that no wake did.
     #[inline]
     pub(crate) fn resume(&self, tokens: &Tokens) {
-        if !self.is_parked() {
-            return;
-        }
-        tokens.take(self.operator);
-        if self.state.compare_exchange(PARKED, LOOKING, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            // A wake came in between and took one as well. That one is kept, so this is not the last.
-            tokens.give_back(self.operator);
+        if self.is_parked() {
+            let _ = self.raise(tokens, self.token);
         }
     }
 
     /// Nothing was ready: give the token back, unless somebody woke it meanwhile. True if that was the last one.
+    #[inline]
     pub(crate) fn park(&self, tokens: &Tokens) -> bool {
-        match self.state.compare_exchange(LOOKING, PARKED, Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(_) => tokens.give_back(self.operator),
-            Err(_) => false,
+        let word = &self.group.0;
+        let mut seen = word.load(Ordering::SeqCst);
+        while seen & (self.token | self.no_poll) == self.token {
+            let left = seen & !self.token;
+            match word.compare_exchange(seen, left, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return tokens.given_back(left),
+                Err(now) => seen = now,
+            }
         }
+        false
     }
 
     /// It has a token, and nobody else has one.
     pub(crate) fn is_last(&self, tokens: &Tokens) -> bool {
-        tokens.last(self.operator)
+        let others = self.group.0.load(Ordering::SeqCst) & TOKENS & !self.token;
+        others == 0 && tokens.groups.0.load(Ordering::SeqCst) == 1
     }
 
-    /// Somebody wakes the operator. The token is there before the state says so: the operator may run, and park again,
-    /// as soon as it does.
+    /// Somebody wakes the operator. The token is there as soon as the state says so: the operator may run, and park again,
+    /// at once.
+    #[inline]
     pub(crate) fn wake(&self, tokens: &Tokens) -> Woken {
-        let mut state = self.state.load(Ordering::SeqCst);
-        let mut last = false;
-        loop {
-            if state == PARKED {
-                tokens.take(self.operator);
-            }
-            // Also from `WOKEN`: what this wake wants to show is then seen by the next `begin`.
-            match self.state.compare_exchange(state, WOKEN, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return Woken { first: state != WOKEN, last },
-                Err(now) => {
-                    if state == PARKED {
-                        // Whoever changed it took one as well.
-                        last |= tokens.give_back(self.operator);
-                    }
-                    state = now;
-                }
-            }
-        }
+        self.raise(tokens, self.token | self.no_poll)
     }
 
     /// The operator has ended: its token goes for good. True if that was the last one.
     pub(crate) fn end(&self, tokens: &Tokens) -> bool {
-        // Aborted while it was parked, it held none. A rest before this is none: this one is told.
+        // Aborted while it was parked, it had none. A rest before this is none: this one is told.
         let _ = self.wake(tokens);
-        tokens.give_back(self.operator)
+        tokens.given_back(self.group.0.fetch_and(!self.token, Ordering::SeqCst) & !self.token)
     }
 
+    #[inline]
     pub(crate) fn is_parked(&self) -> bool {
-        self.state.load(Ordering::SeqCst) == PARKED
+        self.group.0.load(Ordering::SeqCst) & (self.token | self.no_poll) == 0
+    }
+
+    /// Adds to its state, unless it has ended. The word is written where that changes nothing, too: what a wake wants to
+    /// show is then seen by the next `begin`.
+    #[inline]
+    fn raise(&self, tokens: &Tokens, state: usize) -> Woken {
+        let word = &self.group.0;
+        let mut seen = word.load(Ordering::SeqCst);
+        let mut last = false;
+        loop {
+            if seen & (self.token | self.no_poll) == self.no_poll {
+                return Woken { first: false, last };
+            }
+            let first_token = seen & TOKENS == 0;
+            if first_token {
+                tokens.groups.0.fetch_add(1, Ordering::SeqCst);
+            }
+            match word.compare_exchange(seen, seen | state, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return Woken { first: seen & self.no_poll == 0, last },
+                Err(now) => {
+                    // Whoever was quicker and gave the group its first token has counted it as well.
+                    last |= first_token && tokens.groups.0.fetch_sub(1, Ordering::SeqCst) == 1;
+                    seen = now;
+                }
+            }
+        }
     }
 }
