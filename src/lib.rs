@@ -52,7 +52,7 @@ mod sync;
 
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
-pub use flow::{Flow, Report, Running};
+pub use flow::{Egress, Flow, Ingress, Report, Running, Service};
 pub use hub::{Envelope, Host, Hub, Message};
 pub use memory::Buffer;
 pub use operator::{Cx, Input, Inputs, Operator, Output};

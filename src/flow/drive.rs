@@ -133,7 +133,8 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
             failure = failed;
             crew
         }
-        Some(_) => {
+        Some(error) => {
+            failure = Some(control.fail(error));
             crew.iter_mut().for_each(|member| member.seat.close());
             crew
         }
@@ -162,7 +163,7 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>)
     report.elapsed = clock.elapsed();
     control.set_hubs(Arc::new([]));
     control.rest.watchers.end();
-    let outcome = match failure {
+    let outcome = match failure.map(|error| control.fail(error)) {
         None => Ok(report),
         Some(error) => {
             tracing::debug!(%error, "flow failed\n{report}");
@@ -271,7 +272,7 @@ fn aborted() -> Error {
 struct Keeper<'a> {
     hubs: &'a [Joined],
     first_to_stop: &'a [bool],
-    control: &'a Control,
+    control: &'a Arc<Control>,
 }
 
 /// What a task says at its end.
@@ -289,12 +290,16 @@ impl Keeper<'_> {
         let mut back: Vec<Option<Member>> = crew.iter().map(|_| None).collect();
         let mut left = crew.len();
         for (index, (mut member, node)) in crew.into_iter().zip(nodes).enumerate() {
-            let (tell, node) = (tell.clone(), node.clone());
+            let (tell, node, control) = (tell.clone(), node.clone(), self.control.clone());
             let task_name = member.name.clone();
             spawn(&task_name, async move {
                 // Also what is dropped at an abort may panic; whatever happens, this task says that it has ended.
                 let running = caught(attended(&node, &member.device, member.seat.run())).await;
-                // What an abort left open. Its token goes after its ports have closed: their closing may wake others.
+                // Before its ports are closed: whoever loses something then finds why.
+                if let Err(error) = &running {
+                    control.fail(error.again().at(operator(&member.name)));
+                }
+                // Its token goes after its ports have closed: their closing may wake others.
                 let closing = caught(async {
                     member.seat.close();
                     Ok(())
@@ -316,7 +321,7 @@ impl Keeper<'_> {
                     if let Err(error) = ended.outcome {
                         // What is cancelled after a failure is not one.
                         if failure.is_none() {
-                            failure = Some(error.at(operator(&ended.member.name)));
+                            failure = Some(self.control.fail(error.at(operator(&ended.member.name))));
                             nodes.iter().for_each(|node| node.abort());
                         }
                     }
@@ -334,7 +339,7 @@ impl Keeper<'_> {
                     first.for_each(|(node, _)| node.finish());
                 }
                 Next::Fail(error) => {
-                    failure = Some(error);
+                    failure = Some(self.control.fail(error));
                     nodes.iter().for_each(|node| node.abort());
                 }
                 Next::Done => nodes.iter().for_each(|node| node.finish()),
@@ -366,7 +371,7 @@ impl Keeper<'_> {
         if !stopping && self.control.is_stopping() {
             return Poll::Ready(Next::Stop);
         }
-        let Control { rest, nodes, .. } = self.control;
+        let Control { rest, nodes, .. } = &**self.control;
         if rest.tokens.none() && nodes.iter().any(|node| !node.has_ended()) {
             if Node::ask_again(nodes) {
                 return Poll::Pending;

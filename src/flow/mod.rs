@@ -6,8 +6,11 @@
 
 mod check;
 mod drive;
+mod egress;
+mod ingress;
 mod report;
 mod running;
+mod service;
 mod spawn;
 
 use std::{
@@ -20,8 +23,11 @@ use std::{
     },
 };
 
+pub use egress::Egress;
+pub use ingress::{Ingress, SendError};
 pub use report::{OperatorReport, Report};
 pub use running::Running;
+pub use service::{ResponseFuture, Service};
 
 pub use crate::operator::{Changes, Handle, OperatorStatus};
 

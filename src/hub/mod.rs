@@ -21,11 +21,13 @@ pub(crate) mod link;
 mod metadata;
 pub(crate) mod pool;
 pub(crate) mod queue;
+pub(crate) mod reply;
 mod stamps;
 
 pub use baggage::Since;
 pub use envelope::{Envelope, RawEnvelope};
 pub use metadata::{MergePolicy, Metadata};
+pub use reply::Reply;
 
 use crate::{
     error::{Error, ErrorKind, Result},

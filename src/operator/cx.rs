@@ -20,7 +20,7 @@ use crate::{
     condition::{self, Awaited, Conditions, Gate, PortState, Readiness, Status, When},
     device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
-    hub::Metadata,
+    hub::{Metadata, Reply},
     memory::HostAccess,
     stream::{DeviceTime, Stream, Ticket},
 };
@@ -64,6 +64,7 @@ impl Cx {
         let How { mode, timed } = flow.how;
         Self {
             lane: Lane::new(&name, &device, &streams, mode),
+            carry: Arc::new(Carry::new(name.clone(), merge)),
             name,
             device,
             stream: None,
@@ -72,7 +73,6 @@ impl Cx {
             finished: false,
             awaited: Awaited::new(),
             conditions: Conditions::new(conditions),
-            carry: Arc::new(Carry::new(merge)),
             flow,
             asks_may_run: true,
             calls_after: true,
@@ -238,6 +238,45 @@ impl Cx {
         self.carry.change(|metadata| metadata.remove(name))
     }
 
+    /// Who waits for answers to the messages that this run has taken: one entry a message, in the order of taking, empty
+    /// for a message that nobody waits for. For an operator that takes several messages in a run and makes several of
+    /// them: it says which of its own answers which with [`Output::send_for`](super::Output::send_for). Whoever is taken
+    /// away here is answered by nothing else that the run sends.
+    ///
+    /// It need not be called where one message is made of one: that one carries the callers along by itself.
+    ///
+    /// ```
+    /// use wakeline::prelude::*;
+    ///
+    /// #[derive(Ports)]
+    /// struct LongestPorts {
+    ///     #[input]
+    ///     words: Input<String>,
+    ///     #[output]
+    ///     marked: Output<String>,
+    /// }
+    ///
+    /// /// Marks the longest of all words that are there.
+    /// struct Longest;
+    ///
+    /// impl Operator for Longest {
+    ///     type Ports = LongestPorts;
+    ///
+    ///     async fn compute(&mut self, ports: &mut LongestPorts, cx: &mut Cx) -> Result<()> {
+    ///         let words: Vec<String> = ports.words.take_batch()?.collect();
+    ///         let longest = words.iter().map(String::len).max();
+    ///         for (word, reply) in words.into_iter().zip(cx.take_replies()) {
+    ///             let marked = if Some(word.len()) == longest { word + "!" } else { word };
+    ///             ports.marked.send_for(reply, marked).await?;
+    ///         }
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    pub fn take_replies(&mut self) -> Vec<Reply> {
+        self.carry.take_replies()
+    }
+
     /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
     /// False if it may never run again. For operators that override [`run`](super::Operator::run).
     ///
@@ -280,6 +319,7 @@ impl Cx {
         ports: &mut P,
         mut may_run: impl FnMut(&P, &Cx) -> bool,
     ) -> bool {
+        self.carry.let_go();
         let mut asking = Asking { cx: self, ports, waits: false };
         poll_fn(|task| {
             let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
@@ -492,6 +532,7 @@ impl Cx {
     /// The last run's time, if it ended with an error.
     pub(crate) fn close(&mut self) {
         self.end_run();
+        self.carry.let_go();
         self.finished = false;
         self.awaited.clear();
         if let Some(conditions) = &mut self.conditions {
@@ -504,7 +545,7 @@ impl Cx {
         self.conditions.take().map(|conditions| conditions.into_all()).unwrap_or_default()
     }
 
-    pub(super) fn carry(&self) -> &Arc<Carry> {
+    pub(crate) fn carry(&self) -> &Arc<Carry> {
         &self.carry
     }
 }

@@ -16,6 +16,7 @@ mod handle;
 mod input;
 mod inputs;
 pub(crate) mod lane;
+pub(crate) mod lent;
 pub(crate) mod node;
 mod output;
 mod plan;
@@ -39,6 +40,8 @@ pub use output::Output;
 pub use plan::{Binder, Plan, PortOptions};
 pub(crate) use plan::{PortDecl, PortKind};
 pub use ports::Ports;
+
+pub use crate::hub::Reply;
 #[doc(hidden)]
 pub use ports::{AnyPort, InputPort, OutputPort, Port, Traffic};
 

@@ -19,7 +19,12 @@ use super::{
 use crate::{
     condition::{self, Counted, PortState, Readiness},
     error::{Error, ErrorKind, Result},
-    hub::{Envelope, Message, baggage::Parcel, link::Sender, queue::Answer},
+    hub::{
+        Envelope, Message, Reply,
+        baggage::{Load, Parcel},
+        link::Sender,
+        queue::Answer,
+    },
     memory::Plain,
     stream::Stream,
 };
@@ -54,9 +59,13 @@ impl<M: Message> Output<M> {
     /// # Cancel safety
     /// Dropping the future before it resolves drops the message with it, unsent.
     pub async fn send(&mut self, message: M) -> Result<()> {
-        let mut message = message;
+        self.send_with(message, |output| output.carry.load()).await
+    }
+
+    async fn send_with(&mut self, mut message: M, load: impl Fn(&Self) -> Option<Load>) -> Result<()> {
         loop {
-            match self.try_send(message)? {
+            let load = load(self);
+            match self.try_send_with(message, load)? {
                 Ok(()) => return Ok(()),
                 Err(back) => message = back,
             }
@@ -75,14 +84,29 @@ impl<M: Message> Output<M> {
     /// # Errors
     /// As [`Output::send`].
     pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
+        self.try_send_with(message, self.carry.load())
+    }
+
+    /// Sends a message as the answer to some of those that were taken, and to no other: see
+    /// [`Cx::take_replies`](crate::Cx::take_replies). Otherwise as [`send`](Self::send).
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future before it resolves drops the message with it, unsent, and its callers are not answered by it.
+    pub async fn send_for(&mut self, reply: Reply, message: M) -> Result<()> {
+        let load = self.carry.load_for(reply);
+        self.send_with(message, |_| Some(load.clone())).await
+    }
+
+    /// Sends a message with a load that is not the run's.
+    pub(crate) fn try_send_with(&mut self, message: M, load: Option<Load>) -> Result<Result<(), M>> {
         let Some(sender) = self.sender.as_ref().filter(|sender| !sender.reader_gone()) else {
             return Err(self.closed());
         };
         let bytes = message.size_in_bytes() as u64;
-        let parcel = match self.carry.load() {
-            None => Parcel::new(message),
-            Some(load) => Parcel::with(message, load),
-        };
+        let parcel = Parcel::with(message, load);
         let number = self.traffic.messages + 1;
         let origin = |stream| Some((stream, number));
         let sent = match (&self.chosen, &self.lane) {
@@ -127,6 +151,13 @@ impl<M: Message> Output<M> {
     }
 }
 
+impl<M: Message> Output<M> {
+    /// Room for so many messages in the queue, whether there are blank envelopes or not?
+    pub(crate) fn poll_places(&self, count: usize, cx: &mut Context<'_>) -> Readiness {
+        self.sender.as_ref().map_or(Readiness::NEVER, |sender| sender.poll_room_for(count, cx.waker()).into())
+    }
+}
+
 impl<T: Plain> Output<Envelope<T>> {
     /// A blank envelope of the hub's, to fill and to send. It is there: the port's condition said so before the
     /// operator ran; a second one in the same run is waited for, and as with [`send`](Self::send) that wait counts as work
@@ -139,17 +170,19 @@ impl<T: Plain> Output<Envelope<T>> {
     /// # Cancel safety
     /// An envelope is taken only as the future resolves: dropping it loses none.
     pub async fn blank(&mut self) -> Result<Envelope<T>> {
+        poll_fn(|cx| self.poll_blank(cx)).await
+    }
+
+    pub(crate) fn poll_blank(&mut self, cx: &mut Context<'_>) -> Poll<Result<Envelope<T>>> {
         loop {
-            let Some(sender) = &self.sender else { return Err(self.closed()) };
+            let Some(sender) = &self.sender else { return Poll::Ready(Err(self.closed())) };
             if let Some(raw) = sender.blank()? {
-                return Ok(Envelope::of_raw(raw));
+                return Poll::Ready(Ok(Envelope::of_raw(raw)));
             }
-            let answer = poll_fn(|cx| match sender.poll_blank(cx.waker()) {
-                Answer::Wait => Poll::Pending,
-                answer => Poll::Ready(answer),
-            });
-            if answer.await == Answer::Never {
-                return Err(self.closed());
+            match sender.poll_blank(cx.waker()) {
+                Answer::Yes => {}
+                Answer::Wait => return Poll::Pending,
+                Answer::Never => return Poll::Ready(Err(self.closed())),
             }
         }
     }
