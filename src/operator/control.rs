@@ -146,9 +146,6 @@ impl Control {
         if self.is_paused() && waits {
             waits_for.push("the flow to be resumed".into());
         }
-        if status == Status::WaitEvent && waits_for.is_empty() {
-            waits_for.push("somebody outside of the flow".into());
-        }
         OperatorStatus { name: self.names[operator].clone(), status, running, runs: shown.runs(), waits_for }
     }
 }

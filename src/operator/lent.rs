@@ -131,6 +131,7 @@ impl Cx {
         mut ask: impl FnMut(&mut Context<'_>, bool) -> Result<Readiness>,
     ) -> Result<()> {
         let node = self.node().clone();
+        let mut told = None;
         poll_fn(|task| {
             let ending = node.is_finishing();
             if node.is_paused() && !ending {
@@ -141,6 +142,10 @@ impl Cx {
             let asked = ask(task, ending)?;
             if asked.is_never() {
                 return Poll::Ready(Ok(()));
+            }
+            if told.replace(asked) != Some(asked) {
+                let outside = (!asked.needs_others()).then(|| "somebody outside of the flow".into());
+                node.shown().set_lacks(outside.into_iter().collect());
             }
             node.show(asked.status(None));
             if asked.needs_others() {
