@@ -13,7 +13,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`flow`] | build, check, run: [`Flow`], [`Running`], [`Report`] |
+//! | [`flow`] | build, check, run, embed: [`Flow`], [`Running`], [`Report`], [`Ingress`], [`Egress`], [`Service`] |
 //! | [`operator`] | [`Operator`], its [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`] |
 //! | [`condition`] | when may an operator run |
 //! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies |

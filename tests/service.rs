@@ -320,7 +320,7 @@ async fn e1_nobody_is_left_without_an_answer() {
             }
             (1, Err(error)) => {
                 assert_eq!(error.kind(), ErrorKind::Unanswered);
-                assert!(error.to_string().contains("operator `choosy` was the last to have it"), "{error}");
+                assert!(error.to_string().contains("operator `choosy`, the last to have it, sent nothing"), "{error}");
                 assert!(error.to_string().contains("service `service`"), "{error}");
             }
             (_, answer) => assert_eq!(answer.unwrap(), 2 * n as u32),
@@ -351,6 +351,80 @@ async fn e1_what_a_loop_of_its_own_drops_is_answered_too() {
             Ok(doubled) => assert_eq!((doubled, n % 2), (2 * n, 1)),
             Err(error) => assert_eq!((error.kind(), n % 2), (ErrorKind::Unanswered, 0), "{error}"),
         }
+    }
+    drop(service);
+    within(running).await.unwrap();
+}
+
+/// Keeps what it is asked, and never answers.
+struct Hoards(Vec<Reply>);
+
+impl Operator for Hoards {
+    type Ports = MapPorts<u32, u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        ports.input.take()?;
+        self.0.extend(cx.take_replies());
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn e1_what_is_kept_to_the_end_is_answered_then() {
+    let (flow, service) = serving(Hoards(Vec::new()), 4);
+    let mut running = flow.spawn().unwrap();
+    let mut asked = Box::pin(join_all((0..3).map(|n| service.ask(n))));
+    until("it has them all", || {
+        assert!(asked.as_mut().now_or_never().is_none());
+        running.status()[0].runs == 3
+    })
+    .await;
+    running.stop();
+    within(&mut running).await.unwrap();
+    // The operator is still there, in the handle.
+    for answer in within(asked).await {
+        let error = answer.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unanswered);
+        assert!(error.to_string().contains("`only`, the last to have it, kept it, and the flow has ended"), "{error}");
+    }
+}
+
+/// Answers when its run's device work is done.
+struct AnswersAfter {
+    result: Option<Envelope<u32>>,
+}
+
+impl Operator for AnswersAfter {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut envelope = ports.input.take()?;
+        increment::launch(cx.stream()?, &mut envelope)?;
+        self.result = Some(envelope);
+        Ok(())
+    }
+
+    async fn after(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        match self.result.take() {
+            Some(envelope) => ports.output.send(envelope).await,
+            None => Ok(()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn e1_what_is_sent_after_a_run_answers_too() {
+    let device = emulated();
+    let mut flow = Flow::new("e1");
+    let after = flow.add("after", AnswersAfter { result: None }).on(&device);
+    let hub = Hub::bounded(1).envelope_bytes(64);
+    let service = flow.service_with("service", after.input, after.output, hub);
+    let running = flow.spawn().unwrap();
+    for n in 0..5 {
+        let mut request = within(service.blank()).await.unwrap();
+        request.space().await.unwrap()[0] = n;
+        request.set_len(1).unwrap();
+        assert_eq!(within(service.ask(request)).await.unwrap().read().await.unwrap(), [n + 1]);
     }
     drop(service);
     within(running).await.unwrap();

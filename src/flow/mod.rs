@@ -3,8 +3,12 @@
 //! ```text
 //!   add, connect ──> check (all problems at once) ──> hubs ──> kernels ──> start, run, stop ──> Report
 //! ```
+//!
+//! A flow within a program is talked to by an [`Ingress`], an [`Egress`], or a [`Service`], which is both: handles that are
+//! used from any task or thread while it runs.
 
 mod check;
+mod door;
 mod drive;
 mod egress;
 mod ingress;

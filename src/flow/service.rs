@@ -9,23 +9,25 @@
 //! ```
 //!
 //! A caller hears exactly one of: a response; the error that an operator [answered](crate::operator::Reply::fail) with;
-//! what the flow failed with; that the last message which would have answered was dropped, and where.
+//! what the flow failed with; that the last message which would have answered was dropped, and where; and, if an operator
+//! kept it and never did answer, that the flow has ended.
 
 use std::{
     any::Any,
     fmt,
-    marker::PhantomData,
     pin::{Pin, pin},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     task::{Context, Poll, ready},
 };
 
+use slab::Slab;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use wakeline_macros::Ports;
 
 use super::{
     Flow, Handle, Ingress,
-    ingress::{Asked, Closing, Door, Place, Stage, span},
+    door::{Asked, Closing, Door, Place, Stage},
+    ingress::span,
 };
 use crate::{
     condition::{PortState, Readiness},
@@ -73,12 +75,11 @@ impl Flow {
         requests: Hub,
     ) -> Service<Req, Res> {
         let (stage, handle) = watch::channel(Stage::Before);
-        let name: Arc<str> = name.into().into();
-        let desk = Desk { stage, name: name.clone(), of: PhantomData };
-        let added = self.add(&*name, desk);
+        let book = Arc::new(Book { name: name.into(), open: Mutex::default() });
+        let added = self.add(&*book.name, Desk { stage, book: book.clone() });
         self.connect_with(added.requests, to, requests);
         self.connect(from, added.responses);
-        Service { requests: Ingress::new(handle), name, limit: None, asked: Asked::No, of: PhantomData }
+        Service { requests: Ingress::new(handle), book, limit: None, asked: Asked::No }
     }
 }
 
@@ -101,11 +102,9 @@ impl Flow {
 /// requests in, and those that are in are answered. The caller's [`Span`](tracing::Span) travels along.
 pub struct Service<Req: Message, Res: Message> {
     requests: Ingress<Req>,
-    /// Also who it is: no two services have the same one.
-    name: Arc<str>,
+    book: Arc<Book<Res>>,
     limit: Option<Arc<Semaphore>>,
     asked: Asked<Admission<Req>>,
-    of: PhantomData<fn() -> Res>,
 }
 
 /// What a request needs to be sent.
@@ -152,16 +151,16 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         let slot = match self.limit.clone().map(Semaphore::try_acquire_owned).transpose() {
             Ok(slot) => slot,
             Err(tokio::sync::TryAcquireError::NoPermits) => return Ok(None),
-            Err(tokio::sync::TryAcquireError::Closed) => return Err(no_limit(&self.name)),
+            Err(tokio::sync::TryAcquireError::Closed) => return Err(self.book.limited_to_none()),
         };
         Ok(self.requests.try_place()?.map(|place| Admission { place, slot }))
     }
 
     fn some_admission(&self) -> Result<impl Future<Output = Result<Admission<Req>>> + Send + Sync + use<Req, Res>> {
-        let (place, limit, name) = (self.requests.some_place()?, self.limit.clone(), self.name.clone());
+        let (place, limit, book) = (self.requests.some_place()?, self.limit.clone(), self.book.clone());
         Ok(async move {
             let slot = match limit {
-                Some(limit) => Some(limit.acquire_owned().await.map_err(|_| no_limit(&name))?),
+                Some(limit) => Some(limit.acquire_owned().await.map_err(|_| book.limited_to_none())?),
                 None => None,
             };
             Ok(Admission { place: place.await?, slot })
@@ -171,21 +170,12 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     fn send(&self, admission: Admission<Req>, request: Req) -> ResponseFuture<Res> {
         let Admission { place, slot } = admission;
         let (answer, response) = oneshot::channel();
-        let caller = Arc::new(Request {
-            service: self.name.clone(),
-            answer: Mutex::new(Some(answer)),
-            seen_by: Mutex::new(None),
-            flow: place.flow().clone(),
-        });
+        let caller = Request::new(&self.book, answer, place.flow().clone());
         match place.send(request, Load::of_reply(Reply::to(caller, span()))) {
             Ok(()) => ResponseFuture { state: State::Waits(response), _slot: slot },
             Err(error) => ResponseFuture { state: State::Failed(Some(error.into())), _slot: None },
         }
     }
-}
-
-fn no_limit(service: &str) -> Error {
-    Error::new(ErrorKind::Usage, format!("service `{service}` is limited to 0 requests: at least 1"))
 }
 
 impl<T: Plain, Res: Message> Service<Envelope<T>, Res> {
@@ -230,14 +220,17 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
 /// One more handle. A place that this one keeps since it was ready is not the other's.
 impl<Req: Message, Res: Message> Clone for Service<Req, Res> {
     fn clone(&self) -> Self {
-        let Self { requests, name, limit, .. } = self;
-        Self { requests: requests.clone(), name: name.clone(), limit: limit.clone(), asked: Asked::No, of: PhantomData }
+        let Self { requests, book, limit, .. } = self;
+        Self { requests: requests.clone(), book: book.clone(), limit: limit.clone(), asked: Asked::No }
     }
 }
 
 impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Service").field("name", &self.name).field("closed", &self.is_closed()).finish_non_exhaustive()
+        f.debug_struct("Service")
+            .field("name", &self.book.name)
+            .field("closed", &self.is_closed())
+            .finish_non_exhaustive()
     }
 }
 
@@ -277,9 +270,17 @@ impl<Res> fmt::Debug for ResponseFuture<Res> {
     }
 }
 
+/// The requests of one service that are in flight.
+struct Book<Res> {
+    name: String,
+    open: Mutex<Slab<Weak<Request<Res>>>>,
+}
+
 /// A request in flight: whoever waits for its response. Shared by all messages that go back to it.
 struct Request<Res> {
-    service: Arc<str>,
+    book: Arc<Book<Res>>,
+    /// Where it stands there.
+    number: usize,
     /// `None` once there is one.
     answer: Mutex<Option<oneshot::Sender<Result<Res>>>>,
     /// The last operator that took one of those messages.
@@ -287,7 +288,34 @@ struct Request<Res> {
     flow: Handle,
 }
 
+impl<Res> Book<Res> {
+    /// The only reason to close a limit.
+    fn limited_to_none(&self) -> Error {
+        Error::new(ErrorKind::Usage, format!("service `{}` is limited to 0 requests: at least 1", self.name))
+    }
+
+    /// The flow has ended: whoever has no answer by now gets none.
+    fn close(&self) {
+        let open: Vec<_> = lock(&self.open).iter().filter_map(|(_, request)| request.upgrade()).collect();
+        open.iter().for_each(|request| request.leave("kept it, and the flow has ended"));
+    }
+}
+
 impl<Res> Request<Res> {
+    fn new(book: &Arc<Book<Res>>, answer: oneshot::Sender<Result<Res>>, flow: Handle) -> Arc<Self> {
+        let mut open = lock(&book.open);
+        let entry = open.vacant_entry();
+        let request = Arc::new(Self {
+            book: book.clone(),
+            number: entry.key(),
+            answer: Mutex::new(Some(answer)),
+            seen_by: Mutex::default(),
+            flow,
+        });
+        entry.insert(Arc::downgrade(&request));
+        request
+    }
+
     /// The first answer counts.
     fn answer(&self, answer: Result<Res>) {
         let waiting = lock(&self.answer).take();
@@ -299,6 +327,21 @@ impl<Res> Request<Res> {
 
     fn is_answered(&self) -> bool {
         lock(&self.answer).is_none()
+    }
+
+    /// There will be no answer, if there was none yet: since the flow has failed, or for what `last` did who had it last.
+    fn leave(&self, last: &str) {
+        if self.is_answered() {
+            return;
+        }
+        let error = self.flow.failure().unwrap_or_else(|| {
+            let told = match &*lock(&self.seen_by) {
+                Some(operator) => format!("operator `{operator}`, the last to have it, {last}"),
+                None => "no operator has taken it".into(),
+            };
+            Error::new(ErrorKind::Unanswered, told).at(format!("a request of service `{}`", self.book.name))
+        });
+        self.answer(Err(error));
     }
 }
 
@@ -319,25 +362,15 @@ impl<Res: Send + 'static> Caller for Request<Res> {
 /// The last of its messages is gone.
 impl<Res> Drop for Request<Res> {
     fn drop(&mut self) {
-        if self.is_answered() {
-            return;
-        }
-        let error = self.flow.failure().unwrap_or_else(|| {
-            let told = match &*lock(&self.seen_by) {
-                Some(operator) => format!("operator `{operator}` was the last to have it, and sent nothing for it"),
-                None => "no operator has taken it".into(),
-            };
-            Error::new(ErrorKind::Unanswered, told).at(format!("a request of service `{}`", self.service))
-        });
-        self.answer(Err(error));
+        lock(&self.book.open).try_remove(self.number);
+        self.leave("sent nothing for it");
     }
 }
 
 /// The operator: sends requests while somebody may make some, and gives out responses.
 struct Desk<Req: Message, Res> {
     stage: watch::Sender<Stage<Req>>,
-    name: Arc<str>,
-    of: PhantomData<fn(Res)>,
+    book: Arc<Book<Res>>,
 }
 
 #[derive(Ports)]
@@ -348,16 +381,17 @@ struct DeskPorts<Req: Message, Res: Message> {
     responses: Lent<Input<Res>>,
 }
 
-impl<Req: Message, Res: Message> Desk<Req, Res> {
-    fn answer(service: &Arc<str>, reply: Reply, response: Res) {
+impl<Res: Message> Book<Res> {
+    /// A response has come, for these.
+    fn answer(self: &Arc<Self>, reply: &Reply, response: Res) {
         let requests = reply.callers().iter().filter_map(|caller| {
             let caller: Arc<dyn Any + Send + Sync> = caller.clone();
             caller.downcast::<Request<Res>>().ok()
         });
-        let own = requests.filter(|request| Arc::ptr_eq(&request.service, service) && !request.is_answered());
+        let own = requests.filter(|request| Arc::ptr_eq(&request.book, self) && !request.is_answered());
         let waiting: Vec<_> = own.collect();
         match &waiting[..] {
-            [] => tracing::warn!(service = &**service, "a response came that answers no request: it is dropped"),
+            [] => tracing::warn!(service = self.name, "a response came that answers no request: it is dropped"),
             [request] => request.answer(Ok(response)),
             several => {
                 let told = format!(
@@ -365,7 +399,7 @@ impl<Req: Message, Res: Message> Desk<Req, Res> {
                      its own answers which, with `cx.take_replies()` and `send_for`",
                     several.len()
                 );
-                let error = Error::new(ErrorKind::Usage, told).at(format!("service `{service}`"));
+                let error = Error::new(ErrorKind::Usage, told).at(format!("service `{}`", self.name));
                 several.iter().for_each(|request| request.answer(Err(error.again())));
             }
         }
@@ -380,7 +414,7 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
         let _closing = Closing(&door);
         self.stage.send_replace(Stage::Open(door.clone()));
         let mut no_handles = pin!(self.stage.closed());
-        let (service, carry) = (self.name.clone(), cx.carry().clone());
+        let (book, carry) = (self.book.clone(), cx.carry().clone());
         let mut open = true;
         cx.attend(|task, ending| {
             if open && (ending || no_handles.as_mut().poll(task).is_ready() || !door.tend()) {
@@ -403,7 +437,7 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                 budget.made_progress();
                 if let Some(Some(response)) = responses.with(|responses| responses.try_take()).transpose()? {
                     let reply = carry.take_replies().pop().unwrap_or_default();
-                    Self::answer(&service, reply, response);
+                    book.answer(&reply, response);
                     carry.let_go();
                 }
             }
@@ -418,6 +452,14 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
 
     async fn stop(&mut self, cx: &mut Cx) -> Result<()> {
         self.stage.send_replace(Stage::Ended(cx.flow()));
+        self.book.close();
         Ok(())
+    }
+}
+
+/// Also of a flow whose runtime has ended.
+impl<Req: Message, Res> Drop for Desk<Req, Res> {
+    fn drop(&mut self) {
+        self.book.close();
     }
 }
