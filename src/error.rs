@@ -17,6 +17,7 @@
 //! | [`Operator`](ErrorKind::Operator) | an operator's own error: look at its cause |
 //! | [`Panicked`](ErrorKind::Panicked) | an operator panicked |
 //! | [`Closed`](ErrorKind::Closed) | the other end is gone |
+//! | [`Unanswered`](ErrorKind::Unanswered) | an operator dropped a request: the message says which; answer it, or refuse it with `Reply::fail` |
 //! | [`Cancelled`](ErrorKind::Cancelled) | the flow was aborted |
 //! | [`Driver`](ErrorKind::Driver) | a driver call failed for another reason: its name and code are there |
 
@@ -53,6 +54,8 @@ pub enum ErrorKind {
     Panicked,
     /// The other end of a port or hub is gone.
     Closed,
+    /// A request was dropped without an answer.
+    Unanswered,
     /// The flow was aborted before it ended.
     Cancelled,
     /// A driver call failed.
@@ -73,6 +76,7 @@ impl ErrorKind {
             ErrorKind::Operator => "operator failed",
             ErrorKind::Panicked => "panicked",
             ErrorKind::Closed => "closed",
+            ErrorKind::Unanswered => "unanswered",
             ErrorKind::Cancelled => "cancelled",
             ErrorKind::Driver => "driver call failed",
         }

@@ -13,7 +13,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`flow`] | build, check, run: [`Flow`], [`LocalFlow`](flow::LocalFlow), [`Running`], [`Report`] |
+//! | [`flow`] | build, check, run, embed: [`Flow`], [`Running`], [`Report`], [`Ingress`], [`Egress`], [`Service`] |
 //! | [`operator`] | [`Operator`], [`LocalOperator`](operator::LocalOperator), their [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`] |
 //! | [`condition`] | when may an operator run |
 //! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies |
@@ -58,7 +58,7 @@ mod sync;
 pub use config::Config;
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
-pub use flow::{Flow, Report, Running};
+pub use flow::{Egress, Flow, Ingress, Report, Running, Service};
 pub use hub::{Envelope, Fork, Host, Hub, Message};
 pub use memory::Buffer;
 pub use operator::{Cx, Input, Inputs, Operator, Output};

@@ -129,6 +129,9 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
     }
 
     let mut crew = started;
+    if let Some(error) = failure.take() {
+        failure = Some(control.fail(error));
+    }
     if failure.is_none() {
         let keeper = Keeper {
             threads,
@@ -174,7 +177,7 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
     report.elapsed = clock.elapsed();
     control.set_hubs(Hubs::default());
     control.rest.watchers.end();
-    let outcome = match failure {
+    let outcome = match failure.map(|error| control.fail(error)) {
         None => Ok(report),
         Some(error) => {
             tracing::debug!(%error, "flow failed\n{report}");
@@ -328,7 +331,7 @@ struct Keeper<'a> {
     own_threads: &'a [Option<OwnThread>],
     hubs: &'a [Joined],
     first_to_stop: &'a [bool],
-    control: &'a Control,
+    control: &'a Arc<Control>,
 }
 
 /// What a task says at its end.
@@ -345,12 +348,16 @@ impl Keeper<'_> {
         let mut back: Vec<Option<Member>> = crew.iter().map(|_| None).collect();
         let mut left = crew.len();
         for (mut member, node) in crew.into_iter().zip(nodes) {
-            let (tell, node) = (tell.clone(), node.clone());
+            let (tell, node, control) = (tell.clone(), node.clone(), self.control.clone());
             let (index, name) = (member.index, member.name.clone());
             let task = async move {
                 // Also what is dropped at an abort may panic; whatever happens, this task says that it has ended.
                 let running = caught(attended(&node, &member.device, member.seat.run())).await;
-                // What an abort left open. Its token goes after its ports have closed: their closing may wake others.
+                // Before its ports are closed: whoever loses something then finds why.
+                if let Err(error) = &running {
+                    control.fail(error.again().at(operator(&member.name)));
+                }
+                // Its token goes after its ports have closed: their closing may wake others.
                 let closing = caught(async {
                     member.seat.close();
                     Ok(())
@@ -378,7 +385,7 @@ impl Keeper<'_> {
                     if let Err(error) = ended.outcome {
                         // What is cancelled after a failure is not one.
                         if failure.is_none() {
-                            failure = Some(error.at(operator(&ended.member.name)));
+                            failure = Some(self.control.fail(error.at(operator(&ended.member.name))));
                             nodes.iter().for_each(|node| node.abort());
                         }
                     }
@@ -397,7 +404,7 @@ impl Keeper<'_> {
                     nodes.iter().for_each(Wake::wake_by_ref);
                 }
                 Next::Fail(error) => {
-                    failure = Some(error);
+                    failure = Some(self.control.fail(error));
                     nodes.iter().for_each(|node| node.abort());
                 }
                 Next::Done => nodes.iter().for_each(|node| node.finish()),
@@ -429,7 +436,7 @@ impl Keeper<'_> {
         if !stopping && self.control.is_stopping() {
             return Poll::Ready(Next::Stop);
         }
-        let Control { rest, nodes, .. } = self.control;
+        let Control { rest, nodes, .. } = &**self.control;
         if rest.tokens.none() && nodes.iter().any(|node| !node.has_ended()) {
             if Node::ask_again(nodes) {
                 return Poll::Pending;

@@ -3,14 +3,21 @@
 //! ```text
 //!   add, connect ──> check (all problems at once) ──> hubs ──> kernels ──> start, run, stop ──> Report
 //! ```
+//!
+//! A flow within a program is talked to by an [`Ingress`], an [`Egress`], or a [`Service`], which is both: handles that are
+//! used from any task or thread while it runs.
 
 mod check;
 mod checked;
 mod connect;
+mod door;
 mod drive;
+mod egress;
+mod ingress;
 mod local;
 mod report;
 mod running;
+mod service;
 mod spawn;
 mod thread;
 
@@ -27,9 +34,12 @@ pub use checked::{Checked, Copied};
 #[doc(hidden)]
 pub use connect::Target;
 pub use connect::{Branch, Targets};
+pub use egress::Egress;
+pub use ingress::{Ingress, SendError};
 pub use local::LocalFlow;
 pub use report::{OperatorReport, Report};
 pub use running::Running;
+pub use service::{ResponseFuture, Service};
 
 pub use crate::operator::{Changes, Handle, OperatorStatus};
 

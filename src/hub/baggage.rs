@@ -2,6 +2,7 @@
 //!
 //! Most messages have none, and pay for a null pointer. A message that has been given something ([`Metadata`], say) takes it
 //! along through every operator: what an operator sends carries what came with the messages that it took in the same run.
+//! So do those who wait for an answer to it, and the span that it was sent in ([`Reply`]).
 //!
 //! ```text
 //!   message ──take──> the run's load: merged <──cx.insert_metadata──  operator
@@ -11,7 +12,7 @@
 
 use tokio::time::Instant;
 
-use super::metadata::Metadata;
+use super::{metadata::Metadata, reply::Reply};
 
 /// Since when a message has waited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,20 +43,18 @@ pub(crate) struct Baggage {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Load {
     pub(crate) metadata: Metadata,
+    pub(crate) reply: Reply,
 }
 
 impl Load {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.metadata.is_empty()
+    /// What a message takes along for whoever waits for its answer; `None` for nobody and no span.
+    pub(crate) fn of_reply(reply: Reply) -> Option<Self> {
+        (!reply.is_nothing()).then(|| Self { metadata: Metadata::default(), reply })
     }
 }
 
 impl<M> Parcel<M> {
-    pub(crate) fn new(message: M) -> Self {
-        Self { message, baggage: None }
-    }
-
-    pub(crate) fn with(message: M, load: Load) -> Self {
-        Self { message, baggage: Some(Box::new(Baggage { since: None, load })) }
+    pub(crate) fn with(message: M, load: Option<Load>) -> Self {
+        Self { message, baggage: load.map(|load| Box::new(Baggage { since: None, load })) }
     }
 }

@@ -75,6 +75,11 @@ impl<M: Message> Fan<M> {
         self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(messages) && fan.has_room(messages, messages))
     }
 
+    /// Room for so many messages of one envelope each, whether there are blanks or not?
+    pub(crate) fn poll_places(&mut self, messages: usize, waker: &Waker) -> Answer {
+        self.poll(waker, |fan| fan.has_room(messages, messages))
+    }
+
     /// Room for this message?
     pub(crate) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
         let envelopes = envelopes_in(message);
@@ -272,10 +277,7 @@ impl<M: Message> Fan<M> {
         let mut taken = false;
         for (at, fork) in self.made.drain(..) {
             // Each takes along the same.
-            let fork = match &parcel.baggage {
-                None => Parcel::new(fork),
-                Some(baggage) => Parcel::with(fork, baggage.load.clone()),
-            };
+            let fork = Parcel::with(fork, parcel.baggage.as_ref().map(|baggage| baggage.load.clone()));
             match self.branches[at].push(fork, stamp.clone())? {
                 Ok(()) => taken = true,
                 // There was room: its reader has ended.

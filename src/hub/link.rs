@@ -331,10 +331,19 @@ impl<M: Message> Sender<M> {
 
     /// Room in the queue for so many, and blank envelopes where the hub has such?
     pub(crate) fn poll_room_for(&self, messages: usize, waker: &Waker) -> Answer {
+        self.poll_until(waker, || self.has_room(messages) && self.has_blanks(messages))
+    }
+
+    /// Room in the queue for so many?
+    pub(crate) fn poll_places(&self, messages: usize, waker: &Waker) -> Answer {
+        self.poll_until(waker, || self.has_room(messages))
+    }
+
+    fn poll_until(&self, waker: &Waker, is_there: impl Fn() -> bool) -> Answer {
         let ask = || match () {
             () if self.link.failed.get().is_some() => Answer::Yes,
             () if self.reader_gone() => Answer::Never,
-            () if self.has_room(messages) && self.has_blanks(messages) => Answer::Yes,
+            () if is_there() => Answer::Yes,
             () => Answer::Wait,
         };
         match ask() {

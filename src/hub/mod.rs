@@ -25,6 +25,7 @@ mod metadata;
 pub(crate) mod outlet;
 pub(crate) mod pool;
 pub(crate) mod queue;
+pub(crate) mod reply;
 mod stamps;
 
 pub use baggage::Since;
@@ -33,6 +34,7 @@ pub use fan::Outcome;
 pub(crate) use fork::ForkFn;
 pub use fork::{Copier, Fork};
 pub use metadata::{MergePolicy, Metadata};
+pub use reply::Reply;
 
 use crate::{
     error::{Error, ErrorKind, Result},

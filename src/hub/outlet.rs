@@ -62,6 +62,16 @@ impl<M: Message> Outlet<M> {
         }
     }
 
+    /// Room for so many messages, whether there are blank envelopes or not?
+    pub(crate) fn poll_places(&mut self, messages: usize, waker: &Waker) -> Answer {
+        match self {
+            Self::Nobody => Answer::Never,
+            Self::One(sender) => sender.poll_places(messages, waker),
+            Self::Several(fan) => fan.poll_places(messages, waker),
+            Self::Kept(_) => Answer::Yes,
+        }
+    }
+
     /// Anybody to send to?
     pub(crate) fn poll_open(&mut self, waker: &Waker) -> Answer {
         // Kept for the end, which is all that can change it.

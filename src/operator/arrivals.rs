@@ -161,6 +161,12 @@ impl<M: Message> Intake<M> {
         self.stamps.begin(self.traffic.messages);
     }
 
+    /// The next message is waited for.
+    #[inline]
+    pub(super) fn let_go(&self) {
+        self.carry.let_go_between_runs();
+    }
+
     /// The next message, if there is one: counted, and its stamp noted.
     #[inline]
     pub(super) fn take(&mut self, from: &mut Arrivals<M>) -> Result<Option<M>> {

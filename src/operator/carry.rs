@@ -1,31 +1,71 @@
 //! [`Carry`]: what the messages of an operator's run brought with them, and what those that it sends take along.
 //!
-//! Shared by an operator and its ports. Where no message ever had any, a run costs two looks at a flag.
+//! Three things: named values, who waits for an answer, and the span that the first of the messages was sent in. The
+//! operator is inside that span while it works on them.
+//!
+//! ```text
+//!   take ──> begins anew, if it is the first of a run ──> merged ──> span entered ─┐
+//!                                                                                 │ left, and entered again, around
+//!   let go <── before the next run is waited for <── send: a copy goes along <────┘ each await
+//! ```
+//!
+//! Shared by an operator and its ports, and used by its task alone. Where no message ever had any, a run costs a few looks
+//! at a flag.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    mem,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
+
+use smallvec::SmallVec;
+use tracing::{Dispatch, Span, span::Id};
 
 use crate::{
     error::Result,
-    hub::{MergePolicy, Metadata, baggage::Load},
+    hub::{MergePolicy, Metadata, Reply, baggage::Load},
     sync::lock,
 };
 
 /// The load of one operator's present run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Carry {
+    operator: Arc<str>,
     policy: MergePolicy,
     any: AtomicBool,
     /// A run is under way; otherwise each message that is taken begins anew.
     running: AtomicBool,
-    load: Mutex<Load>,
+    /// Messages taken in this run, or since it was last asked who waits for them.
+    taken: AtomicUsize,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    metadata: Metadata,
+    /// Of the messages that somebody waits for: which of those taken it was, and who that is.
+    replies: SmallVec<[(usize, Reply); 1]>,
+    /// Those that the operator has taken over: what it drops in a run is dropped when that has ended. If it fails, its
+    /// callers hear of that, and not of a reply that was dropped.
+    given: Vec<Reply>,
+    /// The first message's.
+    span: Option<Span>,
+    /// The span is entered.
+    inside: bool,
 }
 
 impl Carry {
-    pub(crate) fn new(policy: MergePolicy) -> Self {
-        Self { policy, ..Self::default() }
+    pub(crate) fn new(operator: Arc<str>, policy: MergePolicy) -> Self {
+        Self {
+            operator,
+            policy,
+            any: AtomicBool::new(false),
+            running: AtomicBool::new(false),
+            taken: AtomicUsize::new(0),
+            held: Mutex::default(),
+        }
     }
 
     pub(super) fn policy(&self) -> MergePolicy {
@@ -41,57 +81,177 @@ impl Carry {
     #[inline]
     pub(crate) fn begin(&self) {
         self.running.store(true, Ordering::Relaxed);
-        if self.any() {
-            self.clear();
-        }
+        self.taken.store(0, Ordering::Relaxed);
     }
 
-    /// A run has ended.
+    /// A run has ended. What it sends afterwards still takes everything along.
     #[inline]
     pub(crate) fn end(&self) {
         self.running.store(false, Ordering::Relaxed);
     }
 
+    /// The operator is done with what it took, and is about to wait for more.
+    #[inline]
+    pub(crate) fn let_go(&self) {
+        if self.any() {
+            self.clear();
+        }
+    }
+
+    /// As [`let_go`](Self::let_go), unless a run is under way: for a wait that an operator may make in the middle of one.
+    #[inline]
+    pub(super) fn let_go_between_runs(&self) {
+        if self.any() && !self.running.load(Ordering::Relaxed) {
+            self.clear();
+        }
+    }
+
     #[cold]
     fn clear(&self) {
-        *lock(&self.load) = Load::default();
         self.any.store(false, Ordering::Relaxed);
+        let mut held = mem::take(&mut *lock(&self.held));
+        held.leave();
+        // Callers that nobody answers hear of it here, and no lock is held.
+        drop(held);
     }
 
     /// A message was taken; `load` came with it.
     #[inline]
     pub(super) fn receive(&self, load: Option<Load>) -> Result<()> {
-        if self.any() && !self.running.load(Ordering::Relaxed) {
-            self.clear();
+        if !self.running.load(Ordering::Relaxed) {
+            self.let_go();
+            self.taken.store(0, Ordering::Relaxed);
         }
+        // Only one thread at a time is here.
+        let number = self.taken.load(Ordering::Relaxed);
+        self.taken.store(number + 1, Ordering::Relaxed);
         match load {
             None => Ok(()),
-            Some(load) => self.merge(load),
+            Some(load) => self.merge(load, number),
         }
     }
 
     #[cold]
-    fn merge(&self, new: Load) -> Result<()> {
-        let mut load = lock(&self.load);
-        load.metadata.merge(&new.metadata, self.policy)?;
-        self.any.store(!load.is_empty(), Ordering::Relaxed);
-        Ok(())
+    fn merge(&self, load: Load, number: usize) -> Result<()> {
+        let Load { metadata, reply } = load;
+        reply.seen_by(&self.operator);
+        self.change_held(|held| {
+            let merged = held.metadata.merge(&metadata, self.policy);
+            held.join_span(reply.span.as_ref());
+            if !reply.is_empty() {
+                held.replies.push((number, reply));
+            }
+            merged
+        })
     }
 
     /// For a message that is sent.
     #[inline]
     pub(super) fn load(&self) -> Option<Load> {
-        if self.any() { Some(lock(&self.load).clone()) } else { None }
+        if self.any() { Some(self.copy(None)) } else { None }
+    }
+
+    /// For a message that is sent to answer some of the callers.
+    pub(super) fn load_for(&self, reply: Reply) -> Load {
+        self.copy(Some(reply))
+    }
+
+    fn copy(&self, reply: Option<Reply>) -> Load {
+        let held = lock(&self.held);
+        let metadata = held.metadata.clone();
+        let reply = reply.unwrap_or_else(|| {
+            let mut all = Reply::nobody(held.span.clone());
+            held.replies.iter().for_each(|(_, reply)| all.join(reply));
+            all
+        });
+        Load { metadata, reply }
+    }
+
+    /// Who waits for answers to the messages taken: one entry each, in the order of taking.
+    pub(crate) fn take_replies(&self) -> Vec<Reply> {
+        let taken = self.taken.swap(0, Ordering::Relaxed);
+        let mut replies = vec![Reply::default(); taken];
+        if self.any() {
+            self.change_held(|held| {
+                for (number, reply) in mem::take(&mut held.replies) {
+                    held.given.push(reply.clone());
+                    replies[number] = reply;
+                }
+            });
+        }
+        replies
     }
 
     pub(super) fn metadata(&self) -> Metadata {
-        lock(&self.load).metadata.clone()
+        lock(&self.held).metadata.clone()
     }
 
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut Metadata) -> R) -> R {
-        let mut load = lock(&self.load);
-        let changed = change(&mut load.metadata);
-        self.any.store(!load.is_empty(), Ordering::Relaxed);
+        self.change_held(|held| change(&mut held.metadata))
+    }
+
+    fn change_held<R>(&self, change: impl FnOnce(&mut Held) -> R) -> R {
+        let mut held = lock(&self.held);
+        let changed = change(&mut held);
+        self.any.store(!held.is_empty(), Ordering::Relaxed);
         changed
+    }
+
+    /// Polls something of the operator's, inside the span of what it works on.
+    #[inline]
+    pub(super) fn within<R>(&self, poll: impl FnOnce() -> R) -> R {
+        /// Left also if the operator panics: its thread goes on with others.
+        struct Leave<'a>(&'a Carry);
+
+        impl Drop for Leave<'_> {
+            #[inline]
+            fn drop(&mut self) {
+                if self.0.any() {
+                    lock(&self.0.held).leave();
+                }
+            }
+        }
+
+        if self.any() {
+            lock(&self.held).enter();
+        }
+        let _leave = Leave(self);
+        poll()
+    }
+}
+
+impl Held {
+    fn is_empty(&self) -> bool {
+        self.metadata.is_empty() && self.replies.is_empty() && self.given.is_empty() && self.span.is_none()
+    }
+
+    /// The span of one more message: the first's is the run's, and comes after the others.
+    fn join_span(&mut self, span: Option<&Span>) {
+        let Some(span) = span else { return };
+        match &self.span {
+            Some(first) if first != span => _ = first.follows_from(span),
+            Some(_) => {}
+            None => {
+                self.span = Some(span.clone());
+                self.enter();
+            }
+        }
+    }
+
+    fn enter(&mut self) {
+        if !self.inside {
+            self.inside = self.tell(|(id, dispatch)| dispatch.enter(id));
+        }
+    }
+
+    fn leave(&mut self) {
+        if mem::take(&mut self.inside) {
+            self.tell(|(id, dispatch)| dispatch.exit(id));
+        }
+    }
+
+    /// Not with a guard: it is entered in the middle of a poll, where a message is taken, and left at its end.
+    fn tell(&self, word: impl FnOnce((&Id, &Dispatch))) -> bool {
+        self.span.as_ref().is_some_and(|span| span.with_subscriber(word).is_some())
     }
 }

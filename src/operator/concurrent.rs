@@ -14,7 +14,15 @@
 //! ends the flow. A worker takes the next run when what it sent in the last one has been passed on: so there are never
 //! more messages kept than the workers' last runs sent.
 
-use std::{any::Any, collections::BTreeMap, fmt, pin::pin, sync::Arc};
+use std::{
+    any::Any,
+    collections::{BTreeMap, HashMap},
+    fmt,
+    future::poll_fn,
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+};
 
 use futures::future::{Either, select};
 use tokio::sync::mpsc;
@@ -216,7 +224,15 @@ impl<O: Operator + Clone> Concurrent<O> {
         let task = async move {
             while let Some(Job { number, mut ports }) = next.recv().await {
                 let (node, device, before) = (own.node().clone(), own.device().clone(), own.busy);
-                let outcome = caught(attended(&node, &device, one(&mut operator, &mut ports, &mut own))).await;
+                let carry = own.carry().clone();
+                let outcome = {
+                    let run = caught(attended(&node, &device, one(&mut operator, &mut ports, &mut own)));
+                    let mut run = pin!(run);
+                    poll_fn(|task| carry.within(|| run.as_mut().poll(task))).await
+                };
+                if outcome.is_ok() {
+                    carry.let_go();
+                }
                 let (finished, busy) = (own.has_finished(), own.busy - before);
                 if tell.send(Done { worker, number, ports, outcome, finished, busy }).is_err() {
                     break;
@@ -247,7 +263,7 @@ async fn one<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -
 
 /// Ports for a worker, and where the dispatcher puts what it takes from its own.
 fn spread<P: Ports>(ports: &mut P, own: &Cx, named: &[(PortId, Option<Need>)]) -> Result<(P, Inlets)> {
-    let (mut ends, mut inlets, mut failed) = (std::collections::HashMap::new(), Vec::new(), None);
+    let (mut ends, mut inlets, mut failed) = (HashMap::new(), Vec::new(), None);
     ports.visit(&mut |name, port| match port.spread() {
         Ok((own, inlet)) => {
             ends.insert(name, own);
@@ -284,12 +300,12 @@ async fn pass_on<P: Ports>(from: &mut P, to: &mut P) -> Result<()> {
             port.accept(kept);
         }
     });
-    std::future::poll_fn(|task| {
-        let mut flushed = std::task::Poll::Ready(Ok(()));
+    poll_fn(|task| {
+        let mut flushed = Poll::Ready(Ok(()));
         to.visit(&mut |_, port| match port.poll_flush(task) {
-            std::task::Poll::Ready(Ok(())) => {}
-            std::task::Poll::Pending if flushed.is_pending() => {}
-            other if matches!(flushed, std::task::Poll::Ready(Err(_))) => drop(other),
+            Poll::Ready(Ok(())) => {}
+            Poll::Pending if flushed.is_pending() => {}
+            other if matches!(flushed, Poll::Ready(Err(_))) => drop(other),
             other => flushed = other,
         });
         flushed

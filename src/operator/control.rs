@@ -4,7 +4,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
@@ -16,7 +16,7 @@ use super::{
     node::{Node, Rest},
     shown::Watcher,
 };
-use crate::{condition::Status, hub::link::HubState, sync::lock};
+use crate::{condition::Status, error::Error, hub::link::HubState, sync::lock};
 
 /// A flow at work: asks how it stands, pauses, resumes, stops and aborts it, from any thread or task. From
 /// [`Running::handle`](crate::Running::handle) or, in one of its operators, [`Cx::flow`](crate::Cx::flow).
@@ -36,6 +36,8 @@ pub(crate) struct Control {
     stop: AtomicBool,
     abort: AtomicBool,
     paused: AtomicBool,
+    /// What it failed with.
+    failure: OnceLock<Error>,
     /// The flow's own task.
     pub(crate) keeper: AtomicWaker,
 }
@@ -101,6 +103,7 @@ impl Control {
             stop: AtomicBool::new(false),
             abort: AtomicBool::new(false),
             paused: AtomicBool::new(false),
+            failure: OnceLock::new(),
             keeper: AtomicWaker::new(),
         })
     }
@@ -131,6 +134,12 @@ impl Control {
 
     pub(crate) fn is_aborted(&self) -> bool {
         self.abort.load(Ordering::Acquire)
+    }
+
+    /// It fails with this, unless it has failed before. Said before anything is let go, so that whoever loses something
+    /// with it finds why. What it has failed with.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        self.failure.get_or_init(|| error).again()
     }
 
     fn set_paused(&self, paused: bool) {
@@ -225,6 +234,12 @@ impl Handle {
     /// True once the flow is to end: [`stop`](Self::stop) was called.
     pub fn is_stopping(&self) -> bool {
         self.0.is_stopping()
+    }
+
+    /// What the flow failed with, if it has: an operator's failure, an abort, a stall. From then on; what
+    /// [`Running`](crate::Running) resolves with comes when every operator has stopped.
+    pub fn failure(&self) -> Option<Error> {
+        self.0.failure.get().map(Error::again)
     }
 
     /// Ends the flow at once: operators are dropped at the await they are in, then every `stop` runs. It fails with

@@ -24,7 +24,7 @@ use crate::{
     condition::{self, Awaited, Conditions, Gate, Need, PortId, PortState, Readiness, Status, When},
     device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
-    hub::Metadata,
+    hub::{Metadata, Reply},
     memory::HostAccess,
     stream::{DeviceTime, Stream, Ticket},
 };
@@ -83,6 +83,7 @@ impl Cx {
         let How { mode, timed } = flow.how;
         Self {
             lane: Lane::new(&name, &device, &streams, mode),
+            carry: Arc::new(Carry::new(name.clone(), merge)),
             name,
             device,
             stream: None,
@@ -98,7 +99,6 @@ impl Cx {
             lanes: Vec::new(),
             ports_tell: false,
             told: false,
-            carry: Arc::new(Carry::new(merge)),
             flow,
             asks_may_run: true,
             calls_after: true,
@@ -265,6 +265,45 @@ impl Cx {
         self.carry.change(|metadata| metadata.remove(name))
     }
 
+    /// Who waits for answers to the messages that this run has taken: one entry a message, in the order of taking, empty
+    /// for a message that nobody waits for. For an operator that takes several messages in a run and makes several of
+    /// them: it says which of its own answers which with [`Output::send_for`](super::Output::send_for). Whoever is taken
+    /// away here is answered by nothing else that the run sends.
+    ///
+    /// It need not be called where one message is made of one: that one carries the callers along by itself.
+    ///
+    /// ```
+    /// use wakeline::prelude::*;
+    ///
+    /// #[derive(Ports)]
+    /// struct LongestPorts {
+    ///     #[input]
+    ///     words: Input<String>,
+    ///     #[output]
+    ///     marked: Output<String>,
+    /// }
+    ///
+    /// /// Marks the longest of all words that are there.
+    /// struct Longest;
+    ///
+    /// impl Operator for Longest {
+    ///     type Ports = LongestPorts;
+    ///
+    ///     async fn compute(&mut self, ports: &mut LongestPorts, cx: &mut Cx) -> Result<()> {
+    ///         let words: Vec<String> = ports.words.take_batch()?.collect();
+    ///         let longest = words.iter().map(String::len).max();
+    ///         for (word, reply) in words.into_iter().zip(cx.take_replies()) {
+    ///             let marked = if Some(word.len()) == longest { word + "!" } else { word };
+    ///             ports.marked.send_for(reply, marked).await?;
+    ///         }
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    pub fn take_replies(&mut self) -> Vec<Reply> {
+        self.carry.take_replies()
+    }
+
     /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
     /// False if it may never run again. For operators that override [`run`](super::Operator::run).
     ///
@@ -302,6 +341,7 @@ impl Cx {
         ports: &mut P,
         mut may_run: impl FnMut(&P, &Cx) -> bool,
     ) -> bool {
+        self.carry.let_go();
         let mut asking = Asking { cx: self, ports, waits: false };
         poll_fn(|task| {
             let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
@@ -608,6 +648,7 @@ impl Cx {
     pub(crate) fn close(&mut self) {
         self.end_run();
         self.stop_clock();
+        self.carry.let_go();
         self.finished = false;
         self.awaited.clear();
         if let Some(conditions) = &mut self.conditions {
@@ -620,7 +661,7 @@ impl Cx {
         self.conditions.take().map(|conditions| conditions.into_all()).unwrap_or_default()
     }
 
-    pub(super) fn carry(&self) -> &Arc<Carry> {
+    pub(crate) fn carry(&self) -> &Arc<Carry> {
         &self.carry
     }
 }

@@ -111,6 +111,7 @@ impl<M: Message> Input<M> {
     /// # Cancel safety
     /// A message is taken only as the future resolves: dropping it loses none.
     pub async fn recv(&mut self) -> Result<Option<M>> {
+        self.intake.let_go();
         let waiting = Wait(slice::from_mut(&mut self.arrivals));
         let there = poll_fn(|cx| match waiting.0[0].poll(cx) {
             Readiness::READY => Poll::Ready(true),

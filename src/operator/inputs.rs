@@ -166,6 +166,7 @@ impl<M: Message> Inputs<M> {
     /// # Cancel safety
     /// A message is taken only as the future resolves: dropping it loses none.
     pub async fn recv_any(&mut self) -> Result<Option<(usize, M)>> {
+        self.intake.let_go();
         let waiting = Wait(&mut self.connections);
         let there = poll_fn(|cx| {
             let mut ended = true;

@@ -18,6 +18,7 @@ mod handle;
 mod input;
 mod inputs;
 pub(crate) mod lane;
+pub(crate) mod lent;
 pub(crate) mod local;
 pub(crate) mod node;
 mod output;
@@ -64,6 +65,8 @@ pub use output::{Offer, Output};
 pub use plan::{Binder, Plan, PortOptions};
 pub(crate) use plan::{PortDecl, PortKind};
 pub use ports::Ports;
+
+pub use crate::hub::Reply;
 #[doc(hidden)]
 pub use ports::{AnyPort, InputPort, OutputPort, Port, Traffic};
 

@@ -20,7 +20,13 @@ use super::{
 use crate::{
     condition::{self, Counted, PortState, Readiness, Room},
     error::Result,
-    hub::{Envelope, Message, Outcome, baggage::Parcel, kept::Backlog, outlet::Outlet, queue::Answer},
+    hub::{
+        Envelope, Message, Outcome, Reply,
+        baggage::{Load, Parcel},
+        kept::Backlog,
+        outlet::Outlet,
+        queue::Answer,
+    },
     memory::Plain,
     stream::Stream,
 };
@@ -73,9 +79,13 @@ impl<M: Message> Output<M> {
     /// # Cancel safety
     /// Dropping the future before it resolves drops the message with it, unsent.
     pub async fn send(&mut self, message: M) -> Result<()> {
-        let mut message = message;
+        self.send_with(message, |output| output.carry.load()).await
+    }
+
+    async fn send_with(&mut self, mut message: M, load: impl Fn(&Self) -> Option<Load>) -> Result<()> {
         loop {
-            match self.try_send(message)? {
+            let load = load(self);
+            match self.try_send_with(message, load)? {
                 Ok(()) => return Ok(()),
                 Err(back) => message = back,
             }
@@ -100,8 +110,26 @@ impl<M: Message> Output<M> {
     /// # Errors
     /// As [`Output::send`].
     pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
+        self.try_send_with(message, self.carry.load())
+    }
+
+    /// Sends a message as the answer to some of those that were taken, and to no other: see
+    /// [`Cx::take_replies`](crate::Cx::take_replies). Otherwise as [`send`](Self::send).
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future before it resolves drops the message with it, unsent, and its callers are not answered by it.
+    pub async fn send_for(&mut self, reply: Reply, message: M) -> Result<()> {
+        let load = self.carry.load_for(reply);
+        self.send_with(message, |_| Some(load.clone())).await
+    }
+
+    /// Sends a message with a load that is not the run's.
+    pub(crate) fn try_send_with(&mut self, message: M, load: Option<Load>) -> Result<Result<(), M>> {
         let bytes = message.size_in_bytes() as u64;
-        let parcel = self.parcel(message);
+        let parcel = Parcel::with(message, load);
         let sent = self.carrying(|to, origin| to.try_send(parcel, origin))?;
         if sent.is_ok() {
             self.traffic.add(bytes);
@@ -153,10 +181,7 @@ impl<M: Message> Output<M> {
     /// A message with what it takes along.
     #[inline]
     fn parcel(&self, message: M) -> Parcel<M> {
-        match self.carry.load() {
-            None => Parcel::new(message),
-            Some(load) => Parcel::with(message, load),
-        }
+        Parcel::with(message, self.carry.load())
     }
 
     /// Does something with the stream that messages carry.
@@ -192,6 +217,13 @@ impl<M: Message> Output<M> {
     }
 }
 
+impl<M: Message> Output<M> {
+    /// Room for so many messages in the queue, whether there are blank envelopes or not?
+    pub(crate) fn poll_places(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
+        self.to.poll_places(count, cx.waker()).into()
+    }
+}
+
 impl<T: Plain> Output<Envelope<T>> {
     /// A blank envelope of the hub's, to fill and to send. It is there: the port's condition said so before the
     /// operator ran; a second one in the same run is waited for, and as with [`send`](Self::send) that wait counts as work
@@ -204,16 +236,18 @@ impl<T: Plain> Output<Envelope<T>> {
     /// # Cancel safety
     /// An envelope is taken only as the future resolves: dropping it loses none.
     pub async fn blank(&mut self) -> Result<Envelope<T>> {
+        poll_fn(|cx| self.poll_blank(cx)).await
+    }
+
+    pub(crate) fn poll_blank(&mut self, cx: &mut Context<'_>) -> Poll<Result<Envelope<T>>> {
         loop {
             if let Some(raw) = self.to.blank()? {
-                return Ok(Envelope::of_raw(raw));
+                return Poll::Ready(Ok(Envelope::of_raw(raw)));
             }
-            let answer = poll_fn(|cx| match self.to.poll_blank(cx.waker()) {
-                Answer::Wait => Poll::Pending,
-                answer => Poll::Ready(answer),
-            });
-            if answer.await == Answer::Never {
-                return Err(self.to.closed());
+            match self.to.poll_blank(cx.waker()) {
+                Answer::Yes => {}
+                Answer::Wait => return Poll::Pending,
+                Answer::Never => return Poll::Ready(Err(self.to.closed())),
             }
         }
     }

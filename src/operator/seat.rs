@@ -2,7 +2,7 @@
 //!
 //! The trait object is used once for each phase; the runs and the messages in between know the operator's own type.
 
-use std::{any::Any, collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
+use std::{any::Any, collections::HashMap, future::poll_fn, panic::AssertUnwindSafe, pin::pin, sync::Arc};
 
 use async_trait::async_trait;
 use futures::{FutureExt, future::BoxFuture};
@@ -71,12 +71,12 @@ pub(crate) trait Seat: Send {
     /// Gives it its ends.
     fn bind(&mut self, ends: Ends) -> Result<()>;
     async fn start(&mut self) -> Result<()>;
-    /// All runs; its ports are closed at the end.
+    /// All runs. Its ports are open until it is closed.
     async fn run(&mut self) -> Result<()>;
     async fn stop(&mut self) -> Result<()>;
     /// Resolves once the tasks that it had beside its own are gone.
     async fn settled(&mut self);
-    /// Closes what an abort left open.
+    /// Closes its ports.
     fn close(&mut self);
     /// The last work that its streams were given.
     fn last(&self) -> Vec<Ticket>;
@@ -165,8 +165,11 @@ impl<O: Operator> Seat for Place<O> {
 
     async fn run(&mut self) -> Result<()> {
         let (Some(cx), Some(ports)) = (&mut self.cx, &mut self.ports) else { return Err(unbound()) };
-        let node = cx.node().clone();
-        let mut ran = caught(self.operator.run(ports, cx)).await;
+        let (node, carry) = (cx.node().clone(), cx.carry().clone());
+        let mut ran = {
+            let mut run = pin!(caught(self.operator.run(ports, cx)));
+            poll_fn(|task| carry.within(|| run.as_mut().poll(task))).await
+        };
         if ran.is_ok() && !node.is_default(Method::Run) {
             ran = caught(async { nothing_left_out(&mut self.operator, ports, cx) }).await;
         }
@@ -179,7 +182,6 @@ impl<O: Operator> Seat for Place<O> {
                 }
             });
         }
-        self.close();
         ran
     }
 

@@ -1,0 +1,270 @@
+//! [`Door`]: where messages come into a flow from outside, while it runs; and the places that it has for them.
+//!
+//! A hub wakes one writer, and here there are many. So its free places become permits of a semaphore, which
+//! wakes as many as there are and in the order of asking. Who asks and finds none looks whether the hub has room by now;
+//! if not, the hub wakes the operator, and that one looks again.
+//!
+//! ```text
+//!   the hub's room ≥ places given out = permits that nobody has + permits that somebody has and has not used
+//! ```
+//!
+//! A permit that is not used goes to the next who asks. So readiness can be promised: who has a permit sends without waiting.
+
+use std::{
+    mem,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, Waker, ready},
+};
+
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
+
+use super::{Handle, SendError};
+use crate::{
+    condition::Readiness,
+    error::{Error, ErrorKind, Result},
+    hub::{Envelope, Message, baggage::Load},
+    memory::Plain,
+    operator::{
+        Cx, Output,
+        lent::{Lent, Loan},
+    },
+    sync::lock,
+};
+
+/// Places that are given out at once, at most: of a hub that always has room.
+const MOST: usize = 1024;
+
+/// How far the flow is.
+pub(super) enum Stage<M: Message> {
+    Before,
+    Open(Arc<Door<M>>),
+    Ended(Handle),
+}
+
+/// An ingress while its flow runs.
+pub(super) struct Door<M: Message> {
+    output: Loan<Output<M>>,
+    places: Arc<Semaphore>,
+    /// Places of the hub that are, or were, permits, and that no message has taken yet.
+    given_out: Mutex<usize>,
+    /// A blank envelope may have come home.
+    blank: Notify,
+    /// Of the operator.
+    owner: Waker,
+    flow: Handle,
+}
+
+/// A place for one message.
+pub(super) struct Place<M: Message> {
+    door: Arc<Door<M>>,
+    permit: OwnedSemaphorePermit,
+}
+
+impl<M: Message> Clone for Stage<M> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Before => Self::Before,
+            Self::Open(door) => Self::Open(door.clone()),
+            Self::Ended(flow) => Self::Ended(flow.clone()),
+        }
+    }
+}
+
+/// Why nothing can be sent any more.
+pub(super) fn ended(flow: &Handle) -> Error {
+    flow.failure().unwrap_or_else(|| {
+        let why = if flow.is_stopping() { "was stopped" } else { "takes no more messages here" };
+        Error::new(ErrorKind::Closed, format!("flow `{}` {why}", flow.name()))
+    })
+}
+
+pub(super) fn never_ran() -> Error {
+    Error::new(ErrorKind::Closed, "the flow was dropped before it ran")
+}
+
+impl<M: Message> Door<M> {
+    pub(super) fn new(output: &Lent<Output<M>>, cx: &Cx) -> Arc<Self> {
+        Arc::new(Self {
+            output: output.lend(),
+            places: Arc::new(Semaphore::new(0)),
+            given_out: Mutex::new(0),
+            blank: Notify::new(),
+            owner: cx.waker(),
+            flow: cx.flow(),
+        })
+    }
+
+    /// The flow's, when it runs.
+    pub(super) async fn once_open(mut stage: watch::Receiver<Stage<M>>) -> Result<Arc<Self>> {
+        let stage = stage.wait_for(|stage| !matches!(stage, Stage::Before)).await.map_err(|_| never_ran())?;
+        match &*stage {
+            Stage::Open(door) => Ok(door.clone()),
+            Stage::Ended(flow) => Err(ended(flow)),
+            Stage::Before => Err(never_ran()),
+        }
+    }
+
+    async fn place(self: Arc<Self>) -> Result<Place<M>> {
+        if let Some(place) = self.try_place()? {
+            return Ok(place);
+        }
+        match self.places.clone().acquire_owned().await {
+            Ok(permit) => Ok(Place { door: self, permit }),
+            Err(_) => Err(ended(&self.flow)),
+        }
+    }
+
+    pub(super) fn try_place(self: &Arc<Self>) -> Result<Option<Place<M>>> {
+        let mut asked = self.places.clone().try_acquire_owned();
+        if matches!(asked, Err(TryAcquireError::NoPermits)) && self.give_out(0) {
+            asked = self.places.clone().try_acquire_owned();
+        }
+        match asked {
+            Ok(permit) => Ok(Some(Place { door: self.clone(), permit })),
+            Err(TryAcquireError::NoPermits) if !self.places.is_closed() => Ok(None),
+            Err(_) => Err(ended(&self.flow)),
+        }
+    }
+
+    /// `used` places have their messages. Gives out what other places the hub has; the operator is woken when there are
+    /// more. False if nothing can be sent any more.
+    fn give_out(&self, used: usize) -> bool {
+        let mut given_out = lock(&self.given_out);
+        *given_out -= used;
+        let mut owner = Context::from_waker(&self.owner);
+        let mut more = 0;
+        let open = self.output.with(|output| {
+            while *given_out + more < MOST {
+                match output.poll_places(*given_out + more + 1, &mut owner) {
+                    Readiness::READY => more += 1,
+                    Readiness::NEVER => return false,
+                    _ => break,
+                }
+            }
+            !output.is_closed()
+        });
+        *given_out += more;
+        drop(given_out);
+        match open {
+            Some(true) => self.places.add_permits(more),
+            _ => self.close(),
+        }
+        open == Some(true)
+    }
+
+    /// The operator was woken: there may be places, or blank envelopes. False if nothing can be sent any more.
+    pub(super) fn tend(&self) -> bool {
+        self.blank.notify_one();
+        self.give_out(0)
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.places.is_closed()
+    }
+
+    /// Nothing more is sent, and whoever waits is told.
+    pub(super) fn close(&self) {
+        self.output.with(Output::close);
+        self.places.close();
+        self.blank.notify_waiters();
+    }
+}
+
+impl<M: Message> Place<M> {
+    /// One in a flow, when that runs and has it.
+    pub(super) async fn once_open(stage: watch::Receiver<Stage<M>>) -> Result<Self> {
+        Door::once_open(stage).await?.place().await
+    }
+
+    pub(super) fn flow(&self) -> &Handle {
+        &self.door.flow
+    }
+
+    /// Sends without waiting.
+    pub(super) fn send(self, message: M, load: Option<Load>) -> Result<(), SendError<M>> {
+        let Self { door, permit } = self;
+        let mut message = Some(message);
+        let sent = door.output.with(|output| match message.take_if(|_| !output.is_closed()) {
+            Some(message) => output.try_send_with(message, load),
+            None => Ok(Ok(())),
+        });
+        permit.forget();
+        door.give_out(1);
+        match sent {
+            Some(Err(error)) => return Err(SendError::new(None, error)),
+            Some(Ok(Err(back))) => message = Some(back),
+            Some(Ok(Ok(()))) | None => {}
+        }
+        match message {
+            None => Ok(()),
+            Some(message) => Err(SendError::new(Some(message), ended(&door.flow))),
+        }
+    }
+}
+
+impl<T: Plain> Door<Envelope<T>> {
+    /// A blank envelope, once there is one.
+    pub(super) async fn blank(&self) -> Result<Envelope<T>> {
+        loop {
+            let notified = self.blank.notified();
+            if let Some(blank) = self.try_blank()? {
+                return Ok(blank);
+            }
+            notified.await;
+        }
+    }
+
+    fn try_blank(&self) -> Result<Option<Envelope<T>>> {
+        let mut owner = Context::from_waker(&self.owner);
+        match self.output.with(|output| output.poll_blank(&mut owner)) {
+            Some(Poll::Ready(Ok(blank))) => {
+                // There may be another, for another one who waits.
+                self.blank.notify_one();
+                Ok(Some(blank))
+            }
+            Some(Poll::Pending) => Ok(None),
+            Some(Poll::Ready(Err(error))) if !error.is_closed() => Err(error),
+            Some(Poll::Ready(Err(_))) | None => Err(ended(&self.flow)),
+        }
+    }
+}
+
+/// The end of a run, however it ends.
+pub(super) struct Closing<'a, M: Message>(pub(super) &'a Door<M>);
+
+impl<M: Message> Drop for Closing<'_, M> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// What is asked for with a poll: kept until it is used, given back when this is dropped.
+pub(super) enum Asked<T> {
+    No,
+    Waiting(Pin<Box<dyn Future<Output = Result<T>> + Send + Sync>>),
+    Has(T),
+}
+
+impl<T> Asked<T> {
+    /// Polls what `ask` begins, unless something was asked for before.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, ask: impl FnOnce() -> Result<Self>) -> Poll<Result<()>> {
+        if let Self::No = self {
+            *self = ask()?;
+        }
+        if let Self::Waiting(wait) = self {
+            let outcome = ready!(wait.as_mut().poll(cx));
+            *self = Self::No;
+            *self = Self::Has(outcome?);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// What there is; nothing is asked for any more.
+    pub(super) fn take(&mut self) -> Option<T> {
+        match mem::replace(self, Self::No) {
+            Self::Has(it) => Some(it),
+            Self::No | Self::Waiting(_) => None,
+        }
+    }
+}

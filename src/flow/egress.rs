@@ -1,0 +1,241 @@
+//! [`Egress`]: messages to whoever is outside.
+//!
+//! An operator like any other takes what comes, and hands it over to the handle by a queue of one. While that one is
+//! full it waits for somebody outside, and so does the flow; while there is nothing to take it waits for other operators,
+//! so that a flow that has gone quiet ends though somebody still listens.
+//!
+//! ```text
+//!   hub ──> [ operator ──> queue of one ] ──> handle
+//!             └─ the flow's end: `None`       └─ dropped: the operator ends, and the end walks up from there
+//! ```
+
+use std::{
+    borrow::Cow,
+    fmt,
+    future::poll_fn,
+    mem,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+};
+
+use futures::{Stream, task::AtomicWaker};
+
+use super::Flow;
+use crate::{
+    condition::{Condition, Status},
+    error::Result,
+    hub::{
+        Hub, Message,
+        queue::{Answer, Queue},
+    },
+    operator::{Cx, Operator, OutputHandle, SinkPorts},
+    sync::lock,
+};
+
+impl Flow {
+    /// A way out: what this output sends comes to the handle. It adds an operator of that name, which stands for whoever
+    /// has the handle. See [`Egress`].
+    ///
+    /// ```
+    /// use wakeline::{Flow, operator::source};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut flow = Flow::new("count");
+    /// let mut numbers = 1..=3_u32;
+    /// let count = flow.add("count", source(move || std::future::ready(Ok(numbers.next()))));
+    /// let mut numbers = flow.egress("numbers", count.output);
+    /// let running = flow.spawn()?;
+    /// let mut sum = 0;
+    /// while let Some(number) = numbers.recv().await {
+    ///     sum += number;
+    /// }
+    /// running.await?;
+    /// assert_eq!(sum, 6);
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn egress<M: Message>(&mut self, name: impl Into<String>, from: OutputHandle<M>) -> Egress<M> {
+        self.egress_with(name, from, Hub::default())
+    }
+
+    /// As [`egress`](Self::egress), with a hub of another size.
+    pub fn egress_with<M: Message>(&mut self, name: impl Into<String>, from: OutputHandle<M>, hub: Hub) -> Egress<M> {
+        let exit = Arc::new(Exit::default());
+        let queue = exit.queue();
+        let added = self.add(name, Leave(exit.clone())).when(Outside { exit: exit.clone(), queue: queue.clone() });
+        self.connect_with(from, added.input, hub);
+        Egress { exit, queue }
+    }
+}
+
+/// Receives what a flow sends out of it, in any task or thread: a [`Stream`], and [`recv`](Self::recv). From
+/// [`Flow::egress`].
+///
+/// The flow waits for whoever has it, as for a slow operator, and ends with messages untaken only if it fails or is aborted.
+/// Dropping it says that nobody wants any more, and the flow ends from there upwards. `None` is the end of what comes here,
+/// also after a failure: what that was [`Running`](crate::Running) says.
+pub struct Egress<M: Message> {
+    exit: Arc<Exit<M>>,
+    /// Of the run that it listens to.
+    queue: Arc<Queue<M>>,
+}
+
+/// What the handle and the operator share.
+struct Exit<M> {
+    state: Mutex<State<M>>,
+    /// The operator, for when the handle is dropped.
+    owner: AtomicWaker,
+}
+
+struct State<M> {
+    /// Of the present run, or the next.
+    queue: Arc<Queue<M>>,
+    /// The handle is.
+    dropped: bool,
+}
+
+impl<M> Default for Exit<M> {
+    fn default() -> Self {
+        Self { state: Mutex::new(State { queue: Arc::new(Queue::new(1)), dropped: false }), owner: AtomicWaker::new() }
+    }
+}
+
+impl<M> Exit<M> {
+    fn queue(&self) -> Arc<Queue<M>> {
+        lock(&self.state).queue.clone()
+    }
+
+    /// A run begins: what was closed at the end of another is replaced.
+    fn open(&self) -> Arc<Queue<M>> {
+        let mut state = lock(&self.state);
+        if state.queue.writer_gone() && !state.dropped {
+            state.queue = Arc::new(Queue::new(1));
+        }
+        state.queue.clone()
+    }
+}
+
+impl<M: Message> Egress<M> {
+    /// The next message, once there is one. `None` when nothing more will come.
+    ///
+    /// # Cancel safety
+    /// A message is taken only as the future resolves: dropping it loses none.
+    pub async fn recv(&mut self) -> Option<M> {
+        poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// The next message, if it has come out already.
+    pub fn try_recv(&mut self) -> Option<M> {
+        self.queue.take()
+    }
+
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<M>> {
+        loop {
+            match self.queue.poll_message(cx.waker()) {
+                Answer::Yes => return Poll::Ready(self.queue.take()),
+                Answer::Wait => return Poll::Pending,
+                Answer::Never => {}
+            }
+            // The end of that run. There may be another.
+            let present = self.exit.queue();
+            if Arc::ptr_eq(&present, &mem::replace(&mut self.queue, present.clone())) {
+                return Poll::Ready(None);
+            }
+        }
+    }
+}
+
+impl<M: Message> Stream for Egress<M> {
+    type Item = M;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<M>> {
+        self.poll_recv(cx)
+    }
+}
+
+impl<M: Message> Drop for Egress<M> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.exit.state);
+        state.dropped = true;
+        let queue = state.queue.clone();
+        drop(state);
+        drop(queue.close_reader());
+        self.exit.owner.wake();
+    }
+}
+
+impl<M: Message> fmt::Debug for Egress<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Egress").field("messages", &self.queue.len()).finish_non_exhaustive()
+    }
+}
+
+/// The operator.
+struct Leave<M: Message>(Arc<Exit<M>>);
+
+/// Its condition: room for one more.
+struct Outside<M: Message> {
+    exit: Arc<Exit<M>>,
+    queue: Arc<Queue<M>>,
+}
+
+impl<M: Message> Condition for Outside<M> {
+    fn start(&mut self) {
+        self.queue = self.exit.open();
+    }
+
+    fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
+        self.exit.owner.register(cx.waker());
+        match self.queue.poll_room(cx.waker()) {
+            Answer::Yes => Status::Ready,
+            Answer::Wait => Status::WaitEvent,
+            Answer::Never => Status::Never,
+        }
+    }
+
+    fn describe(&self) -> Cow<'static, str> {
+        "somebody outside to take what has come out".into()
+    }
+}
+
+/// The end of a run, however it ends.
+struct Closing<'a, M>(&'a Queue<M>);
+
+impl<M> Drop for Closing<'_, M> {
+    fn drop(&mut self) {
+        self.0.close_writer();
+    }
+}
+
+impl<M: Message> Operator for Leave<M> {
+    type Ports = SinkPorts<M>;
+
+    async fn run(&mut self, ports: &mut SinkPorts<M>, cx: &mut Cx) -> Result<()> {
+        let queue = self.0.queue();
+        let _closing = Closing(&queue);
+        while cx.ready(ports).await {
+            self.compute(ports, cx).await?;
+        }
+        Ok(())
+    }
+
+    async fn compute(&mut self, ports: &mut SinkPorts<M>, _cx: &mut Cx) -> Result<()> {
+        // What nobody takes any more goes with whoever was to have it.
+        let _ = self.0.queue().push(ports.input.take()?, true);
+        Ok(())
+    }
+
+    /// Also of a flow that never came to run.
+    async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
+        self.0.queue().close_writer();
+        Ok(())
+    }
+}
+
+/// The flow was dropped, and never ran.
+impl<M: Message> Drop for Leave<M> {
+    fn drop(&mut self) {
+        self.0.queue().close_writer();
+    }
+}

@@ -1,0 +1,306 @@
+//! [`Ingress`]: messages from outside.
+//!
+//! Whoever has a handle sends straight into the hub: no task of the flow stands in between. Beside the hub the flow has
+//! an operator for it, which does nothing but be there. While a handle lives that one waits for an event, so that the flow
+//! is neither at its end nor stalled; when the last is gone it closes the hub, and the end walks on from there.
+//!
+//! ```text
+//!             the flow runs                            it has ended
+//!   BEFORE ──────────────────> OPEN ─────────> CLOSED ──────────────> ENDED
+//!   sends wait                  the last handle is dropped,           sends fail, and say why
+//!                               stop, the reader ends, a failure
+//! ```
+
+use std::{
+    fmt, mem,
+    pin::{Pin, pin},
+    task::{Context, Poll},
+};
+
+use futures::Sink;
+use tokio::sync::watch;
+use tracing::Span;
+use wakeline_macros::Ports;
+
+use super::{
+    Flow,
+    door::{Asked, Closing, Door, Place, Stage, ended, never_ran},
+};
+use crate::{
+    condition::Readiness,
+    error::{Error, ErrorKind, Result},
+    hub::{Envelope, Hub, Message, Reply, baggage::Load},
+    memory::Plain,
+    operator::{Cx, InputHandle, Operator, Output, lent::Lent},
+};
+
+impl Flow {
+    /// A way in from outside: what is sent by the handle comes to this input. It adds an operator of that name, which
+    /// stands for whoever has a handle. See [`Ingress`].
+    ///
+    /// ```
+    /// use wakeline::{Flow, operator::sink};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut flow = Flow::new("print");
+    /// let print = flow.add("print", sink(async |line: String| { println!("{line}"); Ok(()) }));
+    /// let lines = flow.ingress("lines", print.input);
+    /// let running = flow.spawn()?;
+    /// lines.send("from anywhere".into()).await?;
+    /// drop(lines);                // nothing more will come: the flow ends
+    /// running.await?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn ingress<M: Message>(&mut self, name: impl Into<String>, to: InputHandle<M>) -> Ingress<M> {
+        self.ingress_with(name, to, Hub::default())
+    }
+
+    /// As [`ingress`](Self::ingress), with a hub of another size.
+    pub fn ingress_with<M: Message>(&mut self, name: impl Into<String>, to: InputHandle<M>, hub: Hub) -> Ingress<M> {
+        let (stage, handle) = watch::channel(Stage::Before);
+        let added = self.add(name, Entrance { stage });
+        self.connect_with(added.messages, to, hub);
+        Ingress::new(handle)
+    }
+}
+
+/// Sends messages into a flow, from any task or thread. From [`Flow::ingress`].
+///
+/// A flow does not end while there is a handle (a clone is one more): it waits for what may come. When the last one is
+/// dropped, what was sent goes to its end. [`Running::stop`](crate::Running::stop) closes it, too, and so does its reader's
+/// end. Sends that were made before the flow runs wait until it does.
+///
+/// It is a [`Sink`]. What is sent takes along the present [`Span`]: the operators that handle it, and what they make of it,
+/// are inside that span meanwhile.
+pub struct Ingress<M: Message> {
+    /// Its receivers are the handles. `None`: this one was closed.
+    stage: Option<watch::Receiver<Stage<M>>>,
+    /// For the [`Sink`].
+    place: Asked<Place<M>>,
+}
+
+/// A message that was not sent, and why.
+///
+/// `?` makes the [`Error`] of it, where the message is of no further use.
+pub struct SendError<M> {
+    message: Option<M>,
+    error: Error,
+}
+
+impl<M: Message> Ingress<M> {
+    pub(super) fn new(stage: watch::Receiver<Stage<M>>) -> Self {
+        Self { stage: Some(stage), place: Asked::No }
+    }
+
+    /// Sends a message, once there is room for it, and the flow runs. Who asks first is served first.
+    ///
+    /// # Errors
+    /// If the flow has failed, that; [`Closed`](ErrorKind::Closed) if it was stopped, has ended, or if the reader is gone.
+    /// The message comes back, unless it was lost on the way to its device.
+    ///
+    /// # Cancel safety
+    /// Dropping the future before it resolves drops the message with it, unsent.
+    pub async fn send(&self, message: M) -> Result<(), SendError<M>> {
+        match self.place().await {
+            Ok(place) => place.send(message, Load::of_reply(Reply::nobody(span()))),
+            Err(error) => Err(SendError::new(Some(message), error)),
+        }
+    }
+
+    /// Sends a message if there is room now; gives it back if not, and also before the flow runs.
+    ///
+    /// # Errors
+    /// As [`Ingress::send`].
+    pub fn try_send(&self, message: M) -> Result<Result<(), M>, SendError<M>> {
+        match self.try_place() {
+            Ok(Some(place)) => place.send(message, Load::of_reply(Reply::nobody(span()))).map(Ok),
+            Ok(None) => Ok(Err(message)),
+            Err(error) => Err(SendError::new(Some(message), error)),
+        }
+    }
+
+    /// True if nothing that is sent can arrive any more.
+    pub fn is_closed(&self) -> bool {
+        match self.stage.as_ref().map(|stage| stage.borrow().clone()) {
+            Some(Stage::Open(door)) => door.is_closed(),
+            Some(Stage::Before) => self.stage.as_ref().is_some_and(|stage| stage.has_changed().is_err()),
+            Some(Stage::Ended(_)) | None => true,
+        }
+    }
+
+    fn stage(&self) -> Result<&watch::Receiver<Stage<M>>> {
+        self.stage.as_ref().ok_or_else(|| Error::new(ErrorKind::Closed, "this handle of an ingress was closed"))
+    }
+
+    async fn place(&self) -> Result<Place<M>> {
+        match self.try_place()? {
+            Some(place) => Ok(place),
+            None => Place::once_open(self.stage()?.clone()).await,
+        }
+    }
+
+    pub(super) fn try_place(&self) -> Result<Option<Place<M>>> {
+        let stage = self.stage()?;
+        let door = match &*stage.borrow() {
+            Stage::Open(door) => door.clone(),
+            Stage::Before if stage.has_changed().is_err() => return Err(never_ran()),
+            Stage::Before => return Ok(None),
+            Stage::Ended(flow) => return Err(ended(flow)),
+        };
+        door.try_place()
+    }
+
+    /// A place, some time: for those who poll.
+    pub(super) fn some_place(&self) -> Result<impl Future<Output = Result<Place<M>>> + Send + Sync + use<M>> {
+        Ok(Place::once_open(self.stage()?.clone()))
+    }
+}
+
+impl<T: Plain> Ingress<Envelope<T>> {
+    /// A blank envelope of the hub's, to fill and to send: what is written there need not be copied to be sent. It is waited
+    /// for, and so is the flow's beginning.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if nobody said how large the hub's envelopes are (give
+    /// [`ingress_with`](Flow::ingress_with) a [`Hub::envelope_bytes`]); otherwise as [`Ingress::send`].
+    ///
+    /// # Cancel safety
+    /// An envelope is taken only as the future resolves: dropping it loses none.
+    pub async fn blank(&self) -> Result<Envelope<T>> {
+        Door::once_open(self.stage()?.clone()).await?.blank().await
+    }
+}
+
+/// The caller's, if there is one that anybody looks at.
+pub(super) fn span() -> Option<Span> {
+    let span = Span::current();
+    (!span.is_disabled()).then_some(span)
+}
+
+impl<M: Message> Sink<M> for Ingress<M> {
+    type Error = SendError<M>;
+
+    /// Ready means that a place is kept for this handle, until it sends or is dropped.
+    fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError<M>>> {
+        let mut place = mem::replace(&mut self.place, Asked::No);
+        let asked = place.poll(cx, || match self.try_place()? {
+            Some(place) => Ok(Asked::Has(place)),
+            None => Ok(Asked::Waiting(Box::pin(self.some_place()?))),
+        });
+        self.place = place;
+        asked.map_err(|error| SendError::new(None, error))
+    }
+
+    fn start_send(mut self: Pin<&mut Self>, message: M) -> Result<(), SendError<M>> {
+        match self.place.take() {
+            Some(place) => place.send(message, Load::of_reply(Reply::nobody(span()))),
+            None => {
+                let error = Error::new(ErrorKind::Usage, "`start_send` comes after a `poll_ready` that was ready");
+                Err(SendError::new(Some(message), error))
+            }
+        }
+    }
+
+    /// Sent is sent.
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Result<(), SendError<M>>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// As if this handle were dropped.
+    fn poll_close(mut self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Result<(), SendError<M>>> {
+        self.place = Asked::No;
+        self.stage = None;
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// One more handle. A place that this one keeps as a [`Sink`] is not the other's.
+impl<M: Message> Clone for Ingress<M> {
+    fn clone(&self) -> Self {
+        Self { stage: self.stage.clone(), place: Asked::No }
+    }
+}
+
+impl<M: Message> fmt::Debug for Ingress<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ingress").field("closed", &self.is_closed()).finish_non_exhaustive()
+    }
+}
+
+impl<M> SendError<M> {
+    pub(super) fn new(message: Option<M>, error: Error) -> Self {
+        Self { message, error }
+    }
+
+    /// Why it was not sent.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// The message, unless it was lost on the way to its device.
+    pub fn into_message(self) -> Option<M> {
+        self.message
+    }
+}
+
+impl<M> From<SendError<M>> for Error {
+    fn from(unsent: SendError<M>) -> Self {
+        unsent.error
+    }
+}
+
+impl<M> fmt::Display for SendError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<M> fmt::Debug for SendError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.error, f)
+    }
+}
+
+impl<M> std::error::Error for SendError<M> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+/// The operator: there while somebody may send.
+struct Entrance<M: Message> {
+    stage: watch::Sender<Stage<M>>,
+}
+
+#[derive(Ports)]
+struct EntrancePorts<M: Message> {
+    #[output]
+    messages: Lent<Output<M>>,
+}
+
+impl<M: Message> Operator for Entrance<M> {
+    type Ports = EntrancePorts<M>;
+
+    async fn run(&mut self, ports: &mut EntrancePorts<M>, cx: &mut Cx) -> Result<()> {
+        let door = Door::new(&ports.messages, cx);
+        let _closing = Closing(&door);
+        self.stage.send_replace(Stage::Open(door.clone()));
+        let mut no_handles = pin!(self.stage.closed());
+        cx.attend(|task, ending| {
+            let open = !ending && no_handles.as_mut().poll(task).is_pending() && door.tend();
+            Ok(if open { Readiness::WAIT_EVENT } else { Readiness::NEVER })
+        })
+        .await
+    }
+
+    /// It has no runs.
+    async fn compute(&mut self, _ports: &mut EntrancePorts<M>, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+
+    async fn stop(&mut self, cx: &mut Cx) -> Result<()> {
+        self.stage.send_replace(Stage::Ended(cx.flow()));
+        Ok(())
+    }
+}

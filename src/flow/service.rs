@@ -1,0 +1,465 @@
+//! [`Service`]: a flow as a function, request in, response out.
+//!
+//! One operator stands at both of its ends. Requests go into the flow as by an [ingress](super::ingress), straight from
+//! whoever calls; responses come back to the operator, and each carries along whom it answers.
+//!
+//! ```text
+//!   call ──> requests ──> [ the flow's operators ] ──> responses ──> the operator ──> whoever called
+//!               └ beside the request: who asked. Operators pass it on with what they make of it; see `Reply`
+//! ```
+//!
+//! A caller hears exactly one of: a response; the error that an operator [answered](crate::operator::Reply::fail) with;
+//! what the flow failed with; that the last message which would have answered was dropped, and where; and, if an operator
+//! kept it and never did answer, that the flow has ended.
+
+use std::{
+    any::Any,
+    fmt,
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, Weak},
+    task::{Context, Poll, ready},
+};
+
+use slab::Slab;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use wakeline_macros::Ports;
+
+use super::{
+    Flow, Handle, Ingress,
+    door::{Asked, Closing, Door, Place, Stage},
+    ingress::span,
+};
+use crate::{
+    condition::{PortState, Readiness},
+    error::{Error, ErrorKind, Result},
+    hub::{Envelope, Hub, Message, Reply, baggage::Load, reply::Caller},
+    memory::Plain,
+    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
+    sync::lock,
+};
+
+impl Flow {
+    /// The flow as a service: requests come to this input, and what that output sends are the responses. It adds an
+    /// operator of that name, which stands for whoever calls. See [`Service`].
+    ///
+    /// ```
+    /// use wakeline::{Flow, operator::map};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut flow = Flow::new("shouting");
+    /// let upper = flow.add("upper", map(async |text: String| Ok(text.to_uppercase())));
+    /// let shout = flow.service("shout", upper.input, upper.output);
+    /// let running = flow.spawn()?;
+    /// assert_eq!(shout.ask("hello".into()).await?, "HELLO");
+    /// drop(shout);
+    /// running.await?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn service<Req: Message, Res: Message>(
+        &mut self,
+        name: impl Into<String>,
+        to: InputHandle<Req>,
+        from: OutputHandle<Res>,
+    ) -> Service<Req, Res> {
+        self.service_with(name, to, from, Hub::default())
+    }
+
+    /// As [`service`](Self::service), with a hub of another size for the requests: its capacity is how many may wait to be
+    /// taken.
+    pub fn service_with<Req: Message, Res: Message>(
+        &mut self,
+        name: impl Into<String>,
+        to: InputHandle<Req>,
+        from: OutputHandle<Res>,
+        requests: Hub,
+    ) -> Service<Req, Res> {
+        let (stage, handle) = watch::channel(Stage::Before);
+        let book = Arc::new(Book { name: name.into(), open: Mutex::default() });
+        let added = self.add(&*book.name, Desk { stage, book: book.clone() });
+        self.connect_with(added.requests, to, requests);
+        self.connect(from, added.responses);
+        Service { requests: Ingress::new(handle), book, limit: None, asked: Asked::No }
+    }
+}
+
+/// Sends requests through a flow and matches the responses: a [`tower_service::Service`], and [`ask`](Self::ask). From
+/// [`Flow::service`].
+///
+/// Whom a message answers travels along with it: what an operator sends answers whoever asked for what it took in that
+/// run. One that takes the requests of several in a run says which of its messages answers which, with
+/// [`Cx::take_replies`](crate::Cx::take_replies).
+///
+/// **Back-pressure** is readiness: `poll_ready` is ready when the flow has room for the request, and keeps that for this
+/// clone, so that `call` neither waits nor fails for room. How many have room is the requests' hub's capacity
+/// ([`service_with`](Flow::service_with)). Who would rather not wait puts `tower`'s load shedding in front.
+///
+/// A caller that goes away drops the response's future, and makes its place [within the limit](Self::limit) free; its
+/// request is let go as soon as an operator asks [whether anybody still waits](crate::operator::Reply::is_abandoned), and
+/// otherwise goes to its end.
+///
+/// As with an [`Ingress`], the flow does not end while there is a handle; [`stop`](crate::Running::stop) lets no more
+/// requests in, and those that are in are answered. The caller's [`Span`](tracing::Span) travels along.
+pub struct Service<Req: Message, Res: Message> {
+    requests: Ingress<Req>,
+    book: Arc<Book<Res>>,
+    limit: Option<Arc<Semaphore>>,
+    asked: Asked<Admission<Req>>,
+}
+
+/// What a request needs to be sent.
+struct Admission<Req: Message> {
+    place: Place<Req>,
+    slot: Option<OwnedSemaphorePermit>,
+}
+
+impl<Req: Message, Res: Message> Service<Req, Res> {
+    /// The response to a request. It waits for the flow to run, for room, and for the answer.
+    ///
+    /// # Errors
+    /// What an operator answered with, or the flow failed with; [`Unanswered`](ErrorKind::Unanswered) if an operator dropped
+    /// the request; [`Closed`](ErrorKind::Closed) if the flow was stopped before it had room.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives up the place that it waits for, or the answer.
+    pub async fn ask(&self, request: Req) -> Result<Res> {
+        let admission = match self.try_admission()? {
+            Some(admission) => admission,
+            None => self.some_admission()?.await?,
+        };
+        self.send(admission, request).await
+    }
+
+    /// At most so many requests in flight, from all of its clones that are made from now on: from their admission until
+    /// they are answered or their callers go away.
+    #[must_use]
+    pub fn limit(mut self, requests: usize) -> Self {
+        self.limit = Some(Arc::new(Semaphore::new(requests.min(Semaphore::MAX_PERMITS))));
+        if requests == 0 {
+            // Nobody would ever be let in: that is said, and not waited for.
+            self.limit.iter().for_each(|limit| limit.close());
+        }
+        self
+    }
+
+    /// True if no request can be sent any more.
+    pub fn is_closed(&self) -> bool {
+        self.requests.is_closed()
+    }
+
+    fn try_admission(&self) -> Result<Option<Admission<Req>>> {
+        let slot = match self.limit.clone().map(Semaphore::try_acquire_owned).transpose() {
+            Ok(slot) => slot,
+            Err(tokio::sync::TryAcquireError::NoPermits) => return Ok(None),
+            Err(tokio::sync::TryAcquireError::Closed) => return Err(self.book.limited_to_none()),
+        };
+        Ok(self.requests.try_place()?.map(|place| Admission { place, slot }))
+    }
+
+    fn some_admission(&self) -> Result<impl Future<Output = Result<Admission<Req>>> + Send + Sync + use<Req, Res>> {
+        let (place, limit, book) = (self.requests.some_place()?, self.limit.clone(), self.book.clone());
+        Ok(async move {
+            let slot = match limit {
+                Some(limit) => Some(limit.acquire_owned().await.map_err(|_| book.limited_to_none())?),
+                None => None,
+            };
+            Ok(Admission { place: place.await?, slot })
+        })
+    }
+
+    fn send(&self, admission: Admission<Req>, request: Req) -> ResponseFuture<Res> {
+        let Admission { place, slot } = admission;
+        let (answer, response) = oneshot::channel();
+        let caller = Request::new(&self.book, answer, place.flow().clone());
+        match place.send(request, Load::of_reply(Reply::to(caller, span()))) {
+            Ok(()) => ResponseFuture { state: State::Waits(response), _slot: slot },
+            Err(error) => ResponseFuture { state: State::Failed(Some(error.into())), _slot: None },
+        }
+    }
+}
+
+impl<T: Plain, Res: Message> Service<Envelope<T>, Res> {
+    /// A blank envelope for a request. See [`Ingress::blank`].
+    ///
+    /// # Errors
+    /// As [`Ingress::blank`].
+    ///
+    /// # Cancel safety
+    /// As [`Ingress::blank`].
+    pub async fn blank(&self) -> Result<Envelope<T>> {
+        self.requests.blank().await
+    }
+}
+
+impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Res> {
+    type Response = Res;
+    type Error = Error;
+    type Future = ResponseFuture<Res>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let mut asked = std::mem::replace(&mut self.asked, Asked::No);
+        let polled = asked.poll(cx, || match self.try_admission()? {
+            Some(admission) => Ok(Asked::Has(admission)),
+            None => Ok(Asked::Waiting(Box::pin(self.some_admission()?))),
+        });
+        self.asked = asked;
+        polled
+    }
+
+    fn call(&mut self, request: Req) -> ResponseFuture<Res> {
+        match self.asked.take() {
+            Some(admission) => self.send(admission, request),
+            None => {
+                let error = Error::new(ErrorKind::Usage, "`call` comes after a `poll_ready` that was ready");
+                ResponseFuture { state: State::Failed(Some(error)), _slot: None }
+            }
+        }
+    }
+}
+
+/// One more handle. A place that this one keeps since it was ready is not the other's.
+impl<Req: Message, Res: Message> Clone for Service<Req, Res> {
+    fn clone(&self) -> Self {
+        let Self { requests, book, limit, .. } = self;
+        Self { requests: requests.clone(), book: book.clone(), limit: limit.clone(), asked: Asked::No }
+    }
+}
+
+impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service")
+            .field("name", &self.book.name)
+            .field("closed", &self.is_closed())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The response to come. Dropping it says that nobody wants it any more.
+#[must_use = "it is a future of the response"]
+pub struct ResponseFuture<Res> {
+    state: State<Res>,
+    /// Within the limit.
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+enum State<Res> {
+    Waits(oneshot::Receiver<Result<Res>>),
+    /// It was never sent.
+    Failed(Option<Error>),
+}
+
+impl<Res> Future for ResponseFuture<Res> {
+    type Output = Result<Res>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Res>> {
+        let again = || Error::new(ErrorKind::Usage, "this response was awaited before");
+        match &mut self.state {
+            State::Waits(response) => {
+                let answer = ready!(Pin::new(response).poll(cx)).unwrap_or_else(|_| Err(again()));
+                self.state = State::Failed(None);
+                Poll::Ready(answer)
+            }
+            State::Failed(error) => Poll::Ready(Err(error.take().unwrap_or_else(again))),
+        }
+    }
+}
+
+impl<Res> fmt::Debug for ResponseFuture<Res> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ResponseFuture")
+    }
+}
+
+/// The requests of one service that are in flight.
+struct Book<Res> {
+    name: String,
+    open: Mutex<Slab<Weak<Request<Res>>>>,
+}
+
+/// A request in flight: whoever waits for its response. Shared by all messages that go back to it.
+struct Request<Res> {
+    book: Arc<Book<Res>>,
+    /// Where it stands there.
+    number: usize,
+    /// `None` once there is one.
+    answer: Mutex<Option<oneshot::Sender<Result<Res>>>>,
+    /// The last operator that took one of those messages.
+    seen_by: Mutex<Option<Arc<str>>>,
+    flow: Handle,
+}
+
+impl<Res> Book<Res> {
+    /// The only reason to close a limit.
+    fn limited_to_none(&self) -> Error {
+        Error::new(ErrorKind::Usage, format!("service `{}` is limited to 0 requests: at least 1", self.name))
+    }
+
+    /// The flow has ended: whoever has no answer by now gets none.
+    fn close(&self) {
+        let open: Vec<_> = lock(&self.open).iter().filter_map(|(_, request)| request.upgrade()).collect();
+        open.iter().for_each(|request| request.leave("kept it, and the flow has ended"));
+    }
+}
+
+impl<Res> Request<Res> {
+    fn new(book: &Arc<Book<Res>>, answer: oneshot::Sender<Result<Res>>, flow: Handle) -> Arc<Self> {
+        let mut open = lock(&book.open);
+        let entry = open.vacant_entry();
+        let request = Arc::new(Self {
+            book: book.clone(),
+            number: entry.key(),
+            answer: Mutex::new(Some(answer)),
+            seen_by: Mutex::default(),
+            flow,
+        });
+        entry.insert(Arc::downgrade(&request));
+        request
+    }
+
+    /// The first answer counts.
+    fn answer(&self, answer: Result<Res>) {
+        let waiting = lock(&self.answer).take();
+        if let Some(waiting) = waiting {
+            // Nobody may listen any more.
+            let _ = waiting.send(answer);
+        }
+    }
+
+    fn is_answered(&self) -> bool {
+        lock(&self.answer).is_none()
+    }
+
+    /// There will be no answer, if there was none yet: since the flow has failed, or for what `last` did who had it last.
+    fn leave(&self, last: &str) {
+        if self.is_answered() {
+            return;
+        }
+        let error = self.flow.failure().unwrap_or_else(|| {
+            let told = match &*lock(&self.seen_by) {
+                Some(operator) => format!("operator `{operator}`, the last to have it, {last}"),
+                None => "no operator has taken it".into(),
+            };
+            Error::new(ErrorKind::Unanswered, told).at(format!("a request of service `{}`", self.book.name))
+        });
+        self.answer(Err(error));
+    }
+}
+
+impl<Res: Send + 'static> Caller for Request<Res> {
+    fn fail(&self, error: Error) {
+        self.answer(Err(error));
+    }
+
+    fn has_left(&self) -> bool {
+        lock(&self.answer).as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
+    fn seen_by(&self, operator: &Arc<str>) {
+        *lock(&self.seen_by) = Some(operator.clone());
+    }
+}
+
+/// The last of its messages is gone.
+impl<Res> Drop for Request<Res> {
+    fn drop(&mut self) {
+        lock(&self.book.open).try_remove(self.number);
+        self.leave("sent nothing for it");
+    }
+}
+
+/// The operator: sends requests while somebody may make some, and gives out responses.
+struct Desk<Req: Message, Res> {
+    stage: watch::Sender<Stage<Req>>,
+    book: Arc<Book<Res>>,
+}
+
+#[derive(Ports)]
+struct DeskPorts<Req: Message, Res: Message> {
+    #[output]
+    requests: Lent<Output<Req>>,
+    #[input]
+    responses: Lent<Input<Res>>,
+}
+
+impl<Res: Message> Book<Res> {
+    /// A response has come, for these.
+    fn answer(self: &Arc<Self>, reply: &Reply, response: Res) {
+        let requests = reply.callers().iter().filter_map(|caller| {
+            let caller: Arc<dyn Any + Send + Sync> = caller.clone();
+            caller.downcast::<Request<Res>>().ok()
+        });
+        let own = requests.filter(|request| Arc::ptr_eq(&request.book, self) && !request.is_answered());
+        let waiting: Vec<_> = own.collect();
+        match &waiting[..] {
+            [] => tracing::warn!(service = self.name, "a response came that answers no request: it is dropped"),
+            [request] => request.answer(Ok(response)),
+            several => {
+                let told = format!(
+                    "one response came for {} requests: an operator that takes several messages in a run says which of \
+                     its own answers which, with `cx.take_replies()` and `send_for`",
+                    several.len()
+                );
+                let error = Error::new(ErrorKind::Usage, told).at(format!("service `{}`", self.name));
+                several.iter().for_each(|request| request.answer(Err(error.again())));
+            }
+        }
+    }
+}
+
+impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
+    type Ports = DeskPorts<Req, Res>;
+
+    async fn run(&mut self, ports: &mut DeskPorts<Req, Res>, cx: &mut Cx) -> Result<()> {
+        let (door, responses) = (Door::new(&ports.requests, cx), ports.responses.lend());
+        let _closing = Closing(&door);
+        self.stage.send_replace(Stage::Open(door.clone()));
+        let mut no_handles = pin!(self.stage.closed());
+        let (book, carry) = (self.book.clone(), cx.carry().clone());
+        let mut open = true;
+        cx.attend(|task, ending| {
+            if open && (ending || no_handles.as_mut().poll(task).is_ready() || !door.tend()) {
+                open = false;
+                door.close();
+            }
+            loop {
+                // Asked again in a moment, after others.
+                let Poll::Ready(budget) = tokio::task::coop::poll_proceed(task) else {
+                    return Ok(Readiness::WAIT_EVENT);
+                };
+                let there = responses.with(|responses| responses.poll_count(1, task).more);
+                match there.unwrap_or(Readiness::NEVER) {
+                    Readiness::READY => {}
+                    Readiness::NEVER => return Ok(Readiness::NEVER),
+                    // While somebody may call, the flow is not at rest.
+                    _ if open => return Ok(Readiness::WAIT_EVENT),
+                    _ => return Ok(Readiness::WAIT),
+                }
+                budget.made_progress();
+                if let Some(Some(response)) = responses.with(|responses| responses.try_take()).transpose()? {
+                    let reply = carry.take_replies().pop().unwrap_or_default();
+                    book.answer(&reply, response);
+                    carry.let_go();
+                }
+            }
+        })
+        .await
+    }
+
+    /// It has no runs.
+    async fn compute(&mut self, _ports: &mut DeskPorts<Req, Res>, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+
+    async fn stop(&mut self, cx: &mut Cx) -> Result<()> {
+        self.stage.send_replace(Stage::Ended(cx.flow()));
+        self.book.close();
+        Ok(())
+    }
+}
+
+/// Also of a flow whose runtime has ended.
+impl<Req: Message, Res> Drop for Desk<Req, Res> {
+    fn drop(&mut self) {
+        self.book.close();
+    }
+}

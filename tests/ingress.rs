@@ -1,0 +1,489 @@
+//! Scenario E2: ways into a flow and out of it, from any task or thread.
+
+mod common;
+
+use std::{future::ready, pin::pin, sync::Arc};
+
+use common::*;
+use futures::{FutureExt, SinkExt, StreamExt, future::join_all, poll, stream};
+use tokio::sync::Notify;
+use wakeline::{Egress, Ingress, condition::Status, prelude::*};
+
+/// An operator that doubles, and holds each message until it is told to go on.
+fn gated(gate: &Arc<Notify>) -> impl Operator<Ports = MapPorts<u32, u32>> + use<> {
+    let gate = gate.clone();
+    map(move |n: u32| {
+        let gate = gate.clone();
+        async move {
+            gate.notified().await;
+            Ok(2 * n)
+        }
+    })
+}
+
+fn double() -> impl Operator<Ports = MapPorts<u32, u32>> {
+    map(|n: u32| ready(Ok(2 * n)))
+}
+
+/// `numbers -> double -> doubled`, with a hub of so many places at its beginning.
+fn doubling(places: usize) -> (Flow, Ingress<u32>, Egress<u32>) {
+    let mut flow = Flow::new("doubling");
+    let double = flow.add("double", double());
+    let numbers = flow.ingress_with("numbers", double.input, Hub::bounded(places));
+    let doubled = flow.egress("doubled", double.output);
+    (flow, numbers, doubled)
+}
+
+fn is_sync<T: Send + Sync + Unpin>(_: &T) {}
+
+#[tokio::test]
+async fn e2_ingress_is_a_sink_and_egress_a_stream() {
+    let (flow, numbers, doubled) = doubling(1);
+    is_sync(&numbers);
+    is_sync(&doubled);
+    let running = flow.spawn().unwrap();
+    let other = numbers.clone();
+    // `forward` drops the handle at its end.
+    let sent = stream::iter(0..100).map(Ok).forward(numbers);
+    let (sent, also, seen) =
+        within(futures::future::join3(sent, async move { other.send(1000).await }, doubled.collect::<Vec<_>>())).await;
+    (sent.unwrap(), also.unwrap());
+    let wanted: Vec<_> = (0..100).map(|n| 2 * n).collect();
+    assert_eq!(seen.iter().copied().filter(|n| *n != 2000).collect::<Vec<_>>(), wanted, "each handle's in order");
+    assert_eq!(seen.len(), 101);
+    let report = within(running).await.unwrap();
+    assert_eq!(report.operator("numbers").unwrap().messages_out, 101);
+    assert_eq!(report.operator("doubled").unwrap().messages_in, 101);
+    assert_eq!(report.untaken, 0);
+}
+
+#[tokio::test]
+async fn e2_what_is_sent_before_the_flow_runs_waits() {
+    let (flow, numbers, mut doubled) = doubling(2);
+    assert_eq!(numbers.try_send(1).unwrap(), Err(1), "no room yet");
+    let mut early = Box::pin(numbers.send(7));
+    assert!(poll!(early.as_mut()).is_pending());
+    assert!(doubled.recv().now_or_never().is_none());
+    let running = flow.spawn().unwrap();
+    within(early).await.unwrap();
+    assert_eq!(within(doubled.recv()).await, Some(14));
+    assert!(!numbers.is_closed());
+    drop(numbers);
+    assert_eq!(within(doubled.recv()).await, None);
+    within(running).await.unwrap();
+
+    let (flow, numbers, mut doubled) = doubling(1);
+    let mut early = pin!(numbers.send(7));
+    assert!(poll!(early.as_mut()).is_pending());
+    drop(flow);
+    let unsent = within(early).await.unwrap_err();
+    assert!(unsent.error().is_closed() && unsent.to_string().contains("before it ran"), "{unsent}");
+    assert_eq!(unsent.into_message(), Some(7));
+    assert!(numbers.is_closed());
+    assert_eq!(within(doubled.recv()).await, None);
+}
+
+/// Room is the hub's; whoever waits is served in the order of asking.
+#[tokio::test]
+async fn e2_back_pressure_reaches_whoever_sends() {
+    let gate = Arc::new(Notify::new());
+    let mut flow = Flow::new("e2");
+    let slow = flow.add("slow", gated(&gate));
+    let numbers = flow.ingress_with("numbers", slow.input, Hub::bounded(2));
+    let mut out = flow.egress("out", slow.output);
+    let running = flow.spawn().unwrap();
+    for n in 0..3 {
+        within(numbers.send(n)).await.unwrap();
+        if n == 0 {
+            // The operator has one in its hands, two lie in the hub.
+            until("one is taken", || running.status().iter().any(|status| status.running)).await;
+        }
+    }
+    assert_eq!(numbers.try_send(9).unwrap(), Err(9), "it comes back");
+    let mut waiting: Vec<_> = (3..8).map(|n| Box::pin(numbers.send(n))).collect();
+    for send in &mut waiting {
+        assert!(poll!(send.as_mut()).is_pending());
+    }
+    // One that gives up holds nobody up.
+    drop(waiting.remove(1));
+    let sending = async { join_all(waiting).await.into_iter().collect::<Result<Vec<_>, _>>().map(drop) };
+    let taking = async {
+        let mut seen = Vec::new();
+        for _ in 0..7 {
+            gate.notify_one();
+            seen.extend(out.recv().await);
+        }
+        seen
+    };
+    let (sent, seen) = within(futures::future::join(sending, taking)).await;
+    sent.unwrap();
+    assert_eq!(seen, [0, 2, 4, 6, 10, 12, 14]);
+    drop(numbers);
+    within(running).await.unwrap();
+}
+
+/// A handle that was ready has a place that nobody else gets; dropped, it is the next one's.
+#[tokio::test]
+async fn e2_a_place_that_is_not_used_is_given_back() {
+    let gate = Arc::new(Notify::new());
+    let mut flow = Flow::new("e2");
+    let slow = flow.add("slow", gated(&gate));
+    let mut numbers = flow.ingress_with("numbers", slow.input, Hub::bounded(1));
+    let mut out = flow.egress("out", slow.output);
+    let running = flow.spawn().unwrap();
+    within(numbers.send(1)).await.unwrap();
+    until("it is taken", || running.status().iter().any(|status| status.running)).await;
+
+    within(futures::future::poll_fn(|cx| numbers.poll_ready_unpin(cx))).await.unwrap();
+    let other = numbers.clone();
+    assert_eq!(other.try_send(2).unwrap(), Err(2), "the only place is kept");
+    let mut waiting = Box::pin(other.send(2));
+    assert!(poll!(waiting.as_mut()).is_pending());
+    numbers.start_send_unpin(3).unwrap();
+    assert!(poll!(waiting.as_mut()).is_pending());
+    gate.notify_one();
+    assert_eq!(within(out.recv()).await, Some(2));
+    within(waiting).await.unwrap();
+
+    gate.notify_one();
+    assert_eq!(within(out.recv()).await, Some(6));
+    within(futures::future::poll_fn(|cx| numbers.poll_ready_unpin(cx))).await.unwrap();
+    let mut waiting = Box::pin(other.send(4));
+    assert!(poll!(waiting.as_mut()).is_pending());
+    drop(numbers);
+    within(waiting).await.unwrap();
+    gate.notify_one();
+    assert_eq!(within(out.recv()).await, Some(4));
+    gate.notify_one();
+    assert_eq!(within(out.recv()).await, Some(8));
+
+    // A sink that is closed is a handle that is dropped.
+    let mut last = other.clone();
+    drop(other);
+    assert!(last.start_send_unpin(1).is_err(), "it was not asked whether it is ready");
+    last.close().await.unwrap();
+    assert!(last.is_closed());
+    assert_eq!(last.send(1).await.unwrap_err().into_message(), Some(1));
+    within(running).await.unwrap();
+}
+
+/// Many senders, on threads of their own too, over few places: each message arrives once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e2_many_senders_of_any_thread() {
+    const EACH: u32 = if cfg!(debug_assertions) { 2_000 } else { 20_000 };
+    for places in [1, 3] {
+        let (flow, numbers, doubled) = doubling(places);
+        let running = flow.spawn().unwrap();
+        let mut tasks = Vec::new();
+        for sender in 0..4 {
+            let numbers = numbers.clone();
+            tasks.push(tokio::spawn(async move {
+                for n in 0..EACH {
+                    let mut n = sender * EACH + n;
+                    // All ways to send.
+                    match n % 3 {
+                        0 => numbers.send(n).await.unwrap(),
+                        1 => numbers.clone().feed(n).await.unwrap(),
+                        _ => {
+                            while let Err(back) = numbers.try_send(n).unwrap() {
+                                n = back;
+                                // Asked, and given up.
+                                let _ = numbers.send(1_000_000_000).now_or_never().map(|sent| sent.unwrap());
+                                tokio::task::yield_now().await;
+                            }
+                        }
+                    }
+                }
+            }));
+        }
+        let thread = numbers.clone();
+        let thread = std::thread::spawn(move || {
+            for n in 4 * EACH..5 * EACH {
+                futures::executor::block_on(thread.send(n)).unwrap();
+            }
+        });
+        drop(numbers);
+        let mut seen: Vec<u32> = within(doubled.filter(|n| ready(*n != 2_000_000_000)).collect()).await;
+        join_all(tasks).await.into_iter().for_each(|task| task.unwrap());
+        thread.join().unwrap();
+        seen.sort_unstable();
+        assert!(seen == (0..5 * EACH).map(|n| 2 * n).collect::<Vec<_>>(), "places: {places}");
+        within(running).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn e2_a_dropped_egress_ends_the_flow_upwards() {
+    for flowing in [false, true] {
+        let (flow, numbers, mut doubled) = doubling(1);
+        let running = flow.spawn().unwrap();
+        if flowing {
+            within(numbers.send(1)).await.unwrap();
+            assert_eq!(within(doubled.recv()).await, Some(2));
+            within(numbers.send(1)).await.unwrap();
+        } else {
+            let idle = || running.status().iter().all(|status| status.status != Status::Ready);
+            until("all wait", idle).await;
+        }
+        drop(doubled);
+        let _ = numbers.try_send(3);
+        within(running).await.unwrap();
+        let unsent = within(numbers.send(5)).await.unwrap_err();
+        assert!(unsent.error().is_closed(), "{unsent}");
+        assert_eq!(unsent.into_message(), Some(5));
+        assert!(numbers.is_closed());
+        assert_eq!(numbers.try_send(6).unwrap_err().into_message(), Some(6));
+    }
+}
+
+/// What was accepted is not lost: it drains, and those who still wait for room get their messages back.
+#[tokio::test]
+async fn e2_stop_closes_the_ingress_and_drains() {
+    let gate = Arc::new(Notify::new());
+    let mut flow = Flow::new("e2");
+    let slow = flow.add("slow", gated(&gate));
+    let numbers = flow.ingress_with("numbers", slow.input, Hub::bounded(2));
+    let mut out = flow.egress("out", slow.output);
+    let running = flow.spawn().unwrap();
+    for n in 0..3 {
+        within(numbers.send(n)).await.unwrap();
+    }
+    let mut late = pin!(numbers.send(3));
+    assert!(poll!(late.as_mut()).is_pending());
+    running.stop();
+    let unsent = within(late).await.unwrap_err();
+    assert!(unsent.error().is_closed() && unsent.to_string().contains("`e2` was stopped"), "{unsent}");
+    assert_eq!(unsent.into_message(), Some(3));
+    for n in 0..3 {
+        gate.notify_one();
+        assert_eq!(within(out.recv()).await, Some(2 * n));
+    }
+    assert_eq!(within(out.recv()).await, None);
+    let report = within(running).await.unwrap();
+    assert_eq!(report.untaken, 0);
+}
+
+/// Whoever waits for a place is told when there will never be one.
+#[tokio::test]
+async fn e2_an_abort_gives_messages_back() {
+    for dropped in [false, true] {
+        let gate = Arc::new(Notify::new());
+        let mut flow = Flow::new("e2");
+        let slow = flow.add("slow", gated(&gate));
+        let numbers = flow.ingress("numbers", slow.input);
+        let mut out = flow.egress("out", slow.output);
+        let running = flow.spawn().unwrap();
+        within(numbers.send(0)).await.unwrap();
+        within(numbers.send(1)).await.unwrap();
+        let mut waiting = pin!(numbers.send(2));
+        assert!(poll!(waiting.as_mut()).is_pending());
+        if dropped {
+            drop(running);
+        } else {
+            running.abort();
+            assert!(within(running).await.unwrap_err().is_cancelled());
+        }
+        let unsent = within(waiting).await.unwrap_err();
+        assert!(unsent.error().is_cancelled(), "{unsent}");
+        assert_eq!(unsent.into_message(), Some(2));
+        assert_eq!(within(out.recv()).await, None);
+        assert!(Error::from(within(numbers.send(3)).await.unwrap_err()).is_cancelled());
+    }
+}
+
+// Envelopes of the hub's, filled outside, by more than there are; nothing is copied but to the device and back.
+on_both!(e2_blank_envelopes, async |device: Device| {
+    let mut flow = Flow::new("e2");
+    let first = flow.add("first", Increment).on(&device);
+    let second = flow.add("second", Increment).on(&device);
+    let chunks = flow.ingress_with("chunks", first.input, Hub::bounded(2).envelopes(2).envelope_bytes(256));
+    flow.connect(first.output, second.input);
+    let mut out = flow.egress("out", second.output);
+    let running = flow.spawn().unwrap();
+    let fill = |n: u32| {
+        let chunks = chunks.clone();
+        tokio::spawn(async move {
+            let mut blank = chunks.blank().await.unwrap();
+            assert!(blank.is_empty() && blank.capacity() == 64 && blank.is_host());
+            // Given up while it has one: it goes home, and others go on.
+            drop(chunks.blank().now_or_never());
+            blank.space().await.unwrap()[..8].fill(n);
+            blank.set_len(8).unwrap();
+            chunks.send(blank).await.unwrap();
+        })
+    };
+    let tasks: Vec<_> = (0..50).map(fill).collect();
+    let mut seen = Vec::new();
+    while seen.len() < 50 {
+        let envelope = out.recv().await.unwrap();
+        let data = envelope.read().await.unwrap();
+        assert_eq!(data, [data[0]; 8]);
+        seen.push(data[0] - 2);
+    }
+    join_all(tasks).await.into_iter().for_each(|task| task.unwrap());
+    seen.sort_unstable();
+    assert_eq!(seen, (0..50).collect::<Vec<_>>());
+    let kept = chunks.blank().await.unwrap();
+    running.stop();
+    running.await.unwrap();
+    assert!(chunks.blank().await.unwrap_err().is_closed());
+    assert!(chunks.send(kept).await.unwrap_err().into_message().is_some());
+    drop(out);
+    freed(&device).await;
+});
+
+#[tokio::test]
+async fn e2_a_hub_without_blank_envelopes_says_so() {
+    let mut flow = Flow::new("e2");
+    let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
+    let chunks = flow.ingress("chunks", sink.input);
+    let running = flow.spawn().unwrap();
+    let error = within(chunks.blank()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    assert!(error.to_string().contains("envelope_bytes"), "{error}");
+    drop(chunks);
+    within(running).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e2_a_cancelled_recv_loses_nothing() {
+    let (flow, numbers, mut doubled) = doubling(2);
+    let running = flow.spawn().unwrap();
+    tokio::spawn(async move {
+        for n in 0..1000 {
+            numbers.send(n).await.unwrap();
+        }
+    });
+    let mut seen = Vec::new();
+    let all = async {
+        loop {
+            // Begun, and dropped.
+            match doubled.recv().now_or_never() {
+                Some(Some(n)) => seen.push(n),
+                Some(None) => break,
+                None => tokio::task::yield_now().await,
+            }
+        }
+    };
+    within(all).await;
+    assert_eq!(seen, (0..1000).map(|n| 2 * n).collect::<Vec<_>>());
+    within(running).await.unwrap();
+}
+
+/// Somebody who only listens keeps no flow from its end: a cycle that has gone quiet.
+#[tokio::test]
+async fn e2_one_who_listens_does_not_keep_a_quiet_flow() {
+    #[derive(Ports)]
+    struct LoopPorts {
+        #[input]
+        input: Input<u32>,
+        #[output]
+        again: Output<u32>,
+        #[output]
+        out: Output<u32>,
+    }
+
+    /// Counts down.
+    struct Loop;
+
+    impl Operator for Loop {
+        type Ports = LoopPorts;
+
+        async fn run(&mut self, ports: &mut LoopPorts, cx: &mut Cx) -> Result<()> {
+            ports.again.send(3).await?;
+            while cx.ready(ports).await {
+                let n = ports.input.take()?;
+                ports.out.send(n).await?;
+                if n > 0 {
+                    ports.again.send(n - 1).await?;
+                }
+            }
+            Ok(())
+        }
+
+        async fn compute(&mut self, _ports: &mut LoopPorts, _cx: &mut Cx) -> Result<()> {
+            unreachable!()
+        }
+    }
+
+    let mut flow = Flow::new("e2");
+    let count = flow.add("count", Loop);
+    flow.connect_with(count.again, count.input, Hub::bounded(2));
+    let mut out = flow.egress("out", count.out);
+    let running = flow.spawn().unwrap();
+    let mut seen = Vec::new();
+    while let Some(n) = within(out.recv()).await {
+        seen.push(n);
+    }
+    assert_eq!(seen, [3, 2, 1, 0]);
+    within(running).await.unwrap();
+}
+
+/// Messages that nobody has taken out yet are no stall, and it shows who is waited for.
+#[tokio::test]
+async fn e2_a_flow_waits_for_who_is_outside() {
+    let (flow, numbers, mut doubled) = doubling(1);
+    let running = flow.spawn().unwrap();
+    let status = |name: &str| running.status().into_iter().find(|status| &*status.name == name).unwrap();
+    until("it waits for somebody", || status("numbers").status == Status::WaitEvent).await;
+    assert_eq!(status("numbers").waits_for, ["somebody outside of the flow"]);
+    // In the hub, in the next one, and in the egress.
+    for n in 0..3 {
+        within(numbers.send(n)).await.unwrap();
+    }
+    drop(numbers);
+    until("all is full", || status("doubled").status == Status::WaitEvent).await;
+    assert_eq!(status("doubled").waits_for, ["somebody outside to take what has come out"]);
+    let mut seen = Vec::new();
+    while let Some(n) = within(doubled.recv()).await {
+        seen.push(n);
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(seen, [0, 2, 4]);
+    within(running).await.unwrap();
+}
+
+/// Ends after one message: so the flow does, and can be run again.
+struct OneARun;
+
+impl Operator for OneARun {
+    type Ports = MapPorts<u32, u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        let n = ports.input.take()?;
+        ports.output.send(2 * n).await
+    }
+}
+
+#[tokio::test]
+async fn e2_a_flow_that_runs_again_is_open_again() {
+    let mut flow = Flow::new("e2");
+    let once = flow.add("once", OneARun);
+    let numbers = flow.ingress("numbers", once.input);
+    let mut out = flow.egress("out", once.output);
+    for n in 0..3 {
+        let outside = async {
+            // After the first run the handle says that it has ended, until the next one has begun.
+            while numbers.is_closed() {
+                assert!(numbers.send(9).await.unwrap_err().error().is_closed());
+                tokio::task::yield_now().await;
+            }
+            numbers.send(n).await.unwrap();
+            loop {
+                if let Some(doubled) = out.recv().await {
+                    break assert_eq!(doubled, 2 * n);
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let (ran, ()) = within(futures::future::join(flow.run(), outside)).await;
+        ran.unwrap();
+        assert_eq!(within(out.recv()).await, None);
+    }
+    // Dropped in the middle of a run: the operators are gone, and everybody knows.
+    assert!(flow.run().now_or_never().is_none());
+    until("all know", || numbers.is_closed()).await;
+    assert!(within(numbers.send(1)).await.is_err());
+    assert_eq!(within(out.recv()).await, None);
+}

@@ -1,0 +1,180 @@
+//! Scenarios E1 and L4: however a flow ends that is a service, and at whatever moment, each caller hears of it once, and
+//! nothing hangs.
+
+mod common;
+
+use std::{
+    future::poll_fn,
+    task::{Context, Poll},
+};
+
+use common::*;
+use futures::future::{join, join_all};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use wakeline::{
+    Service,
+    device::{Emulated, Faults, Simulation},
+    prelude::*,
+};
+
+/// Lets others have so many turns.
+async fn turns(mut count: usize) {
+    poll_fn(|task: &mut Context<'_>| {
+        if count == 0 {
+            return Poll::Ready(());
+        }
+        count -= 1;
+        task.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await
+}
+
+/// Two operators on a device and one that reads the result on the host.
+fn serving(device: &Device, requests: Hub) -> (Flow, Service<Envelope<u32>, u32>) {
+    let mut flow = Flow::new("ends");
+    let first = flow.add("first", Increment).on(device);
+    let second = flow.add("second", Increment).on(device);
+    let read = flow.add(
+        "read",
+        map(async |envelope: Envelope<u32>| {
+            let first = envelope.read().await?[0];
+            Ok(first)
+        }),
+    );
+    flow.connect(first.output, second.input);
+    flow.connect(second.output, read.input);
+    let service = flow.service_with("service", first.input, read.output, requests.envelope_bytes(64));
+    (flow, service)
+}
+
+async fn ask(service: Service<Envelope<u32>, u32>, n: u32) -> Result<u32> {
+    let mut request = service.blank().await?;
+    request.space().await?[0] = n;
+    request.set_len(1)?;
+    service.ask(request).await
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    /// Its handles are dropped once all is answered.
+    Itself,
+    Stop,
+    Abort,
+    Drop,
+    /// Its device is lost.
+    Lost,
+}
+
+/// How many were answered with a response.
+async fn one(seed: u64, simulation: &Simulation) -> (End, usize) {
+    const ALL: u32 = 12;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let end = [End::Itself, End::Stop, End::Abort, End::Drop, End::Lost][rng.random_range(0..5)];
+    let trap = if end == End::Lost { rng.random_range(1..=2 * u64::from(ALL)) } else { u64::MAX };
+    let faults = Faults::new().trap_kernel("increment", trap);
+    let device = Device::simulated(simulation, Emulated::new().faults(faults)).race_checked();
+    let requests = Hub::bounded(rng.random_range(1..4)).envelopes(rng.random_range(1..4));
+    let (flow, service) = serving(&device, requests);
+    let handle = service.clone();
+    let asked = join_all((0..ALL).map(|n| {
+        let (service, moment) = (service.clone(), rng.random_range(0..40));
+        async move {
+            turns(moment).await;
+            ask(service, n).await
+        }
+    }));
+    drop(service);
+    let running = flow.spawn().unwrap();
+    let watch = running.handle();
+    let moment = rng.random_range(0..200);
+    let ending = async move {
+        if matches!(end, End::Itself | End::Lost) {
+            drop(handle);
+            return Some(running.await);
+        }
+        turns(moment).await;
+        match end {
+            End::Stop => running.stop(),
+            End::Abort => running.abort(),
+            _ => {
+                drop(running);
+                return None;
+            }
+        }
+        Some(running.await)
+    };
+    let (answers, outcome) = join(asked, ending).await;
+    let mut good = 0;
+    for (n, answer) in answers.into_iter().enumerate() {
+        match answer {
+            Ok(answer) => {
+                assert_eq!(answer, n as u32 + 2);
+                good += 1;
+            }
+            Err(error) => {
+                let wanted = match end {
+                    End::Itself => panic!("nothing went wrong, and yet: {error}"),
+                    End::Stop => ErrorKind::Closed,
+                    End::Abort | End::Drop => ErrorKind::Cancelled,
+                    End::Lost => ErrorKind::DeviceLost,
+                };
+                assert_eq!(error.kind(), wanted, "{end:?}: {error}");
+            }
+        }
+    }
+    match (end, outcome) {
+        (End::Itself | End::Stop, Some(outcome)) => {
+            let report = outcome.unwrap();
+            assert_eq!(report.operator("service").unwrap().messages_in, good as u64);
+            assert_eq!(report.untaken, 0);
+        }
+        (_, Some(Err(error))) => assert_eq!(error.kind(), watch.failure().unwrap().kind()),
+        (_, outcome) => assert!(good == ALL as usize || end == End::Drop, "{end:?}: {outcome:?}"),
+    }
+    (end, good)
+}
+
+#[tokio::test(start_paused = true)]
+async fn e1_any_end_at_any_moment() {
+    let seeds = if cfg!(debug_assertions) { 100 } else { 3000 };
+    let mut cut_short = 0;
+    for seed in 0..seeds {
+        eprint!("seed {seed}");
+        let simulation = Simulation::new(seed);
+        let ended = simulation.run(one(seed, &simulation));
+        let Ok((end, good)) = tokio::time::timeout(std::time::Duration::from_secs(60), ended).await else {
+            panic!("it hangs")
+        };
+        eprintln!(": {end:?}, {good} answered");
+        cut_short += usize::from((1..12).contains(&good));
+    }
+    assert!(cut_short > seeds as usize / 5, "only {cut_short} of {seeds} ended in the middle");
+}
+
+/// The runtime that a flow runs on ends. Its callers are on another one.
+#[test]
+fn e1_a_runtime_that_ends_leaves_no_caller_waiting() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (flows, callers) = (runtime(), runtime());
+    let mut flow = Flow::new("ends");
+    let stuck = flow.add("stuck", map(|_: u32| std::future::pending::<Result<u32>>()));
+    let service = flow.service("service", stuck.input, stuck.output);
+    let running = {
+        let _inside = flows.enter();
+        flow.spawn().unwrap()
+    };
+    let ask = |n: u32| {
+        let service = service.clone();
+        callers.spawn(async move { within(service.ask(n)).await })
+    };
+    let asked: Vec<_> = (0..5).map(ask).collect();
+    let status = || running.status().iter().any(|operator| operator.running);
+    callers.block_on(until("it is at work", status));
+    flows.shutdown_background();
+    for asked in asked {
+        callers.block_on(asked).unwrap().unwrap_err();
+    }
+    assert!(callers.block_on(within(running)).unwrap_err().is_cancelled());
+    callers.block_on(within(service.ask(9))).unwrap_err();
+}
