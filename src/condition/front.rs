@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use super::Readiness;
 use crate::{
     error::{Error, Result},
-    hub::{Message, link::Receiver},
+    hub::{Message, receiver::Receiver},
     stream::{Completed, Ticket},
 };
 
@@ -47,8 +47,8 @@ pub(crate) struct Front {
     /// Of the first message; kept for its room, so that the next one allocates nothing.
     open: SmallVec<[Completed; 2]>,
     state: State,
-    /// Messages that came out of the queue, also those that nobody was given.
-    taken: u64,
+    /// The number of the message that was asked about: where its hub drops messages, another may be the first by now.
+    of: u64,
 }
 
 enum State {
@@ -59,29 +59,18 @@ enum State {
 }
 
 impl Wanted {
-    /// Shows the tickets that the message at `at`, with `taken` before the first, is waited for by. False if there is no
-    /// message.
-    fn tickets<M: Message>(
-        self,
-        receiver: &Receiver<M>,
-        taken: u64,
-        at: usize,
-        mut visit: impl FnMut(&Ticket),
-    ) -> bool {
-        // A stamp is there before its message is.
-        if at >= receiver.len() {
-            return false;
-        }
-        let stamp = if self.done { receiver.stamp_of(taken + at as u64 + 1) } else { None };
-        let shown = receiver.peek(at, |message| {
+    /// Shows the tickets that the message at `at` is waited for by. Its number; none if there is no message.
+    fn tickets<M: Message>(self, receiver: &Receiver<M>, at: usize, mut visit: impl FnMut(&Ticket)) -> Option<u64> {
+        receiver.peek(at, |number, message| {
             if self.done {
+                let stamp = receiver.stamp_of(number);
                 super::stream::written(message, stamp.as_ref(), &mut visit);
             }
             if let Some(name) = self.event {
                 super::event::named(message, name, &mut visit);
             }
-        });
-        shown.is_some()
+            number
+        })
     }
 }
 
@@ -89,11 +78,16 @@ impl Front {
     /// `None` for a port that takes what is there.
     pub(crate) fn new(wanted: Wanted) -> Option<Box<Self>> {
         let more = wanted.done || wanted.event.is_some();
-        more.then(|| Box::new(Self { wanted, open: SmallVec::new(), state: State::Unknown, taken: 0 }))
+        more.then(|| Box::new(Self { wanted, open: SmallVec::new(), state: State::Unknown, of: 0 }))
     }
 
     /// Is there a message, and has it what is waited for? Also ready where `take` has an error to give.
     pub(crate) fn poll<M: Message>(&mut self, receiver: &Receiver<M>, cx: &mut Context<'_>) -> Readiness {
+        if receiver.is_lossy() {
+            // Another may be the first at any moment.
+            receiver.watch(cx.waker());
+            self.forget_dropped(receiver);
+        }
         if let State::Unknown = self.state {
             match Readiness::from(receiver.poll_message(cx.waker())) {
                 Readiness::Ready => self.ask(receiver),
@@ -115,6 +109,7 @@ impl Front {
 
     /// Does `take` give a message, or an error? The device is asked, now.
     pub(crate) fn has_one<M: Message>(&mut self, receiver: &Receiver<M>) -> bool {
+        self.forget_dropped(receiver);
         if let State::Unknown = self.state {
             self.ask(receiver);
         }
@@ -128,19 +123,18 @@ impl Front {
         matches!(self.state, State::Done | State::Failed(_))
     }
 
-    /// The first message, if it has what is waited for.
-    pub(crate) fn take<M: Message>(&mut self, receiver: &Receiver<M>) -> Result<Option<M>> {
+    /// The first message and its number, if it has what is waited for. `again`: also one that was read before.
+    pub(crate) fn take<M: Message>(&mut self, receiver: &Receiver<M>, again: bool) -> Result<Option<(u64, M)>> {
         if !self.has_one(receiver) {
             return receiver.check().map(|()| None);
         }
         receiver.check()?;
-        self.taken += 1;
         match std::mem::replace(&mut self.state, State::Unknown) {
             State::Failed(error) => {
                 receiver.discard();
                 Err(error.at(format!("a message of hub `{}`", receiver.hub())))
             }
-            _ => receiver.take(),
+            _ => receiver.take(again),
         }
     }
 
@@ -148,7 +142,8 @@ impl Front {
     pub(crate) fn len<M: Message>(&self, receiver: &Receiver<M>) -> usize {
         let has_all = |at: &usize| {
             let mut has_all = true;
-            self.wanted.tickets(receiver, self.taken, *at, |ticket| has_all &= ticket.has_passed()) && has_all
+            let there = self.wanted.tickets(receiver, *at, |ticket| has_all &= ticket.has_passed());
+            there.is_some() && has_all
         };
         (0..receiver.len()).take_while(has_all).count()
     }
@@ -164,13 +159,21 @@ impl Front {
 
     fn ask<M: Message>(&mut self, receiver: &Receiver<M>) {
         let open = &mut self.open;
-        let there = self.wanted.tickets(receiver, self.taken, 0, |ticket| {
+        let there = self.wanted.tickets(receiver, 0, |ticket| {
             if !ticket.is_settled() {
                 open.push(ticket.completed());
             }
         });
-        if there {
-            self.state = State::Open;
+        if let Some(number) = there {
+            (self.state, self.of) = (State::Open, number);
+        }
+    }
+
+    /// What is known is of a message that its hub has dropped since.
+    fn forget_dropped<M: Message>(&mut self, receiver: &Receiver<M>) {
+        if receiver.is_lossy() && !matches!(self.state, State::Unknown) && receiver.first() != Some(self.of) {
+            self.open.clear();
+            self.state = State::Unknown;
         }
     }
 

@@ -6,7 +6,7 @@
 use std::task::Context;
 
 use super::Readiness;
-use crate::hub::{Message, link::Receiver};
+use crate::hub::{Message, receiver::Receiver};
 
 pub(crate) fn message<M: Message>(input: &Receiver<M>, cx: &mut Context<'_>) -> Readiness {
     input.poll_message(cx.waker()).into()

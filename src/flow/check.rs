@@ -1,14 +1,17 @@
 //! What can be known before a flow runs: every problem is found and all are reported at once; then each hub's size and
 //! place follow.
 
-use std::collections::HashSet;
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::AtomicUsize},
+};
 
 use super::{Checked, Connection, Copied, Flow};
 use crate::{
     condition::Room,
     device::Device,
     error::{Error, ErrorKind, Result},
-    hub::{self, Hub, link::LinkPlan},
+    hub::{self, Hub, fan, link::LinkPlan, queue::Full},
     operator::{PortDecl, PortId, PortKind, lane::OwnStreams},
     stream::StreamPool,
     sync::lock,
@@ -20,9 +23,10 @@ pub(super) fn plan(flow: &Flow) -> Result<(Vec<LinkPlan>, Checked)> {
     names(flow, &mut problems);
     ports(flow, &mut problems);
     pools(flow, &mut problems);
-    let plans = hubs(flow, &mut problems);
+    let mut plans = hubs(flow, &mut problems);
     if problems.is_empty() {
         warn_of_small_pools(flow);
+        ends_with(flow, &mut plans);
         let checked = Checked { copies: copies(flow, &plans) };
         return Ok((plans, checked));
     }
@@ -58,7 +62,7 @@ fn ports(flow: &Flow, problems: &mut Vec<String>) {
             let instead = match decl(flow, id).kind {
                 PortKind::Inputs => None,
                 PortKind::Input => Some("an `Inputs<..>` can be"),
-                PortKind::Output if fan(flow, id).all(|branch| branch.forks) => None,
+                PortKind::Output if branches(flow, id).all(|branch| branch.forks) => None,
                 PortKind::Output => Some("name its readers together, `connect(out, [one.input, other.input])`"),
             };
             let again = !used.insert((id.operator, id.port));
@@ -137,16 +141,16 @@ fn within(flow: &Flow) -> impl Iterator<Item = &Connection> {
 }
 
 /// All connections of one output.
-fn fan(flow: &Flow, output: PortId) -> impl Iterator<Item = &Connection> {
+fn branches(flow: &Flow, output: PortId) -> impl Iterator<Item = &Connection> {
     flow.connections.iter().filter(move |connection| connection.from == output)
 }
 
-/// Of an output's readers the one that is sent the messages themselves: the first that is where the writer is, else the
-/// last.
+/// Whether of an output's readers this is the one that is sent the messages themselves.
 fn is_heir(flow: &Flow, connection: &Connection) -> bool {
     let writer = device(flow, connection.from);
-    let within = || fan(flow, connection.from).filter(|branch| branch.to.flow == flow.id);
-    let heir = within().find(|branch| device(flow, branch.to) == writer).or_else(|| within().last());
+    let branches = flow.connections.iter().filter(|branch| branch.from == connection.from && branch.to.flow == flow.id);
+    let drops = |branch: &&Connection| wanted(flow, branch).full != Full::Hold;
+    let heir = fan::heir(branches, drops, |branch| device(flow, branch.to) == writer);
     heir.is_none_or(|heir| std::ptr::eq(heir, connection))
 }
 
@@ -170,7 +174,7 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
         })
     };
     let capacity = sized("capacity", hub.capacity, hub::DEFAULT_CAPACITY);
-    let envelopes = sized("number of envelopes", hub.envelopes, hub::DEFAULT_ENVELOPES);
+    let envelopes = sized("number of envelopes", hub.envelopes, hub.default_envelopes());
     if let Some(bytes) = hub.envelope_bytes {
         sized("envelopes' size", Some(bytes), 1);
         if !carries {
@@ -178,6 +182,13 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
         } else if (1..element_bytes).contains(&bytes) {
             problem(format!("its envelopes' {bytes} bytes hold no element of {element_bytes}"));
         }
+    }
+    if carries && hub.full != Full::Hold && envelopes < hub.default_envelopes() {
+        let needs = hub.default_envelopes();
+        problem(format!(
+            "it drops messages to hold nobody up, and its {envelopes} envelopes would: it needs {needs}, one for each \
+             message that it queues, one for the writer and one for the reader"
+        ));
     }
     if !writer.copies_with(&reader) {
         problem(format!("{writer} and {reader} are devices of different makes: put an operator on the host between"));
@@ -199,7 +210,7 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
     let writer_bytes = said(flow, connection.from).filter(|_| carries && !forks);
     if let Room::For(wanted) = room {
         let waits = format!("`{}` waits for room for {wanted} messages", port_name(flow, connection.from));
-        if wanted > capacity {
+        if wanted > capacity && hub.full == Full::Hold {
             problem(format!("{waits}, and its queue holds {capacity}: give it a capacity of {wanted} or more"));
         }
         let lent = writer_bytes.is_some() || (carries && forks);
@@ -211,6 +222,8 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
     LinkPlan {
         name: name.into(),
         capacity,
+        full: hub.full,
+        ends_with: None,
         envelopes,
         writer_bytes,
         reader_bytes,
@@ -220,6 +233,18 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
         near,
         mode: flow.mode,
         priority: priority(flow, connection.from.operator).min(priority(flow, connection.to.operator)),
+    }
+}
+
+/// The hubs that keep the latest end together, where their reader has no other input that ends it.
+fn ends_with(flow: &Flow, plans: &mut [LinkPlan]) {
+    for operator in 0..flow.entries.len() {
+        let inputs = || within(flow).enumerate().filter(|(_, connection)| connection.to.operator == operator);
+        let count = inputs().count();
+        if inputs().all(|(at, _)| plans[at].full == Full::Replace) {
+            let open = Arc::new(AtomicUsize::new(count));
+            inputs().for_each(|(at, _)| plans[at].ends_with = Some(open.clone()));
+        }
     }
 }
 
@@ -243,7 +268,7 @@ fn wanted(flow: &Flow, connection: &Connection) -> Hub {
 
 /// Bytes of the largest blank envelope that an output is said to have.
 fn said(flow: &Flow, output: PortId) -> Option<usize> {
-    fan(flow, output)
+    branches(flow, output)
         .filter(|branch| branch.to.flow == flow.id)
         .filter_map(|branch| wanted(flow, branch).envelope_bytes)
         .max()

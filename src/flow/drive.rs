@@ -28,7 +28,7 @@ use std::{
 use futures::task::AtomicWaker;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Report, Running, connect::MakeLink, spawn::spawn};
+use super::{HubReport, Report, Running, connect::MakeLink, spawn::spawn};
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result},
@@ -202,7 +202,8 @@ async fn drive(mut crew: Vec<Member>, joints: Vec<Joint>, control: Arc<Control>,
         report.add(name, &seat.tally(), &clock);
         seats.push(seat);
     }
-    report.untaken = hubs.iter().map(|hub| hub.state.untaken() as u64).sum();
+    report.hubs = hubs.iter().map(|hub| HubReport::new(hub.state.name(), hub.state.counts())).collect();
+    report.untaken = report.hubs.iter().map(|hub| hub.untaken).sum();
     report.elapsed = clock.elapsed();
     let outcome = match failure {
         None => Ok(report),

@@ -25,13 +25,13 @@ pub use checked::{Checked, Copied};
 #[doc(hidden)]
 pub use connect::Target;
 pub use connect::{Branch, Targets};
-pub use report::{OperatorReport, Report};
+pub use report::{HubReport, OperatorReport, Report};
 pub use running::Running;
 
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    hub::{Hub, Message},
+    hub::{Hub, HubOf, Message},
     operator::{
         Operator, OutputHandle, PortDecl, PortId, Ports,
         lane::OwnStreams,
@@ -219,8 +219,8 @@ impl Flow {
     /// ```
     ///
     /// Then every message goes to each of them, and must be [`Fork`](crate::Fork): host data is cloned, and an envelope,
-    /// which is its reader's alone, is copied to another of the hub's, on the device. One reader gets the message itself:
-    /// the first that is where the writer is, else the last. [`check`](Self::check) lists the copies that this makes. The
+    /// which is its reader's alone, is copied to another of the hub's, on the device. One reader gets the message itself: of
+    /// those that hold the writer up the first that is where it is, else the last. [`check`](Self::check) lists the copies that this makes. The
     /// writer waits for the slowest.
     ///
     /// An [`Input`](crate::Input) is connected once, [`Inputs`](crate::Inputs) any number of times.
@@ -233,9 +233,8 @@ impl Flow {
 
     /// As [`connect`](Self::connect), with a hub of another kind for each input that has none of its own
     /// ([`InputHandle::with`](crate::operator::InputHandle::with)).
-    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: Hub) {
-        for connect::Target { to, hub: own, make, forks } in to.targets() {
-            let hub = own.map_or(hub, |own| own.or(hub));
+    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOf<M>) {
+        for connect::Target { to, hub, make, forks } in to.targets(hub.kind()) {
             self.connections.push(Connection { from: from.id, to, hub, make, forks });
         }
     }

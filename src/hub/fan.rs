@@ -1,8 +1,7 @@
 //! [`Fan`]: an output that has several readers.
 //!
-//! Each reader has a hub of its own, with its own queue and envelopes. One of them, the heir, is sent the message itself:
-//! the first that is where the writer is, since there it need not be copied, else the last. All others are sent a
-//! [fork](super::Fork), and all forks are made before any is sent: a message goes to all that are open, or to nobody.
+//! Each reader has a hub of its own, with its own queue and envelopes. One of them, the [`heir`], is sent the message itself,
+//! if it can be one that need not copy it. All others are sent a [fork](super::Fork), and all forks are made before any is sent: a message goes to all that are open, or to nobody.
 //!
 //! ```text
 //!   room:   every open hub has room in its queue and, but for the heir's, an envelope to copy to
@@ -17,8 +16,8 @@ use std::{fmt, task::Waker};
 use super::{
     ForkFn, Message,
     envelope::RawEnvelope,
-    link::{Sender, depart, stamp_of},
     queue::Answer,
+    sender::{Sender, depart, stamp_of},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -34,6 +33,8 @@ pub enum Outcome {
     Sent,
     /// It has no room for it, or no envelope to copy it to.
     Full,
+    /// It dropped it, since that is its kind: it is full, or its reader has all the envelopes that it could be copied to.
+    Dropped,
     /// Its reader has ended.
     Closed,
 }
@@ -60,6 +61,18 @@ pub(crate) struct Fan<M: Message> {
     pending: Option<HostAccess>,
 }
 
+/// Which of an output's hubs is sent the messages themselves: the first that is where the writer is, else the last. One that
+/// drops messages is only if all do: it would keep envelopes from the writer.
+pub(crate) fn heir<B>(
+    branches: impl DoubleEndedIterator<Item = B> + Clone,
+    drops: impl Fn(&B) -> bool,
+    is_together: impl Fn(&B) -> bool,
+) -> Option<B> {
+    let hold = || branches.clone().filter(|branch| !drops(branch));
+    let near = hold().find(&is_together).or_else(|| hold().next_back());
+    near.or_else(|| branches.clone().find(&is_together)).or_else(|| branches.clone().next_back())
+}
+
 impl<M: Message> Fan<M> {
     pub(crate) fn new(branches: Vec<Sender<M>>, fork: ForkFn<M>) -> Self {
         let heir = branches.iter().position(|branch| !branch.forks()).unwrap_or(0);
@@ -77,6 +90,13 @@ impl<M: Message> Fan<M> {
     pub(crate) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
         let envelopes = envelopes_in(message);
         self.poll(waker, |fan| fan.has_room(1, envelopes))
+    }
+
+    /// Is there any reader?
+    pub(crate) fn poll_readers(&self, waker: &Waker) -> Answer {
+        // All are asked: each that is there keeps the waker.
+        let asked = self.branches.iter().map(|branch| branch.poll_reader(waker));
+        asked.fold(Answer::Never, |any, one| if one == Answer::Yes { one } else { any })
     }
 
     /// A blank envelope, where there are such?
@@ -115,6 +135,8 @@ impl<M: Message> Fan<M> {
         let can_fork = || at == self.heir || branch.arrivals().is_none_or(|arrivals| arrivals.has(envelopes));
         if branch.reader_gone() {
             Outcome::Closed
+        } else if branch.drops() {
+            if branch.takes_one() { Outcome::Sent } else { Outcome::Dropped }
         } else if branch.has_room(messages) && can_fork() {
             Outcome::Sent
         } else {
@@ -127,9 +149,9 @@ impl<M: Message> Fan<M> {
         if !self.branches[self.heir].reader_gone() {
             return;
         }
-        let near = self.branches.iter().position(|branch| !branch.reader_gone() && branch.is_together());
-        if let Some(next) = near.or_else(|| self.branches.iter().rposition(|branch| !branch.reader_gone())) {
-            self.branches[next].forks_no_more();
+        let open = self.branches.iter().enumerate().filter(|(_, branch)| !branch.reader_gone());
+        if let Some((next, branch)) = heir(open, |(_, branch)| branch.drops(), |(_, branch)| branch.is_together()) {
+            branch.forks_no_more();
             self.heir = next;
         }
     }
@@ -145,6 +167,7 @@ impl<M: Message> Fan<M> {
         if self.outcomes.contains(&Outcome::Full) {
             return Ok(Err(message));
         }
+        self.free_arrivals(&mut message);
         let stamp = self.depart(&mut message, origin)?;
         let forked = self.make(&message)?;
         self.marked(&mut message)?;
@@ -158,9 +181,7 @@ impl<M: Message> Fan<M> {
     /// Sends a message to those that have room, and tells of each what it did. Where nobody took it, it comes back.
     pub(crate) fn offer(&mut self, mut message: M, origin: Option<&Stream>) -> Result<(Vec<Outcome>, Option<M>)> {
         self.look(&mut message)?;
-        if !self.outcomes.contains(&Outcome::Sent) {
-            return Ok((self.outcomes.clone(), Some(message)));
-        }
+        self.free_arrivals(&mut message);
         let stamp = self.depart(&mut message, origin)?;
         // What the host cannot copy yet is not waited for.
         self.make(&message)?;
@@ -192,6 +213,17 @@ impl<M: Message> Fan<M> {
             self.outcomes.push(self.outcome(at, 1, envelopes));
         }
         Ok(())
+    }
+
+    /// Hubs that drop messages get the envelopes for the new one from older ones.
+    fn free_arrivals(&mut self, message: &mut M) {
+        let envelopes = envelopes_in(message);
+        for (at, branch) in self.branches.iter().enumerate() {
+            let forks = at != self.heir && self.outcomes[at] == Outcome::Sent && branch.drops();
+            if forks && !branch.free_arrivals(envelopes) {
+                self.outcomes[at] = Outcome::Dropped;
+            }
+        }
     }
 
     fn depart(&self, message: &mut M, origin: Option<&Stream>) -> Result<Option<Ticket>> {
@@ -236,27 +268,38 @@ impl<M: Message> Fan<M> {
         marked
     }
 
-    /// The message comes back if nobody took it.
+    /// The message comes back if nobody took it, or dropped it.
     fn hand_over(&mut self, message: M, stamp: Option<Ticket>) -> Result<Result<(), M>> {
-        let mut taken = false;
+        let mut back = Some(message);
+        let mut done = false;
         for (at, fork) in self.made.drain(..) {
             match self.branches[at].push(fork, stamp.clone())? {
-                Ok(()) => taken = true,
+                Ok(()) => done = true,
                 // There was room: its reader has ended.
                 Err(_) => self.outcomes[at] = Outcome::Closed,
             }
         }
-        let kept = match self.outcomes[self.heir] {
-            Outcome::Sent => match self.branches[self.heir].push(message, stamp)? {
-                Ok(()) => return Ok(Ok(())),
+        if self.outcomes[self.heir] == Outcome::Sent
+            && let Some(message) = back.take()
+        {
+            match self.branches[self.heir].push(message, stamp)? {
+                Ok(()) => done = true,
                 Err(message) => {
                     self.outcomes[self.heir] = Outcome::Closed;
-                    message
+                    back = Some(message);
                 }
-            },
-            _ => message,
-        };
-        Ok(if taken { Ok(()) } else { Err(kept) })
+            }
+        }
+        for (branch, outcome) in self.branches.iter().zip(&self.outcomes) {
+            if *outcome == Outcome::Dropped {
+                branch.refuse();
+                done = true;
+            }
+        }
+        Ok(match back {
+            Some(back) if !done => Err(back),
+            _ => Ok(()),
+        })
     }
 
     /// What the host has to wait for before it can copy the message that came back.

@@ -8,8 +8,8 @@ use super::{
     Message, Outcome,
     envelope::RawEnvelope,
     fan::{End, Fan},
-    link::Sender,
     queue::Answer,
+    sender::Sender,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -59,10 +59,11 @@ impl<M: Message> Outlet<M> {
 
     /// Anybody to send to?
     pub(crate) fn poll_open(&mut self, waker: &Waker) -> Answer {
-        // Kept for the end, which is all that can change it.
-        self.watch(waker);
-        let closed = matches!(self, Self::Nobody) || self.readers_gone();
-        if closed { Answer::Never } else { Answer::Yes }
+        match self {
+            Self::Nobody => Answer::Never,
+            Self::One(sender) => sender.poll_reader(waker),
+            Self::Several(fan) => fan.poll_readers(waker),
+        }
     }
 
     /// Room for this message?
@@ -107,10 +108,13 @@ impl<M: Message> Outlet<M> {
         match self {
             Self::Nobody => Ok((Vec::new(), Some(message))),
             Self::One(sender) if sender.reader_gone() => Ok((vec![Outcome::Closed], Some(message))),
-            Self::One(sender) => Ok(match sender.try_send(message, origin)? {
-                Ok(()) => (vec![Outcome::Sent], None),
-                Err(kept) => (vec![Outcome::Full], Some(kept)),
-            }),
+            Self::One(sender) => {
+                let takes = if sender.takes_one() { Outcome::Sent } else { Outcome::Dropped };
+                Ok(match sender.try_send(message, origin)? {
+                    Ok(()) => (vec![takes], None),
+                    Err(kept) => (vec![Outcome::Full], Some(kept)),
+                })
+            }
             Self::Several(fan) => fan.offer(message, origin),
         }
     }

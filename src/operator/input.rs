@@ -26,13 +26,14 @@ pub struct Input<M: Message> {
 }
 
 impl<M: Message> Input<M> {
-    /// The next message. It is there: the port's condition said so before the operator ran.
+    /// The next message. It is there: the port's condition said so before the operator ran. Of a hub that keeps the
+    /// [latest](crate::Hub::latest) it is the newest there is, whether it was taken before or not.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if it is taken once more than the condition promised and there is none; what went
     /// wrong on the way, if something did.
     pub fn take(&mut self) -> Result<M> {
-        match self.try_take()? {
+        match self.intake.take(&mut self.arrivals, true)? {
             Some(message) => Ok(message),
             None => {
                 let lacks = self.arrivals.lacks();
@@ -41,13 +42,13 @@ impl<M: Message> Input<M> {
         }
     }
 
-    /// The next message, if there is one (and if it is done, or its event has passed, where the port waits for that).
+    /// The next message that was not taken before, if there is one (and if it is done, or its event has passed, where the port waits for that).
     ///
     /// # Errors
     /// What went wrong on the way: a copy that failed, a device that was lost.
     #[inline]
     pub fn try_take(&mut self) -> Result<Option<M>> {
-        self.intake.take(&mut self.arrivals)
+        self.intake.take(&mut self.arrivals, false)
     }
 
     /// Waits for the next message. `None` when the last sender is gone and nothing is left.
@@ -59,7 +60,7 @@ impl<M: Message> Input<M> {
     /// A message is taken only as the future resolves: dropping it loses none.
     pub async fn recv(&mut self) -> Result<Option<M>> {
         let waiting = Wait(std::slice::from_mut(&mut self.arrivals));
-        let there = poll_fn(|cx| match waiting.0[0].poll(cx) {
+        let there = poll_fn(|cx| match waiting.0[0].poll_new(cx) {
             Readiness::Wait | Readiness::WaitEvent => Poll::Pending,
             Readiness::Ready => Poll::Ready(true),
             Readiness::Never => Poll::Ready(false),
@@ -148,12 +149,14 @@ impl<M: Message> Port for Input<M> {
         self.arrivals.look(cx)
     }
 
-    /// This is the only reader: what was there still is.
+    /// This is the only reader: what was there still is, unless its hub drops messages.
     #[inline]
     fn claim(&mut self) -> bool {
         self.intake.begin();
-        true
+        self.arrivals.claim()
     }
 
-    fn unclaim(&mut self) {}
+    fn unclaim(&mut self) {
+        self.arrivals.unclaim();
+    }
 }

@@ -6,7 +6,7 @@
 //! ```text
 //!   by default ready:  every connection that has not ended has a message
 //!   a connection has ended, and what it left is taken:  it counts no longer
-//!   all have:  `Never`
+//!   all have, but for the newest that a hub keeps:  `Never`
 //! ```
 
 use std::{
@@ -24,7 +24,7 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Message, link::Receiver},
+    hub::{Message, receiver::Receiver},
     stream::Ticket,
 };
 
@@ -66,6 +66,8 @@ use crate::{
 /// ```
 pub struct Inputs<M: Message> {
     connections: Vec<Arrivals<M>>,
+    /// The newest of one of them is taken again and again.
+    keeps: bool,
     /// Where [`try_take_any`](Self::try_take_any) looks first: behind the one that it took from last.
     turn: usize,
     /// What [`take`](Self::take) gives out; kept for its room.
@@ -89,10 +91,8 @@ impl<M: Message> Inputs<M> {
             }
         }
         self.taken.clear();
-        for connection in 0..self.connections.len() {
-            if let Some(message) = self.try_take_from(connection)? {
-                self.taken.push(message);
-            }
+        for hub in self.connections.iter_mut().filter(|hub| !hub.has_ended()) {
+            self.taken.extend(self.intake.take(hub, true)?);
         }
         Ok(self.taken.drain(..))
     }
@@ -106,7 +106,7 @@ impl<M: Message> Inputs<M> {
         let hub = self.connections.get_mut(connection).ok_or_else(|| {
             Error::new(ErrorKind::Usage, format!("connection {connection} of {count}: they are counted from 0"))
         })?;
-        self.intake.take(hub)
+        self.intake.take(hub, false)
     }
 
     /// The next message of whichever connection has one, and that one's number. They take turns: one that always has
@@ -138,7 +138,7 @@ impl<M: Message> Inputs<M> {
         let there = poll_fn(|cx| {
             let mut ended = true;
             for connection in &mut *waiting.0 {
-                match connection.poll(cx) {
+                match connection.poll_new(cx) {
                     Readiness::Ready => return Poll::Ready(true),
                     Readiness::Wait | Readiness::WaitEvent => ended = false,
                     Readiness::Never => {}
@@ -175,6 +175,15 @@ impl<M: Message> Inputs<M> {
     /// True if none can be taken now.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+impl<M: Message> Inputs<M> {
+    /// What is kept of one that has ended goes on only with the others.
+    #[inline]
+    fn unless_over(&self, readiness: Readiness) -> Readiness {
+        let over = self.keeps && readiness == Readiness::Ready && self.connections.iter().all(Arrivals::is_over);
+        if over { Readiness::Never } else { readiness }
     }
 }
 
@@ -221,7 +230,8 @@ impl<M: Message> Port for Inputs<M> {
         let ends: Vec<Receiver<M>> = binder.ends(name)?;
         let connections: Vec<_> = ends.into_iter().map(|end| Arrivals::new(end, options.wanted)).collect();
         let taken = Vec::with_capacity(connections.len());
-        Ok(Self { connections, turn: 0, taken, intake: Intake::new(binder.lane.clone()) })
+        let keeps = connections.iter().any(Arrivals::reads_again);
+        Ok(Self { connections, keeps, turn: 0, taken, intake: Intake::new(binder.lane.clone()) })
     }
 
     /// All are asked, the first that lacks a message is waited for.
@@ -235,22 +245,25 @@ impl<M: Message> Port for Inputs<M> {
                 all = Some(all.map_or(readiness, |all: Readiness| all.and(readiness)));
             }
         }
-        all.unwrap_or(Readiness::Never)
+        self.unless_over(all.unwrap_or(Readiness::Never))
     }
 
     #[inline]
     fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
         let asked = self.connections.iter_mut().map(|connection| connection.look(cx));
         let open = asked.filter(|readiness| *readiness != Readiness::Never);
-        open.reduce(Readiness::and).unwrap_or(Readiness::Never)
+        let all = open.reduce(Readiness::and).unwrap_or(Readiness::Never);
+        self.unless_over(all)
     }
 
-    /// This is the only reader: what was there still is.
+    /// This is the only reader: what was there still is, unless a hub drops messages.
     #[inline]
     fn claim(&mut self) -> bool {
         self.intake.begin();
-        true
+        self.connections.iter_mut().all(Arrivals::claim)
     }
 
-    fn unclaim(&mut self) {}
+    fn unclaim(&mut self) {
+        self.connections.iter().for_each(Arrivals::unclaim);
+    }
 }
