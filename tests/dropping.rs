@@ -468,12 +468,26 @@ async fn q2_readers_of_nothing_but_the_newest_end_with_the_last_writer() {
         let mut flow = Flow::new("q2");
         let scale = flow.add("scale", Scale(seen.clone()));
         for (at, input) in [scale.factor, scale.number].into_iter().enumerate() {
-            let mut next = 1..=if at == last { 50 } else { 1 };
-            let write = flow.add(format!("write {at}"), source(move || ready(Ok(next.next()))));
+            let (seen, count) = (seen.clone(), if at == last { 5 } else { 1 });
+            let write = flow.add(
+                format!("write {at}"),
+                task(move |ports: &mut SourcePorts<u64>, _| {
+                    let seen = seen.clone();
+                    async move {
+                        for number in 1..=count {
+                            ports.output.send(number).await?;
+                            // The other has sent its only one.
+                            until("it is read", || lock(&seen).last() >= Some(&number)).await;
+                        }
+                        Ok(())
+                    }
+                    .boxed()
+                }),
+            );
             flow.connect_with(write.output, input, Hub::latest());
         }
         let report = within(flow.run()).await.unwrap();
-        assert_eq!(lock(&seen).last(), Some(&50), "the last of each was read");
+        assert_eq!(lock(&seen).last(), Some(&5), "the last of each was read");
         assert_eq!(report.untaken, 0);
     }
 }

@@ -26,7 +26,7 @@ impl Default for Room {
 }
 
 #[inline]
-pub(crate) fn room<M: Message>(output: &mut Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
+pub(crate) fn room<M: Message>(output: &Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
     let answer = match room {
         Room::For(messages) => output.poll_room(messages, cx.waker()),
         Room::Unconditional => output.poll_open(cx.waker()),
@@ -36,7 +36,7 @@ pub(crate) fn room<M: Message>(output: &mut Outlet<M>, room: Room, cx: &mut Cont
 
 /// As [`room`], of an operator that waits for something else and asks again after that.
 #[inline]
-pub(crate) fn look_for_room<M: Message>(output: &mut Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
+pub(crate) fn look_for_room<M: Message>(output: &Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
     let answer = match room {
         Room::For(messages) => output.look_for_room(messages, cx.waker()),
         Room::Unconditional => output.poll_open(cx.waker()),

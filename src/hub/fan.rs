@@ -6,7 +6,6 @@
 //! ```text
 //!   room:   every open hub has room in its queue and, but for the heir's, an envelope to copy to
 //!   end:    a hub whose reader has ended is passed over; when all have, the output is closed
-//!           (the heir's too: another inherits, and from then on needs no copies)
 //! ```
 //!
 //! A fork's envelopes are lent by its own hub, and nobody else takes any there: those that were asked for are there.
@@ -82,12 +81,12 @@ impl<M: Message> Fan<M> {
     }
 
     /// Room for so many messages of one envelope each, and as many blanks where there are such?
-    pub(crate) fn poll_room(&mut self, messages: usize, waker: &Waker) -> Answer {
+    pub(crate) fn poll_room(&self, messages: usize, waker: &Waker) -> Answer {
         self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(messages) && fan.has_room(messages, messages))
     }
 
     /// Room for this message?
-    pub(crate) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
+    pub(crate) fn poll_send(&self, message: &mut M, waker: &Waker) -> Answer {
         let envelopes = envelopes_in(message);
         self.poll(waker, |fan| fan.has_room(1, envelopes))
     }
@@ -100,26 +99,25 @@ impl<M: Message> Fan<M> {
     }
 
     /// A blank envelope, where there are such?
-    pub(crate) fn poll_blank(&mut self, waker: &Waker) -> Answer {
+    pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
         self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(1))
     }
 
-    fn poll(&mut self, waker: &Waker, is_there: impl Fn(&Self) -> bool) -> Answer {
-        match self.ask(&is_there) {
+    fn poll(&self, waker: &Waker, is_there: impl Fn(&Self) -> bool) -> Answer {
+        match self.ask(waker, &is_there) {
             Answer::Wait => {
-                // At all: another may inherit. Asked again: it may have come before the waker was kept.
+                // Asked again: it may have come before the waker was kept.
                 self.watch(waker);
-                self.ask(&is_there)
+                self.ask(waker, &is_there)
             }
             answer => answer,
         }
     }
 
-    fn ask(&mut self, is_there: impl Fn(&Self) -> bool) -> Answer {
-        self.inherit();
+    fn ask(&self, waker: &Waker, is_there: impl Fn(&Self) -> bool) -> Answer {
         match () {
             () if self.check().is_err() => Answer::Yes,
-            () if self.is_closed() => Answer::Never,
+            () if self.poll_readers(waker) == Answer::Never => Answer::Never,
             () if is_there(self) => Answer::Yes,
             () => Answer::Wait,
         }
@@ -141,18 +139,6 @@ impl<M: Message> Fan<M> {
             Outcome::Sent
         } else {
             Outcome::Full
-        }
-    }
-
-    /// If the heir's reader has ended, another is sent the messages themselves.
-    fn inherit(&mut self) {
-        if !self.branches[self.heir].reader_gone() {
-            return;
-        }
-        let open = self.branches.iter().enumerate().filter(|(_, branch)| !branch.reader_gone());
-        if let Some((next, branch)) = heir(open, |(_, branch)| branch.drops(), |(_, branch)| branch.is_together()) {
-            branch.forks_no_more();
-            self.heir = next;
         }
     }
 
@@ -193,7 +179,6 @@ impl<M: Message> Fan<M> {
     /// Finds out what can become of a message.
     fn look(&mut self, message: &mut M) -> Result<()> {
         self.check()?;
-        self.inherit();
         self.pending = None;
         self.outcomes.clear();
         let envelopes = envelopes_in(message);
@@ -211,6 +196,13 @@ impl<M: Message> Fan<M> {
                 ));
             }
             self.outcomes.push(self.outcome(at, 1, envelopes));
+        }
+        if !M::CARRIES_ENVELOPES
+            && self.outcomes[self.heir] != Outcome::Sent
+            && let Some(other) = self.outcomes.iter().rposition(|outcome| *outcome == Outcome::Sent)
+        {
+            // One clone less. Envelopes are copied to those of the hub's own, which the heir's has not.
+            self.heir = other;
         }
         Ok(())
     }

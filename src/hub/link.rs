@@ -66,10 +66,8 @@ pub(super) struct Link<M: Message> {
     pub(super) again: Option<Again<M>>,
     pub(super) stamps: Stamps,
     pub(super) reader: Device,
-    /// The reader is where the writer is.
-    pub(super) together: bool,
     /// What is sent here is a fork, whose envelopes come from `arrivals`.
-    pub(super) forks: AtomicBool,
+    pub(super) forks: bool,
     pub(super) blanks: Option<Arc<Pool>>,
     pub(super) arrivals: Option<Arc<Pool>>,
     pub(super) copies: Option<Stream>,
@@ -149,8 +147,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
         queue: Queue::new(plan.capacity, plan.full),
         again: again.map(|copy| Again { copy, ends_with: plan.ends_with, over: AtomicBool::new(false) }),
         stamps: Stamps::default(),
-        together: plan.reader == plan.writer,
-        forks: AtomicBool::new(plan.forks),
+        forks: plan.forks,
         reader: plan.reader,
         blanks,
         arrivals,
@@ -171,7 +168,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
             if let Some(link) = link.upgrade() {
                 // An error is kept for both ends.
                 let _ = link.pump();
-                if link.forks.load(Ordering::Relaxed) {
+                if link.forks {
                     link.queue.wake_writer();
                 }
             }
@@ -302,8 +299,7 @@ impl<M: Message> HubState for Link<M> {
         if let Some(blanks) = self.blanks.as_ref().filter(|blanks| !blanks.has(1)) {
             return Some(format!("a blank envelope: {}", blanks.whereabouts(hubs)));
         }
-        let forks = self.forks.load(Ordering::Relaxed);
-        let arrivals = self.arrivals.as_ref().filter(|arrivals| forks && !arrivals.has(1))?;
+        let arrivals = self.arrivals.as_ref().filter(|arrivals| self.forks && !arrivals.has(1))?;
         Some(format!("an envelope {} to copy to: {}", self.at_reader(), arrivals.whereabouts(hubs)))
     }
 

@@ -39,7 +39,7 @@ impl<M: Message> Outlet<M> {
 
     /// Room for so many messages, and as many blank envelopes where there are such?
     #[inline]
-    pub(crate) fn poll_room(&mut self, messages: usize, waker: &Waker) -> Answer {
+    pub(crate) fn poll_room(&self, messages: usize, waker: &Waker) -> Answer {
         match self {
             Self::Nobody => Answer::Never,
             Self::One(sender) if messages == 1 => sender.poll_room(waker),
@@ -50,7 +50,7 @@ impl<M: Message> Outlet<M> {
 
     /// As `poll_room`, of a writer that waits for something else and asks again after that.
     #[inline]
-    pub(crate) fn look_for_room(&mut self, messages: usize, waker: &Waker) -> Answer {
+    pub(crate) fn look_for_room(&self, messages: usize, waker: &Waker) -> Answer {
         match self {
             Self::One(sender) if messages == 1 => sender.look_for_room(waker),
             _ => self.poll_room(messages, waker),
@@ -58,7 +58,7 @@ impl<M: Message> Outlet<M> {
     }
 
     /// Anybody to send to?
-    pub(crate) fn poll_open(&mut self, waker: &Waker) -> Answer {
+    pub(crate) fn poll_open(&self, waker: &Waker) -> Answer {
         match self {
             Self::Nobody => Answer::Never,
             Self::One(sender) => sender.poll_reader(waker),
@@ -67,6 +67,7 @@ impl<M: Message> Outlet<M> {
     }
 
     /// Room for this message?
+    // `&mut`, as below: who awaits it need not share messages between threads.
     pub(crate) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
         match self {
             Self::Nobody => Answer::Never,

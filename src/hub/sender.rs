@@ -1,6 +1,6 @@
 //! [`Sender`]: the writer's end of a hub.
 
-use std::{fmt, sync::Arc, sync::atomic::Ordering, task::Waker};
+use std::{fmt, sync::Arc, task::Waker};
 
 use super::{
     Copier, Message,
@@ -43,7 +43,7 @@ impl<M: Message> Sender<M> {
     pub(crate) fn poll_room_for(&self, messages: usize, waker: &Waker) -> Answer {
         let ask = || match () {
             () if self.link.failed.get().is_some() => Answer::Yes,
-            () if self.reader_gone() => Answer::Never,
+            () if self.poll_reader(waker) == Answer::Never => Answer::Never,
             () if self.has_room(messages) && self.has_blanks(messages) => Answer::Yes,
             () => Answer::Wait,
         };
@@ -233,17 +233,7 @@ impl<M: Message> Sender<M> {
 
     /// Whether what is sent here are forks.
     pub(super) fn forks(&self) -> bool {
-        self.link.forks.load(Ordering::Relaxed)
-    }
-
-    /// From now on it is sent the messages themselves.
-    pub(super) fn forks_no_more(&self) {
-        self.link.forks.store(false, Ordering::Relaxed);
-    }
-
-    /// Whether the reader is where the writer is.
-    pub(super) fn is_together(&self) -> bool {
-        self.link.together
+        self.link.forks
     }
 
     /// Is there a reader?

@@ -178,7 +178,7 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
         prop_assert!(list.messages.len() <= capacity + list.held);
     }
     if let Some(message) = out {
-        drop(queue.end_move(message, false));
+        let _ = queue.end_move(message, false);
     }
     let refused = steps.iter().filter(|step| matches!(step, Step::Refuse)).count() as u64;
     drop(queue.close_reader());

@@ -236,12 +236,12 @@ impl<M: Message> Port for Output<M> {
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
-        condition::room(&mut self.to, self.room, cx)
+        condition::room(&self.to, self.room, cx)
     }
 
     #[inline]
     fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
-        condition::look_for_room(&mut self.to, self.room, cx)
+        condition::look_for_room(&self.to, self.room, cx)
     }
 
     /// This is the only writer: the room that was there still is.
