@@ -167,6 +167,42 @@ async fn q6_the_writer_ends_when_all_its_readers_have() {
     assert_eq!((lock(&left).len(), lock(&right).len()), (3, 30));
 }
 
+/// The operator between them waits for a message, and has always had room: it ends as soon as its reader has.
+#[tokio::test]
+async fn q6_the_end_walks_up_past_one_that_waits_for_a_message() {
+    for readers in [1, 2] {
+        let mut flow = Flow::new("q6");
+        let quiet = flow.add(
+            "quiet",
+            task(|ports: &mut SourcePorts<u64>, _| {
+                async move {
+                    ports.output.send(1).await?;
+                    until("its reader has ended", || ports.output.is_closed()).await;
+                    Ok(())
+                }
+                .boxed()
+            }),
+        );
+        let pass = flow.add(
+            "pass",
+            task(|ports: &mut MapPorts<u64, u64>, cx| {
+                async move {
+                    while cx.ready(ports).await {
+                        let number = ports.input.take()?;
+                        ports.output.send(number).await?;
+                    }
+                    Ok(())
+                }
+                .boxed()
+            }),
+        );
+        flow.connect(quiet.output, pass.input);
+        let inputs: Vec<_> = (0..readers).map(|at| flow.add(format!("end {at}"), first(1, &shared())).input).collect();
+        flow.connect_with(pass.output, inputs, Hub::bounded(8));
+        within(flow.run()).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn q6_what_was_not_taken_is_counted_for_each_reader() {
     let ended = Arc::new(AtomicU64::new(0));
@@ -269,7 +305,7 @@ on_both!(q4_the_host_copies_what_has_arrived, async |device: Device| {
     freed(&device).await;
 });
 
-// Also the one that was sent the message itself: another inherits.
+// Also the one that was sent the messages themselves.
 on_both!(q6_readers_of_envelopes_end_one_after_the_other, async |device: Device| {
     for early in 0..3 {
         let seen = [shared(), shared(), shared()];

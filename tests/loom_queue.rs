@@ -1,5 +1,5 @@
-//! Model check of `hub/queue.rs`: every interleaving of a writer, a reader and whoever moves messages. The file is
-//! included as it stands, with loom's primitives.
+//! Model check of `hub/queue.rs` and `hub/waking.rs`: every interleaving of a writer, a reader and whoever moves messages. The files are
+//! included as they stand, with loom's primitives.
 
 mod sync {
     pub(crate) use loom::sync::{
@@ -16,6 +16,10 @@ mod sync {
 #[path = "../src/hub/queue.rs"]
 mod queue;
 
+#[allow(dead_code)]
+#[path = "../src/hub/waking.rs"]
+mod waking;
+
 use std::{future::poll_fn, task::Poll};
 
 use loom::{
@@ -27,7 +31,7 @@ use loom::{
     },
     thread,
 };
-use queue::{Answer, Queue};
+use queue::{Answer, Counts, Full, Pushed, Queue};
 
 fn model(check: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
@@ -35,12 +39,20 @@ fn model(check: impl Fn() + Send + Sync + 'static) {
     builder.check(check);
 }
 
+fn is_in(pushed: Pushed<u32>) -> bool {
+    matches!(pushed, Pushed::In)
+}
+
+fn take(queue: &Queue<u32>) -> Option<u32> {
+    queue.take().map(|(_, message)| message)
+}
+
 async fn send(queue: &Queue<u32>, message: u32, ready: bool) -> bool {
     let answer = poll_fn(|cx| match queue.poll_room(cx.waker()) {
         Answer::Wait => Poll::Pending,
         answer => Poll::Ready(answer),
     });
-    answer.await == Answer::Yes && queue.push(message, ready).is_ok()
+    answer.await == Answer::Yes && is_in(queue.push(message, ready))
 }
 
 async fn receive(queue: &Queue<u32>) -> Option<u32> {
@@ -49,7 +61,7 @@ async fn receive(queue: &Queue<u32>) -> Option<u32> {
         answer => Poll::Ready(answer),
     });
     match answer.await {
-        Answer::Yes => queue.take(),
+        Answer::Yes => take(queue),
         _ => None,
     }
 }
@@ -58,7 +70,7 @@ async fn receive(queue: &Queue<u32>) -> Option<u32> {
 #[test]
 fn a_queue_of_one_hands_everything_over_in_order_and_ends() {
     model(|| {
-        let queue = Arc::new(Queue::new(1));
+        let queue = Arc::new(Queue::new(1, Full::Hold));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || {
@@ -82,12 +94,12 @@ fn a_queue_of_one_hands_everything_over_in_order_and_ends() {
 #[test]
 fn a_reader_that_was_woken_for_nothing_waits_on() {
     model(|| {
-        let queue = Arc::new(Queue::new(1));
+        let queue = Arc::new(Queue::new(1, Full::Hold));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || {
                 queue.wake_both();
-                assert!(queue.push(1, true).is_ok());
+                assert!(is_in(queue.push(1, true)));
             })
         };
         assert_eq!(block_on(receive(&queue)), Some(1));
@@ -98,7 +110,7 @@ fn a_reader_that_was_woken_for_nothing_waits_on() {
 #[test]
 fn a_reader_that_goes_ends_the_writer() {
     model(|| {
-        let queue = Arc::new(Queue::new(1));
+        let queue = Arc::new(Queue::new(1, Full::Hold));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || {
@@ -131,7 +143,7 @@ fn pump(queue: &Queue<u32>, envelopes: &AtomicUsize) {
 #[test]
 fn a_message_that_waits_for_an_envelope_is_moved_when_one_comes_home() {
     model(|| {
-        let queue = Arc::new(Queue::new(2));
+        let queue = Arc::new(Queue::new(2, Full::Hold));
         let envelopes = Arc::new(AtomicUsize::new(1));
         let writer = {
             let (queue, envelopes) = (queue.clone(), envelopes.clone());
@@ -164,18 +176,18 @@ async fn receive_both(first: &Queue<u32>, second: &Queue<u32>) -> Option<(u32, u
             _ => Poll::Pending,
         }
     });
-    if both.await { first.take().zip(second.take()) } else { None }
+    if both.await { take(first).zip(take(second)) } else { None }
 }
 
 #[test]
 fn one_that_waits_at_two_queues_gets_what_both_have_and_hears_of_an_end() {
     model(|| {
-        let (first, second) = (Arc::new(Queue::new(1)), Arc::new(Queue::new(1)));
+        let (first, second) = (Arc::new(Queue::new(1, Full::Hold)), Arc::new(Queue::new(1, Full::Hold)));
         let writer = {
             let (first, second) = (first.clone(), second.clone());
             thread::spawn(move || {
-                assert!(second.push(2, true).is_ok());
-                assert!(first.push(1, true).is_ok());
+                assert!(is_in(second.push(2, true)));
+                assert!(is_in(first.push(1, true)));
                 // The first has no end.
                 second.close_writer();
             })
@@ -189,15 +201,15 @@ fn one_that_waits_at_two_queues_gets_what_both_have_and_hears_of_an_end() {
 #[test]
 fn a_writer_that_waits_for_something_else_hears_that_its_reader_has_gone() {
     model(|| {
-        let (input, output) = (Queue::<u32>::new(1), Arc::new(Queue::new(1)));
-        assert!(output.push(1, true).is_ok());
+        let (input, output) = (Queue::<u32>::new(1, Full::Hold), Arc::new(Queue::new(1, Full::Hold)));
+        assert!(is_in(output.push(1, true)));
         let mut reader = None;
         let ended = poll_fn(|cx| {
             reader.get_or_insert_with(|| {
                 // It has waited for room before.
                 assert_eq!(output.poll_room(cx.waker()), Answer::Wait);
-                assert_eq!(output.take(), Some(1));
-                assert!(output.push(2, true).is_ok());
+                assert_eq!(take(&output), Some(1));
+                assert!(is_in(output.push(2, true)));
                 let output = output.clone();
                 thread::spawn(move || drop(output.close_reader()))
             });
@@ -209,5 +221,164 @@ fn a_writer_that_waits_for_something_else_hears_that_its_reader_has_gone() {
         });
         block_on(ended);
         reader.unwrap().join().unwrap();
+    });
+}
+
+#[test]
+fn a_writer_that_never_waited_for_room_hears_that_its_reader_has_gone() {
+    model(|| {
+        let output = Arc::new(Queue::<u32>::new(1, Full::Hold));
+        let reader = {
+            let output = output.clone();
+            thread::spawn(move || drop(output.close_reader()))
+        };
+        // There is room, and something else to wait for.
+        block_on(poll_fn(|cx| match output.poll_room(cx.waker()) {
+            Answer::Never => Poll::Ready(()),
+            _ => Poll::Pending,
+        }));
+        reader.join().unwrap();
+    });
+}
+
+/// Pushes so many messages, counted from 1, into a queue that holds nobody up, and moves them.
+fn push_all(queue: &Queue<u32>, messages: u32, ready: bool) {
+    for message in 1..=messages {
+        assert!(!matches!(queue.push(message, ready), Pushed::Back(_)));
+        pump_freely(queue);
+    }
+    queue.close_writer();
+}
+
+/// There are envelopes enough.
+fn pump_freely(queue: &Queue<u32>) {
+    while let Some(message) = queue.begin_move() {
+        let (_dropped, again) = queue.end_move(message, true);
+        if !again {
+            break;
+        }
+    }
+}
+
+/// Takes what there is, as an operator does whose runs take one each.
+async fn take_all(queue: &Queue<u32>) -> Vec<u32> {
+    let mut taken = Vec::new();
+    loop {
+        drop(queue.let_go());
+        let answer = poll_fn(|cx| match queue.poll_message(cx.waker()) {
+            Answer::Wait => Poll::Pending,
+            answer => Poll::Ready(answer),
+        });
+        if answer.await == Answer::Never {
+            return taken;
+        }
+        // It may be gone by now. What is held is not.
+        if queue.hold() > 0 {
+            taken.push(take(queue).expect("it was held"));
+        }
+    }
+}
+
+fn lossy(full: Full, ready: bool) {
+    model(move || {
+        let queue = Arc::new(Queue::new(1, full));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || push_all(&queue, 3, ready))
+        };
+        let taken = block_on(take_all(&queue));
+        writer.join().unwrap();
+        assert!(taken.is_sorted() && !taken.is_empty(), "{taken:?}");
+        assert_eq!(taken.last(), Some(&3), "the newest is there");
+        let taken = taken.len() as u64;
+        assert_eq!(queue.counts(), Counts { taken, dropped: 3 - taken, untaken: 0 });
+    });
+}
+
+#[test]
+fn a_queue_that_drops_its_oldest_drops_nothing_that_is_held_and_counts() {
+    lossy(Full::DropOldest, true);
+}
+
+/// While a newer one is on its way there is nothing to take; but not of what is held.
+#[test]
+fn a_queue_that_drops_its_oldest_for_one_that_must_be_moved_drops_nothing_that_is_held() {
+    lossy(Full::DropOldest, false);
+}
+
+#[test]
+fn a_queue_that_drops_what_is_new_counts() {
+    // Held or not, nothing that is in it is dropped.
+    model(|| {
+        let queue = Arc::new(Queue::new(1, Full::DropNewest));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || push_all(&queue, 3, true))
+        };
+        let mut taken = Vec::new();
+        block_on(async {
+            while let Some(message) = receive(&queue).await {
+                taken.push(message);
+            }
+        });
+        writer.join().unwrap();
+        assert_eq!(taken[0], 1, "{taken:?}");
+        let taken = taken.len() as u64;
+        assert_eq!(queue.counts(), Counts { taken, dropped: 3 - taken, untaken: 0 });
+    });
+}
+
+#[test]
+fn what_is_dropped_while_it_is_moved_is_counted_and_the_next_is_moved() {
+    model(|| {
+        let queue = Arc::new(Queue::new(1, Full::DropOldest));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || push_all(&queue, 2, false))
+        };
+        // It comes by while the writer moves, or moves while that pushes.
+        pump_freely(&queue);
+        let taken = block_on(take_all(&queue));
+        writer.join().unwrap();
+        assert_eq!(taken.last(), Some(&2));
+        let taken = taken.len() as u64;
+        assert_eq!(queue.counts(), Counts { taken, dropped: 2 - taken, untaken: 0 });
+    });
+}
+
+#[test]
+fn the_newest_is_read_again_and_again_and_counted_once() {
+    model(|| {
+        let queue = Arc::new(Queue::new(1, Full::Replace));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || push_all(&queue, 2, true))
+        };
+        let mut last = 0;
+        let mut seen = Vec::new();
+        block_on(async {
+            while poll_fn(|cx| match queue.poll_new(cx.waker()) {
+                Answer::Wait => Poll::Pending,
+                answer => Poll::Ready(answer == Answer::Yes),
+            })
+            .await
+            {
+                // New, and then what may be the same.
+                for _ in 0..2 {
+                    let (number, message) = queue.read(Clone::clone).expect("there is one");
+                    assert!(number == u64::from(message) && message >= last);
+                    last = message;
+                    if seen.last() != Some(&message) {
+                        seen.push(message);
+                    }
+                }
+            }
+        });
+        writer.join().unwrap();
+        assert_eq!(last, 2, "the newest");
+        let taken = seen.len() as u64;
+        assert_eq!(queue.counts(), Counts { taken, dropped: 2 - taken, untaken: 0 });
+        drop(queue.close_reader());
+        assert_eq!(queue.counts().untaken, 0, "it was read");
     });
 }

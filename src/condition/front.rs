@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 use super::{Counted, Readiness};
 use crate::{
     error::{Error, Result},
-    hub::{Message, baggage::Parcel, link::Receiver},
+    hub::{Message, baggage::Parcel, receiver::Receiver},
     stream::{Completed, Ticket},
 };
 
@@ -50,8 +50,9 @@ pub(crate) struct Front {
     /// Of the one after them; kept for its room, so that the next one allocates nothing.
     open: SmallVec<[Completed; 2]>,
     state: State,
-    /// Messages that came out of the queue, also those that nobody was given.
-    taken: u64,
+    /// The number of the first message, when one was asked about: where its hub drops messages, another may be the first by
+    /// now.
+    first: u64,
 }
 
 enum State {
@@ -61,29 +62,18 @@ enum State {
 }
 
 impl Wanted {
-    /// Shows the tickets that the message at `at`, with `taken` before the first, is waited for by. False if there is no
-    /// message.
-    fn tickets<M: Message>(
-        self,
-        receiver: &Receiver<M>,
-        taken: u64,
-        at: usize,
-        mut visit: impl FnMut(&Ticket),
-    ) -> bool {
-        // A stamp is there before its message is.
-        if at >= receiver.len() {
-            return false;
-        }
-        let stamp = if self.done { receiver.stamp_of(taken + at as u64 + 1) } else { None };
-        let shown = receiver.peek(at, |message| {
+    /// Shows the tickets that the message at `at` is waited for by. Its number; none if there is no message.
+    fn tickets<M: Message>(self, receiver: &Receiver<M>, at: usize, mut visit: impl FnMut(&Ticket)) -> Option<u64> {
+        receiver.peek(at, |number, message| {
             if self.done {
+                let stamp = receiver.stamp_of(number);
                 super::stream::written(message, stamp.as_ref(), &mut visit);
             }
             if let Some(name) = self.event {
                 super::event::named(message, name, &mut visit);
             }
-        });
-        shown.is_some()
+            number
+        })
     }
 }
 
@@ -91,7 +81,7 @@ impl Front {
     /// `None` for a port that takes what is there.
     pub(crate) fn new(wanted: Wanted) -> Option<Box<Self>> {
         let more = wanted.done || wanted.event.is_some();
-        more.then(|| Box::new(Self { wanted, done: 0, open: SmallVec::new(), state: State::Unknown, taken: 0 }))
+        more.then(|| Box::new(Self { wanted, done: 0, open: SmallVec::new(), state: State::Unknown, first: 0 }))
     }
 
     /// Are there `most` messages that have what is waited for? How many, and why no more. One in whose place `take` has an
@@ -102,6 +92,11 @@ impl Front {
         most: usize,
         cx: &mut Context<'_>,
     ) -> Counted {
+        if receiver.is_lossy() {
+            // Another may be the first at any moment.
+            receiver.watch(cx.waker());
+            self.forget_dropped(receiver);
+        }
         let more = loop {
             if self.done >= most {
                 break Readiness::READY;
@@ -139,6 +134,7 @@ impl Front {
 
     /// Does `take` give a message, or an error? The device is asked, now.
     pub(crate) fn has_one<M: Message>(&mut self, receiver: &Receiver<M>) -> bool {
+        self.forget_dropped(receiver);
         if self.done > 0 {
             return true;
         }
@@ -155,23 +151,24 @@ impl Front {
         self.done > 0 || matches!(self.state, State::Failed(_))
     }
 
-    /// The first message, if it has what is waited for.
-    pub(crate) fn take<M: Message>(&mut self, receiver: &Receiver<M>) -> Result<Option<Parcel<M>>> {
+    /// The first message and its number, if it has what is waited for. `again`: also one that was read before.
+    pub(crate) fn take<M: Message>(&mut self, receiver: &Receiver<M>, again: bool) -> Result<Option<(u64, Parcel<M>)>> {
         if !self.has_one(receiver) {
             return receiver.check().map(|()| None);
         }
         receiver.check()?;
-        self.taken += 1;
         if self.done > 0 {
             self.done -= 1;
-            return receiver.take();
+            let taken = receiver.take(again);
+            self.first = receiver.first().unwrap_or_default();
+            return taken;
         }
         match std::mem::replace(&mut self.state, State::Unknown) {
             State::Failed(error) => {
                 receiver.discard();
                 Err(error.at(format!("a message of hub `{}`", receiver.hub())))
             }
-            _ => receiver.take(),
+            _ => receiver.take(again),
         }
     }
 
@@ -179,7 +176,8 @@ impl Front {
     pub(crate) fn len<M: Message>(&self, receiver: &Receiver<M>) -> usize {
         let has_all = |at: &usize| {
             let mut has_all = true;
-            self.wanted.tickets(receiver, self.taken, *at, |ticket| has_all &= ticket.has_passed()) && has_all
+            let there = self.wanted.tickets(receiver, *at, |ticket| has_all &= ticket.has_passed());
+            there.is_some() && has_all
         };
         (0..receiver.len()).take_while(has_all).count()
     }
@@ -200,13 +198,24 @@ impl Front {
 
     fn ask<M: Message>(&mut self, receiver: &Receiver<M>) {
         let open = &mut self.open;
-        let there = self.wanted.tickets(receiver, self.taken, self.done, |ticket| {
+        let there = self.wanted.tickets(receiver, self.done, |ticket| {
             if !ticket.is_settled() {
                 open.push(ticket.completed());
             }
         });
-        if there {
+        if there.is_some() {
+            self.first = receiver.first().unwrap_or_default();
             self.state = State::Open;
+        }
+    }
+
+    /// What is known is of messages that their hub has dropped since.
+    fn forget_dropped<M: Message>(&mut self, receiver: &Receiver<M>) {
+        let known = self.done > 0 || !matches!(self.state, State::Unknown);
+        if known && receiver.is_lossy() && receiver.first() != Some(self.first) {
+            self.open.clear();
+            self.done = 0;
+            self.state = State::Unknown;
         }
     }
 

@@ -38,7 +38,7 @@ pub(crate) fn room_problem(count: usize, capacity: usize) -> Option<String> {
 }
 
 #[inline]
-pub(crate) fn room_for<M: Message>(output: &mut Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
+pub(crate) fn room_for<M: Message>(output: &Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
     let answer = match room {
         Room::For(messages) => output.poll_room(messages, cx.waker()),
         Room::Unconditional => output.poll_open(cx.waker()),
@@ -48,7 +48,7 @@ pub(crate) fn room_for<M: Message>(output: &mut Outlet<M>, room: Room, cx: &mut 
 
 /// As [`room_for`], of an operator that waits for something else and asks again after that.
 #[inline]
-pub(crate) fn look_for_room<M: Message>(output: &mut Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
+pub(crate) fn look_for_room<M: Message>(output: &Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
     let answer = match room {
         Room::For(messages) => output.look_for_room(messages, cx.waker()),
         Room::Unconditional => output.poll_open(cx.waker()),

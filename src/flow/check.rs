@@ -1,14 +1,19 @@
 //! What can be known before a flow runs: every problem is found and all are reported at once; then each hub's size and
 //! place follow.
 
-use std::{collections::HashSet, io, thread::available_parallelism};
+use std::{
+    collections::HashSet,
+    io,
+    sync::{Arc, atomic::AtomicUsize},
+    thread::available_parallelism,
+};
 
 use super::{Checked, Connection, Copied, Flow, spawn, thread};
 use crate::{
     condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
     error::{Error, ErrorKind, Result},
-    hub::{self, Hub, Since, link::LinkPlan},
+    hub::{self, Hub, Since, fan, link::LinkPlan, queue::Full},
     operator::{PortDecl, PortKind, lane::OwnStreams},
     stream::StreamPool,
     sync::lock,
@@ -22,9 +27,10 @@ pub(super) fn plan(flow: &Flow) -> Result<(Vec<LinkPlan>, Checked)> {
     pools(flow, &mut problems);
     conditions(flow, &mut problems);
     own_threads(flow, &mut problems);
-    let plans = hubs(flow, &mut problems);
+    let mut plans = hubs(flow, &mut problems);
     if problems.is_empty() {
         warn_of_small_pools(flow);
+        ends_with(flow, &mut plans);
         let checked = Checked { copies: copies(flow, &plans) };
         return Ok((plans, checked));
     }
@@ -60,7 +66,7 @@ fn ports(flow: &Flow, problems: &mut Vec<String>) {
             let instead = match decl(flow, id).kind {
                 PortKind::Inputs => None,
                 PortKind::Input => Some("an `Inputs<..>` can be"),
-                PortKind::Output if fan(flow, id).all(|branch| branch.forks) => None,
+                PortKind::Output if branches(flow, id).all(|branch| branch.forks) => None,
                 PortKind::Output => Some("name its readers together, `connect(out, [one.input, other.input])`"),
             };
             let again = !used.insert((id.operator, id.port));
@@ -231,16 +237,19 @@ fn within(flow: &Flow) -> impl Iterator<Item = &Connection> {
 }
 
 /// All connections of one output.
-fn fan(flow: &Flow, output: PortId) -> impl Iterator<Item = &Connection> {
+fn branches(flow: &Flow, output: PortId) -> impl Iterator<Item = &Connection> {
     flow.connections.iter().filter(move |connection| connection.from == output)
 }
 
-/// Of an output's readers the one that is sent the messages themselves: the first that is where the writer is, else the
-/// last.
+/// Whether of an output's readers this is the one that is sent the messages themselves.
 fn is_heir(flow: &Flow, connection: &Connection) -> bool {
+    if !connection.forks {
+        return true;
+    }
     let writer = device(flow, connection.from);
-    let within = || fan(flow, connection.from).filter(|branch| branch.to.flow == flow.id);
-    let heir = within().find(|branch| device(flow, branch.to) == writer).or_else(|| within().last());
+    let branches = flow.connections.iter().filter(|branch| branch.from == connection.from && branch.to.flow == flow.id);
+    let drops = |branch: &&Connection| wanted(flow, branch).full != Full::Hold;
+    let heir = fan::heir(branches, drops, |branch| device(flow, branch.to) == writer);
     heir.is_none_or(|heir| std::ptr::eq(heir, connection))
 }
 
@@ -264,7 +273,7 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
         })
     };
     let capacity = sized("capacity", hub.capacity, hub::DEFAULT_CAPACITY);
-    let envelopes = sized("number of envelopes", hub.envelopes, hub::DEFAULT_ENVELOPES);
+    let envelopes = sized("number of envelopes", hub.envelopes, hub.default_envelopes());
     if let Some(bytes) = hub.envelope_bytes {
         sized("envelopes' size", Some(bytes), 1);
         if !carries {
@@ -272,6 +281,13 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
         } else if (1..element_bytes).contains(&bytes) {
             problem(format!("its envelopes' {bytes} bytes hold no element of {element_bytes}"));
         }
+    }
+    if carries && hub.full != Full::Hold && envelopes < hub.default_envelopes() {
+        let needs = hub.default_envelopes();
+        problem(format!(
+            "it drops messages to hold nobody up, and its {envelopes} envelopes would: it needs {needs}, one for each \
+             message that it queues, one for the writer and one for the reader"
+        ));
     }
     if !writer.copies_with(&reader) {
         problem(format!("{writer} and {reader} are devices of different makes: put an operator on the host between"));
@@ -293,7 +309,7 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
     let writer_bytes = said(flow, connection.from).filter(|_| carries && !forks);
     if let Room::For(wanted) = room {
         let waits = format!("`{}` waits for room for {wanted} messages", port_name(flow, connection.from));
-        if wanted > capacity {
+        if wanted > capacity && hub.full == Full::Hold {
             problem(format!("{waits}, and its queue holds {capacity}: give it a capacity of {wanted} or more"));
         }
         let lent = writer_bytes.is_some() || (carries && forks);
@@ -305,6 +321,8 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
     LinkPlan {
         name: name.into(),
         capacity,
+        full: hub.full,
+        ends_with: None,
         envelopes,
         writer_bytes,
         reader_bytes,
@@ -315,6 +333,18 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
         mode: flow.mode,
         priority: priority(flow, connection.from.operator).min(priority(flow, connection.to.operator)),
         times: times(flow, connection.to),
+    }
+}
+
+/// The hubs that keep the latest end together, where their reader has no other input that ends it.
+fn ends_with(flow: &Flow, plans: &mut [LinkPlan]) {
+    let mut inputs = vec![Vec::new(); flow.entries.len()];
+    within(flow).enumerate().for_each(|(at, connection)| inputs[connection.to.operator].push(at));
+    for inputs in inputs {
+        if inputs.iter().all(|at| plans[*at].full == Full::Replace) {
+            let open = Arc::new(AtomicUsize::new(inputs.len()));
+            inputs.into_iter().for_each(|at| plans[at].ends_with = Some(open.clone()));
+        }
     }
 }
 
@@ -338,7 +368,7 @@ fn wanted(flow: &Flow, connection: &Connection) -> Hub {
 
 /// Bytes of the largest blank envelope that an output is said to have.
 fn said(flow: &Flow, output: PortId) -> Option<usize> {
-    fan(flow, output)
+    branches(flow, output)
         .filter(|branch| branch.to.flow == flow.id)
         .filter_map(|branch| wanted(flow, branch).envelope_bytes)
         .max()

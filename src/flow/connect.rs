@@ -9,7 +9,7 @@ use crate::{
     condition::PortId,
     error::Result,
     hub::{
-        Fork, ForkFn, Hub, Message, fan,
+        Fork, ForkFn, Hub, HubKind, HubOf, Message, fan,
         link::{self, HubState, LinkPlan},
     },
     operator::InputHandle,
@@ -25,17 +25,17 @@ pub(super) type MakeLink = Arc<dyn Fn(LinkPlan) -> Result<(End, End, Arc<dyn Hub
 #[doc(hidden)]
 pub struct Target {
     pub(super) to: PortId,
-    /// What was said of this one alone.
-    pub(super) hub: Option<Hub>,
+    pub(super) hub: Hub,
     pub(super) make: MakeLink,
     /// Its output may have others.
     pub(super) forks: bool,
 }
 
 impl Target {
-    fn new<M: Message>(input: InputHandle<M>, hub: Option<Hub>, fork: Option<ForkFn<M>>) -> Self {
+    fn new<M: Message>(input: InputHandle<M>, kind: HubKind<M>, fork: Option<ForkFn<M>>) -> Self {
+        let HubKind { hub, again } = kind;
         let make: MakeLink = Arc::new(move |plan| {
-            let (sender, receiver, state) = link::link::<M>(plan)?;
+            let (sender, receiver, state) = link::link::<M>(plan, again)?;
             Ok((Box::new(fan::End { sender, fork }), Box::new(receiver), state))
         });
         Self { to: input.id, hub, make, forks: fork.is_some() }
@@ -56,14 +56,15 @@ impl fmt::Debug for Target {
     note = "write `connect(from.out, to.input)`, or `connect(from.out, [one.input, other.input])`"
 )]
 pub trait Targets<M: Message> {
+    /// `kind`: for those that have none of their own.
     #[doc(hidden)]
-    fn targets(self) -> Vec<Target>;
+    fn targets(self, kind: HubKind<M>) -> Vec<Target>;
 }
 
 /// An input and the hub that it is to be connected by: see [`InputHandle::with`].
 pub struct Branch<M> {
     input: InputHandle<M>,
-    hub: Option<Hub>,
+    kind: Option<HubKind<M>>,
 }
 
 impl<M> InputHandle<M> {
@@ -80,44 +81,53 @@ impl<M> InputHandle<M> {
     /// flow.connect(numbers.output, (all.input, some.input.with(Hub::bounded(16))));
     /// ```
     #[must_use]
-    pub fn with(self, hub: Hub) -> Branch<M> {
-        Branch { input: self, hub: Some(hub) }
+    pub fn with(self, hub: impl HubOf<M>) -> Branch<M>
+    where
+        M: Message,
+    {
+        Branch { input: self, kind: Some(hub.kind()) }
     }
 }
 
 impl<M> From<InputHandle<M>> for Branch<M> {
     fn from(input: InputHandle<M>) -> Self {
-        Self { input, hub: None }
+        Self { input, kind: None }
+    }
+}
+
+impl<M> Branch<M> {
+    fn kind_or(self, kind: HubKind<M>) -> HubKind<M> {
+        self.kind.map_or(kind, |own| own.or(kind))
     }
 }
 
 impl<M: Fork> Branch<M> {
-    fn forked(self) -> Target {
-        Target::new(self.input, self.hub, Some(M::fork))
+    fn forked(self, kind: HubKind<M>) -> Target {
+        Target::new(self.input, self.kind_or(kind), Some(M::fork))
     }
 }
 
 impl<M: Message> Targets<M> for InputHandle<M> {
-    fn targets(self) -> Vec<Target> {
-        vec![Target::new(self, None, None)]
+    fn targets(self, kind: HubKind<M>) -> Vec<Target> {
+        vec![Target::new(self, kind, None)]
     }
 }
 
 impl<M: Message> Targets<M> for Branch<M> {
-    fn targets(self) -> Vec<Target> {
-        vec![Target::new(self.input, self.hub, None)]
+    fn targets(self, kind: HubKind<M>) -> Vec<Target> {
+        vec![Target::new(self.input, self.kind_or(kind), None)]
     }
 }
 
 impl<M: Fork, B: Into<Branch<M>>, const N: usize> Targets<M> for [B; N] {
-    fn targets(self) -> Vec<Target> {
-        self.into_iter().map(|branch| branch.into().forked()).collect()
+    fn targets(self, kind: HubKind<M>) -> Vec<Target> {
+        self.into_iter().map(|branch| branch.into().forked(kind)).collect()
     }
 }
 
 impl<M: Fork, B: Into<Branch<M>>> Targets<M> for Vec<B> {
-    fn targets(self) -> Vec<Target> {
-        self.into_iter().map(|branch| branch.into().forked()).collect()
+    fn targets(self, kind: HubKind<M>) -> Vec<Target> {
+        self.into_iter().map(|branch| branch.into().forked(kind)).collect()
     }
 }
 
@@ -125,9 +135,9 @@ macro_rules! tuples {
     ($($name:ident),*) => {
         impl<M: Fork, $($name: Into<Branch<M>>),*> Targets<M> for ($($name,)*) {
             #[allow(non_snake_case)]
-            fn targets(self) -> Vec<Target> {
+            fn targets(self, kind: HubKind<M>) -> Vec<Target> {
                 let ($($name,)*) = self;
-                vec![$($name.into().forked()),*]
+                vec![$($name.into().forked(kind)),*]
             }
         }
     };
@@ -151,6 +161,6 @@ impl<M> Copy for Branch<M> {}
 
 impl<M> fmt::Debug for Branch<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Branch").field("input", &self.input).field("hub", &self.hub).finish()
+        f.debug_struct("Branch").field("input", &self.input).field("hub", &self.kind.map(|kind| kind.hub)).finish()
     }
 }

@@ -27,7 +27,7 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Report, Running,
+    HubReport, Report, Running,
     connect::MakeLink,
     spawn::{Threads, spawn},
     thread::{OwnThread, at_home},
@@ -173,7 +173,8 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
     for thread in own_threads.into_iter().flatten() {
         thread.end().await;
     }
-    report.untaken = hubs.all.iter().map(|hub| hub.state.untaken() as u64).sum();
+    report.hubs = hubs.all.iter().map(|hub| HubReport::new(hub.state.name(), hub.state.counts())).collect();
+    report.untaken = report.hubs.iter().map(|hub| hub.untaken).sum();
     report.elapsed = clock.elapsed();
     control.set_hubs(Hubs::default());
     control.rest.watchers.end();

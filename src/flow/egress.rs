@@ -27,7 +27,7 @@ use crate::{
     error::Result,
     hub::{
         Hub, Message,
-        queue::{Answer, Queue},
+        queue::{Answer, Full, Queue},
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
     sync::lock,
@@ -97,7 +97,10 @@ struct State<M> {
 
 impl<M> Default for Exit<M> {
     fn default() -> Self {
-        Self { state: Mutex::new(State { queue: Arc::new(Queue::new(1)), dropped: false }), owner: AtomicWaker::new() }
+        Self {
+            state: Mutex::new(State { queue: Arc::new(Queue::new(1, Full::Hold)), dropped: false }),
+            owner: AtomicWaker::new(),
+        }
     }
 }
 
@@ -110,7 +113,7 @@ impl<M> Exit<M> {
     fn open(&self) -> Arc<Queue<M>> {
         let mut state = lock(&self.state);
         if state.queue.writer_gone() && !state.dropped {
-            state.queue = Arc::new(Queue::new(1));
+            state.queue = Arc::new(Queue::new(1, Full::Hold));
         }
         state.queue.clone()
     }
@@ -127,13 +130,13 @@ impl<M: Message> Egress<M> {
 
     /// The next message, if it has come out already.
     pub fn try_recv(&mut self) -> Option<M> {
-        self.queue.take()
+        self.queue.take().map(|(_, message)| message)
     }
 
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<M>> {
         loop {
             match self.queue.poll_message(cx.waker()) {
-                Answer::Yes => return Poll::Ready(self.queue.take()),
+                Answer::Yes => return Poll::Ready(self.queue.take().map(|(_, message)| message)),
                 Answer::Wait => return Poll::Pending,
                 Answer::Never => {}
             }

@@ -37,7 +37,7 @@ pub use connect::{Branch, Targets};
 pub use egress::Egress;
 pub use ingress::{Ingress, SendError};
 pub use local::LocalFlow;
-pub use report::{OperatorReport, Report};
+pub use report::{HubReport, OperatorReport, Report};
 pub use running::Running;
 pub use service::{ResponseFuture, Service};
 
@@ -47,7 +47,7 @@ use crate::{
     condition::{Gate, Gates, IntoCondition, PortId, When},
     device::Device,
     error::{Error, ErrorKind, Result},
-    hub::{Hub, MergePolicy, Message},
+    hub::{Hub, HubOf, MergePolicy, Message},
     operator::{
         Operator, OutputHandle, PortDecl, Ports,
         control::Control,
@@ -345,8 +345,8 @@ impl Flow {
     /// ```
     ///
     /// Then every message goes to each of them, and must be [`Fork`](crate::Fork): host data is cloned, and an envelope,
-    /// which is its reader's alone, is copied to another of the hub's, on the device. One reader gets the message itself:
-    /// the first that is where the writer is, else the last. [`check`](Self::check) lists the copies that this makes. The
+    /// which is its reader's alone, is copied to another of the hub's, on the device. One reader gets the message itself: of
+    /// those that hold the writer up the first that is where it is, else the last. [`check`](Self::check) lists the copies that this makes. The
     /// writer waits for the slowest.
     ///
     /// An [`Input`](crate::Input) is connected once, [`Inputs`](crate::Inputs) any number of times.
@@ -359,9 +359,8 @@ impl Flow {
 
     /// As [`connect`](Self::connect), with a hub of another kind for each input that has none of its own
     /// ([`InputHandle::with`](crate::operator::InputHandle::with)).
-    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: Hub) {
-        for connect::Target { to, hub: own, make, forks } in to.targets() {
-            let hub = own.map_or(hub, |own| own.or(hub));
+    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOf<M>) {
+        for connect::Target { to, hub, make, forks } in to.targets(hub.kind()) {
             self.connections.push(Connection { from: from.id, to, hub, make, forks });
         }
     }

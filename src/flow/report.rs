@@ -2,14 +2,16 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::{device::ticks::TickClock, operator::seat::Tally, stream::DeviceTime};
+use crate::{device::ticks::TickClock, hub::queue::Counts, operator::seat::Tally, stream::DeviceTime};
 
-/// What each operator of a flow did in one run. Prints as a table.
+/// What each operator and hub of a flow did in one run. Prints as a table, with the hubs that lost messages.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
     /// In the order of adding.
     pub operators: Vec<OperatorReport>,
+    /// In the order of connecting.
+    pub hubs: Vec<HubReport>,
     /// From the call to the last `stop`.
     pub elapsed: Duration,
     /// The part of `elapsed` before the first `start`: allocating the hubs' envelopes, compiling kernels.
@@ -41,7 +43,33 @@ pub struct OperatorReport {
     pub device: Option<DeviceTime>,
 }
 
+/// What became of the messages that were sent through one hub. Each is counted once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HubReport {
+    /// Its name: `read.lines -> upper.lines`.
+    pub name: Arc<str>,
+    /// Messages that its reader took: once each, however often it took the [latest](crate::Hub::latest).
+    pub passed: u64,
+    /// Messages that it dropped, since that is its kind.
+    pub dropped: u64,
+    /// Messages that its reader left when it ended.
+    pub untaken: u64,
+}
+
+impl HubReport {
+    pub(super) fn new(name: &Arc<str>, counts: Counts) -> Self {
+        let Counts { taken, dropped, untaken } = counts;
+        Self { name: name.clone(), passed: taken, dropped, untaken }
+    }
+}
+
 impl Report {
+    /// The report of one hub, by its name (`read.lines -> upper.lines`).
+    pub fn hub(&self, name: &str) -> Option<&HubReport> {
+        self.hubs.iter().find(|hub| &*hub.name == name)
+    }
+
     /// The report of one operator.
     pub fn operator(&self, name: &str) -> Option<&OperatorReport> {
         self.operators.iter().find(|operator| &*operator.name == name)
@@ -90,6 +118,9 @@ impl fmt::Display for Report {
         write!(f, "{:.3} ms in all", self.elapsed.as_secs_f64() * 1e3)?;
         if self.untaken > 0 {
             write!(f, ", {} messages never taken", self.untaken)?;
+        }
+        for HubReport { name, passed, dropped, .. } in self.hubs.iter().filter(|hub| hub.dropped > 0) {
+            write!(f, "\nhub `{name}`: {passed} messages passed, {dropped} dropped")?;
         }
         Ok(())
     }

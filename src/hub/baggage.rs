@@ -54,6 +54,11 @@ impl Load {
 }
 
 impl<M> Parcel<M> {
+    /// Another of it, which takes along the same.
+    pub(crate) fn copied(&self, copy: impl FnOnce(&M) -> M) -> Self {
+        Self::with(copy(&self.message), self.baggage.as_ref().map(|baggage| baggage.load.clone()))
+    }
+
     pub(crate) fn with(message: M, load: Option<Load>) -> Self {
         Self { message, baggage: load.map(|load| Box::new(Baggage { since: None, load })) }
     }

@@ -1,13 +1,11 @@
 //! [`Fan`]: an output that has several readers.
 //!
-//! Each reader has a hub of its own, with its own queue and envelopes. One of them, the heir, is sent the message itself:
-//! the first that is where the writer is, since there it need not be copied, else the last. All others are sent a
-//! [fork](super::Fork), and all forks are made before any is sent: a message goes to all that are open, or to nobody.
+//! Each reader has a hub of its own, with its own queue and envelopes. One of them, the [`heir`], is sent the message itself,
+//! if it can be one that need not copy it. All others are sent a [fork](super::Fork), and all forks are made before any is sent: a message goes to all that are open, or to nobody.
 //!
 //! ```text
 //!   room:   every open hub has room in its queue and, but for the heir's, an envelope to copy to
 //!   end:    a hub whose reader has ended is passed over; when all have, the output is closed
-//!           (the heir's too: another inherits, and from then on needs no copies)
 //! ```
 //!
 //! A fork's envelopes are lent by its own hub, and nobody else takes any there: those that were asked for are there.
@@ -18,9 +16,9 @@ use super::{
     ForkFn, Message,
     baggage::Parcel,
     envelope::RawEnvelope,
-    link::{Sender, depart, stamp_of},
     pool::Pool,
     queue::Answer,
+    sender::{Sender, depart, stamp_of},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -36,6 +34,8 @@ pub enum Outcome {
     Sent,
     /// It has no room for it, or no envelope to copy it to.
     Full,
+    /// It dropped it, since that is its kind: it is full, or its reader has all the envelopes that it could be copied to.
+    Dropped,
     /// Its reader has ended.
     Closed,
 }
@@ -62,6 +62,18 @@ pub(crate) struct Fan<M: Message> {
     pending: Option<HostAccess>,
 }
 
+/// Which of an output's hubs is sent the messages themselves: the first that is where the writer is, else the last. One that
+/// drops messages is only if all do: it would keep envelopes from the writer.
+pub(crate) fn heir<B>(
+    branches: impl DoubleEndedIterator<Item = B> + Clone,
+    drops: impl Fn(&B) -> bool,
+    is_together: impl Fn(&B) -> bool,
+) -> Option<B> {
+    let hold = || branches.clone().filter(|branch| !drops(branch));
+    let near = hold().find(&is_together).or_else(|| hold().next_back());
+    near.or_else(|| branches.clone().find(&is_together)).or_else(|| branches.clone().next_back())
+}
+
 impl<M: Message> Fan<M> {
     pub(crate) fn new(branches: Vec<Sender<M>>, fork: ForkFn<M>) -> Self {
         let heir = branches.iter().position(|branch| !branch.forks()).unwrap_or(0);
@@ -71,42 +83,48 @@ impl<M: Message> Fan<M> {
     }
 
     /// Room for so many messages of one envelope each, and as many blanks where there are such?
-    pub(crate) fn poll_room(&mut self, messages: usize, waker: &Waker) -> Answer {
+    pub(crate) fn poll_room(&self, messages: usize, waker: &Waker) -> Answer {
         self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(messages) && fan.has_room(messages, messages))
     }
 
     /// Room for so many messages of one envelope each, whether there are blanks or not?
-    pub(crate) fn poll_places(&mut self, messages: usize, waker: &Waker) -> Answer {
+    pub(crate) fn poll_places(&self, messages: usize, waker: &Waker) -> Answer {
         self.poll(waker, |fan| fan.has_room(messages, messages))
     }
 
     /// Room for this message?
-    pub(crate) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
+    pub(crate) fn poll_send(&self, message: &mut M, waker: &Waker) -> Answer {
         let envelopes = envelopes_in(message);
         self.poll(waker, |fan| fan.has_room(1, envelopes))
     }
 
+    /// Is there any reader?
+    pub(crate) fn poll_readers(&self, waker: &Waker) -> Answer {
+        // All are asked: each that is there keeps the waker.
+        let asked = self.branches.iter().map(|branch| branch.poll_reader(waker));
+        asked.fold(Answer::Never, |any, one| if one == Answer::Yes { one } else { any })
+    }
+
     /// A blank envelope, where there are such?
-    pub(crate) fn poll_blank(&mut self, waker: &Waker) -> Answer {
+    pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
         self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(1))
     }
 
-    fn poll(&mut self, waker: &Waker, is_there: impl Fn(&Self) -> bool) -> Answer {
-        match self.ask(&is_there) {
+    fn poll(&self, waker: &Waker, is_there: impl Fn(&Self) -> bool) -> Answer {
+        match self.ask(waker, &is_there) {
             Answer::Wait => {
-                // At all: another may inherit. Asked again: it may have come before the waker was kept.
+                // Asked again: it may have come before the waker was kept.
                 self.watch(waker);
-                self.ask(&is_there)
+                self.ask(waker, &is_there)
             }
             answer => answer,
         }
     }
 
-    fn ask(&mut self, is_there: impl Fn(&Self) -> bool) -> Answer {
-        self.inherit();
+    fn ask(&self, waker: &Waker, is_there: impl Fn(&Self) -> bool) -> Answer {
         match () {
             () if self.check().is_err() => Answer::Yes,
-            () if self.is_closed() => Answer::Never,
+            () if self.poll_readers(waker) == Answer::Never => Answer::Never,
             () if is_there(self) => Answer::Yes,
             () => Answer::Wait,
         }
@@ -122,22 +140,12 @@ impl<M: Message> Fan<M> {
         let can_fork = || at == self.heir || branch.arrivals().is_none_or(|arrivals| arrivals.has(envelopes));
         if branch.reader_gone() {
             Outcome::Closed
+        } else if branch.drops() {
+            if branch.takes_one() { Outcome::Sent } else { Outcome::Dropped }
         } else if branch.has_room(messages) && can_fork() {
             Outcome::Sent
         } else {
             Outcome::Full
-        }
-    }
-
-    /// If the heir's reader has ended, another is sent the messages themselves.
-    fn inherit(&mut self) {
-        if !self.branches[self.heir].reader_gone() {
-            return;
-        }
-        let near = self.branches.iter().position(|branch| !branch.reader_gone() && branch.is_together());
-        if let Some(next) = near.or_else(|| self.branches.iter().rposition(|branch| !branch.reader_gone())) {
-            self.branches[next].forks_no_more();
-            self.heir = next;
         }
     }
 
@@ -152,6 +160,7 @@ impl<M: Message> Fan<M> {
         if self.outcomes.contains(&Outcome::Full) {
             return Ok(Err(parcel));
         }
+        self.free_arrivals(&mut parcel.message);
         let stamp = self.depart(&mut parcel.message, origin)?;
         let forked = self.make(&parcel.message)?;
         self.marked(&mut parcel.message)?;
@@ -172,6 +181,7 @@ impl<M: Message> Fan<M> {
         if self.outcomes.contains(&Outcome::Full) {
             return Ok(Err((parcel, stamp)));
         }
+        self.free_arrivals(&mut parcel.message);
         let forked = self.make(&parcel.message)?;
         self.marked(&mut parcel.message)?;
         if !forked {
@@ -194,9 +204,7 @@ impl<M: Message> Fan<M> {
         origin: Option<&Stream>,
     ) -> Result<(Vec<Outcome>, Option<Parcel<M>>)> {
         self.look(&mut parcel.message)?;
-        if !self.outcomes.contains(&Outcome::Sent) {
-            return Ok((self.outcomes.clone(), Some(parcel)));
-        }
+        self.free_arrivals(&mut parcel.message);
         let stamp = self.depart(&mut parcel.message, origin)?;
         // What the host cannot copy yet is not waited for.
         self.make(&parcel.message)?;
@@ -208,7 +216,6 @@ impl<M: Message> Fan<M> {
     /// Finds out what can become of a message.
     fn look(&mut self, message: &mut M) -> Result<()> {
         self.check()?;
-        self.inherit();
         self.pending = None;
         self.outcomes.clear();
         let envelopes = envelopes_in(message);
@@ -227,7 +234,25 @@ impl<M: Message> Fan<M> {
             }
             self.outcomes.push(self.outcome(at, 1, envelopes));
         }
+        if !M::CARRIES_ENVELOPES
+            && self.outcomes[self.heir] != Outcome::Sent
+            && let Some(other) = self.outcomes.iter().rposition(|outcome| *outcome == Outcome::Sent)
+        {
+            // One clone less. Envelopes are copied to those of the hub's own, which the heir's has not.
+            self.heir = other;
+        }
         Ok(())
+    }
+
+    /// Hubs that drop messages get the envelopes for the new one from older ones.
+    fn free_arrivals(&mut self, message: &mut M) {
+        let envelopes = envelopes_in(message);
+        for (at, branch) in self.branches.iter().enumerate() {
+            let forks = at != self.heir && self.outcomes[at] == Outcome::Sent && branch.drops();
+            if forks && !branch.free_arrivals(envelopes) {
+                self.outcomes[at] = Outcome::Dropped;
+            }
+        }
     }
 
     fn depart(&self, message: &mut M, origin: Option<&Stream>) -> Result<Option<Ticket>> {
@@ -272,29 +297,40 @@ impl<M: Message> Fan<M> {
         marked
     }
 
-    /// The message comes back if nobody took it.
+    /// The message comes back if nobody took it, or dropped it.
     fn hand_over(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Parcel<M>>> {
-        let mut taken = false;
+        let load = parcel.baggage.as_ref().map(|baggage| baggage.load.clone());
+        let mut back = Some(parcel);
+        let mut done = false;
         for (at, fork) in self.made.drain(..) {
             // Each takes along the same.
-            let fork = Parcel::with(fork, parcel.baggage.as_ref().map(|baggage| baggage.load.clone()));
-            match self.branches[at].push(fork, stamp.clone())? {
-                Ok(()) => taken = true,
+            match self.branches[at].push(Parcel::with(fork, load.clone()), stamp.clone())? {
+                Ok(()) => done = true,
                 // There was room: its reader has ended.
                 Err(_) => self.outcomes[at] = Outcome::Closed,
             }
         }
-        let kept = match self.outcomes[self.heir] {
-            Outcome::Sent => match self.branches[self.heir].push(parcel, stamp)? {
-                Ok(()) => return Ok(Ok(())),
+        if self.outcomes[self.heir] == Outcome::Sent
+            && let Some(parcel) = back.take()
+        {
+            match self.branches[self.heir].push(parcel, stamp)? {
+                Ok(()) => done = true,
                 Err(parcel) => {
                     self.outcomes[self.heir] = Outcome::Closed;
-                    parcel
+                    back = Some(parcel);
                 }
-            },
-            _ => parcel,
-        };
-        Ok(if taken { Ok(()) } else { Err(kept) })
+            }
+        }
+        for (branch, outcome) in self.branches.iter().zip(&self.outcomes) {
+            if *outcome == Outcome::Dropped {
+                branch.refuse();
+                done = true;
+            }
+        }
+        Ok(match back {
+            Some(back) if !done => Err(back),
+            _ => Ok(()),
+        })
     }
 
     /// What the host has to wait for before it can copy the message that came back.

@@ -6,9 +6,9 @@ use super::{
     Message,
     baggage::Parcel,
     envelope::RawEnvelope,
-    link::{depart, stamp_of},
     pool::Pool,
     queue::Answer,
+    sender::{depart, stamp_of},
 };
 use crate::{
     error::{Error, Result},

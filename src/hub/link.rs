@@ -1,4 +1,4 @@
-//! The two ends of a hub, and what happens in between.
+//! What happens between the two ends of a hub.
 //!
 //! [`Link`] puts the [`queue`](super::queue), the [pools](super::pool) and the copies together. Nobody runs it: whoever
 //! sends a message, or gives back an envelope that a message was waiting for, moves what can be moved. A move only
@@ -10,18 +10,19 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    task::Waker,
 };
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    Copier, Message,
+    AgainFn, Message,
     baggage::{Parcel, Since},
     envelope::RawEnvelope,
     pool::Pool,
-    queue::{Answer, Queue},
+    queue::{Counts, Full, Queue},
+    receiver::Receiver,
+    sender::Sender,
     stamps::Stamps,
 };
 use crate::{
@@ -39,6 +40,9 @@ type Replaced = SmallVec<[RawEnvelope; 2]>;
 pub(crate) struct LinkPlan {
     pub(crate) name: Arc<str>,
     pub(crate) capacity: usize,
+    pub(crate) full: Full,
+    /// Of a hub that keeps the latest: how many of them, all of one reader's, have not ended, if that ends with them.
+    pub(crate) ends_with: Option<Arc<AtomicUsize>>,
     pub(crate) envelopes: usize,
     /// For blanks on the writer's side.
     pub(crate) writer_bytes: Option<usize>,
@@ -59,40 +63,47 @@ pub(crate) struct LinkPlan {
 }
 
 /// A hub at work.
-struct Link<M: Message> {
-    name: Arc<str>,
-    queue: Queue<Parcel<M>>,
+pub(super) struct Link<M: Message> {
+    pub(super) name: Arc<str>,
+    pub(super) queue: Queue<Parcel<M>>,
     /// Since when messages wait is written down for the reader.
-    times: Option<Since>,
-    stamps: Stamps,
-    reader: Device,
-    /// The reader is where the writer is.
-    together: bool,
+    pub(super) times: Option<Since>,
+    /// Where the latest message is kept.
+    pub(super) again: Option<Again<M>>,
+    pub(super) stamps: Stamps,
+    pub(super) reader: Device,
     /// What is sent here is a fork, whose envelopes come from `arrivals`.
-    forks: AtomicBool,
-    blanks: Option<Arc<Pool>>,
-    arrivals: Option<Arc<Pool>>,
-    copies: Option<Stream>,
-    failed: OnceLock<Error>,
-    untaken: AtomicUsize,
+    pub(super) forks: bool,
+    pub(super) blanks: Option<Arc<Pool>>,
+    pub(super) arrivals: Option<Arc<Pool>>,
+    pub(super) copies: Option<Stream>,
+    pub(super) failed: OnceLock<Error>,
 }
 
-/// The writer's end. Dropping it ends the reader, after what lies in the queue.
-pub(crate) struct Sender<M: Message> {
-    link: Arc<Link<M>>,
-    /// Messages.
-    sent: u64,
+/// How a message is read that is kept, and until when.
+pub(super) struct Again<M> {
+    pub(super) copy: AgainFn<M>,
+    ends_with: Option<Arc<AtomicUsize>>,
+    over: AtomicBool,
 }
 
-/// The reader's end. Dropping it hands back what was never taken.
-pub(crate) struct Receiver<M: Message>(Arc<Link<M>>);
+impl<M> Again<M> {
+    /// The writer has ended, and the last message was read: has the reader, too?
+    pub(super) fn ends(&self) -> bool {
+        let Some(open) = &self.ends_with else { return false };
+        if !self.over.swap(true, Ordering::AcqRel) {
+            open.fetch_sub(1, Ordering::AcqRel);
+        }
+        open.load(Ordering::Acquire) == 0
+    }
+}
 
 /// What a flow asks of a hub, whatever its messages are.
 pub(crate) trait HubState: Send + Sync {
-    /// Messages in the queue.
+    /// Messages in the queue that nobody has seen.
     fn queued(&self) -> usize;
-    /// Messages that the reader left when it ended.
-    fn untaken(&self) -> usize;
+    /// What has become of the others.
+    fn counts(&self) -> Counts;
     /// The last copy that was enqueued.
     fn last_copy(&self) -> Option<Ticket>;
     /// Its name.
@@ -108,8 +119,8 @@ pub(crate) trait HubState: Send + Sync {
 /// The two ends of a hub, and what a flow sees of it.
 pub(crate) type Ends<M> = (Sender<M>, Receiver<M>, Arc<dyn HubState>);
 
-/// Makes a hub: allocates its envelopes and its copy stream.
-pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
+/// Makes a hub: allocates its envelopes and its copy stream. `again`: copies a message that is read and stays.
+pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Result<Ends<M>> {
     let name = &plan.name;
     let pool = |bytes: Option<usize>, at: &Device| -> Result<Option<Arc<Pool>>> {
         let Some(bytes) = bytes else { return Ok(None) };
@@ -139,17 +150,16 @@ pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
     };
     let link = Arc::new(Link {
         name: name.clone(),
-        queue: Queue::new(plan.capacity),
+        queue: Queue::new(plan.capacity, plan.full),
         times: plan.times,
+        again: again.map(|copy| Again { copy, ends_with: plan.ends_with, over: AtomicBool::new(false) }),
         stamps: Stamps::default(),
-        together: plan.reader == plan.writer,
-        forks: AtomicBool::new(plan.forks),
+        forks: plan.forks,
         reader: plan.reader,
         blanks,
         arrivals,
         copies,
         failed: OnceLock::new(),
-        untaken: AtomicUsize::new(0),
     });
     if let Some(pool) = &link.blanks {
         let link = Arc::downgrade(&link);
@@ -165,37 +175,36 @@ pub(crate) fn link<M: Message>(plan: LinkPlan) -> Result<Ends<M>> {
             if let Some(link) = link.upgrade() {
                 // An error is kept for both ends.
                 let _ = link.pump();
-                if link.forks.load(Ordering::Relaxed) {
+                if link.forks {
                     link.queue.wake_writer();
                 }
             }
         }));
     }
-    Ok((Sender { link: link.clone(), sent: 0 }, Receiver(link.clone()), link))
+    Ok((Sender::new(link.clone()), Receiver::new(link.clone()), link))
 }
 
 /// A hub without a limit, within one place, for messages that have come through the hub of that name.
 pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
     let link = Arc::new(Link {
         name: name.into(),
-        queue: Queue::new(usize::MAX),
+        queue: Queue::new(usize::MAX, Full::Hold),
         times: None,
+        again: None,
         stamps: Stamps::default(),
         reader: Device::host(),
-        together: true,
-        forks: AtomicBool::new(false),
+        forks: false,
         blanks: None,
         arrivals: None,
         copies: None,
         failed: OnceLock::new(),
-        untaken: AtomicUsize::new(0),
     });
-    (Sender { link: link.clone(), sent: 0 }, Receiver(link))
+    (Sender::new(link.clone()), Receiver::new(link))
 }
 
 impl<M: Message> Link<M> {
     /// Moves every message that can be moved.
-    fn pump(&self) -> Result<()> {
+    pub(super) fn pump(&self) -> Result<()> {
         let mut replaced = Replaced::new();
         while let Some(mut message) = self.queue.begin_move() {
             let outcome = self.bring(&mut message.message, &mut replaced);
@@ -203,7 +212,6 @@ impl<M: Message> Link<M> {
                 self.note_time(&mut message, Since::Arrived);
             }
             let (orphan, again) = self.queue.end_move(message, matches!(outcome, Ok(true)));
-            self.untaken.fetch_add(usize::from(orphan.is_some()), Ordering::Relaxed);
             drop(orphan);
             replaced.clear();
             if let Err(error) = outcome {
@@ -217,13 +225,13 @@ impl<M: Message> Link<M> {
     }
 
     #[inline]
-    fn note_time(&self, parcel: &mut Parcel<M>, now: Since) {
+    pub(super) fn note_time(&self, parcel: &mut Parcel<M>, now: Since) {
         if self.times == Some(now) {
             parcel.baggage.get_or_insert_default().since = Some(Instant::now());
         }
     }
 
-    fn misplaced(&self, envelope: &RawEnvelope) -> Error {
+    pub(super) fn misplaced(&self, envelope: &RawEnvelope) -> Error {
         Error::new(
             ErrorKind::Usage,
             format!(
@@ -236,7 +244,7 @@ impl<M: Message> Link<M> {
     }
 
     /// Nothing passes any more.
-    fn fail(&self, error: Error) -> Error {
+    pub(super) fn fail(&self, error: Error) -> Error {
         let error = error.at(format!("hub `{}`", self.name));
         // The first failure stays.
         let _ = self.failed.set(error.again());
@@ -274,430 +282,29 @@ impl<M: Message> Link<M> {
         Ok(true)
     }
 
+    /// Nothing can be taken, and nothing will come.
+    pub(super) fn has_ended(&self) -> bool {
+        self.queue.has_ended() && self.again.as_ref().is_none_or(|again| self.queue.len() == 0 || again.ends())
+    }
+
     /// `on cuda:0`
     fn at_reader(&self) -> String {
         format!("on {}", if self.reader.is_host() { "the host" } else { self.reader.name() })
     }
 
     #[inline]
-    fn check(&self) -> Result<()> {
-        self.failed.get().map_or(Ok(()), |error| Err(error.again()))
-    }
-}
-
-/// A message leaves its sender, which works on the stream `origin`: what was done to it is marked, for whoever comes after
-/// that elsewhere. True if its envelopes carry that.
-#[inline]
-pub(super) fn depart<M: Message>(message: &mut M, origin: Option<&Stream>) -> Result<bool> {
-    let (mut ready, mut stamped) = (Ok(()), false);
-    for name in M::EVENTS {
-        message.events(name, &mut |ticket| {
-            if ready.is_ok() {
-                ready = ticket.commit();
-            }
-        });
-    }
-    if M::CARRIES_ENVELOPES {
-        message.envelopes(&mut |envelope| {
-            stamped = true;
-            if ready.is_ok() {
-                ready = envelope.depart(origin);
-            }
-        });
-    }
-    ready.map(|()| stamped)
-}
-
-/// The stamp of a message without envelopes that is sent now.
-pub(super) fn stamp_of(origin: &Stream) -> Result<Ticket> {
-    let mut stamp = origin.ticket();
-    stamp.commit()?;
-    Ok(stamp)
-}
-
-impl<M: Message> Sender<M> {
-    /// Room in the queue, and a blank envelope where the hub has such?
-    #[inline]
-    pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
-        let link = &*self.link;
-        if link.failed.get().is_some() {
-            return Answer::Yes;
-        }
-        match link.queue.poll_room(waker) {
-            Answer::Yes => self.poll_blank(waker),
-            other => self.unless_failed(other),
-        }
-    }
-
-    /// Room in the queue for so many, and blank envelopes where the hub has such?
-    pub(crate) fn poll_room_for(&self, messages: usize, waker: &Waker) -> Answer {
-        self.poll_until(waker, || self.has_room(messages) && self.has_blanks(messages))
-    }
-
-    /// Room in the queue for so many?
-    pub(crate) fn poll_places(&self, messages: usize, waker: &Waker) -> Answer {
-        self.poll_until(waker, || self.has_room(messages))
-    }
-
-    fn poll_until(&self, waker: &Waker, is_there: impl Fn() -> bool) -> Answer {
-        let ask = || match () {
-            () if self.link.failed.get().is_some() => Answer::Yes,
-            () if self.reader_gone() => Answer::Never,
-            () if is_there() => Answer::Yes,
-            () => Answer::Wait,
-        };
-        match ask() {
-            Answer::Wait => {
-                // Asked again: it may have come before the waker was kept.
-                self.watch(waker);
-                ask()
-            }
-            answer => answer,
-        }
-    }
-
-    /// As `poll_room`, of a writer that waits for something else and asks again after that.
-    #[inline]
-    pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
-        let link = &*self.link;
-        if link.blanks.is_some() || link.failed.get().is_some() {
-            return self.poll_room(waker);
-        }
-        self.unless_failed(link.queue.look_for_room(waker))
-    }
-
-    /// Room in the queue?
-    #[inline]
-    pub(crate) fn poll_queue(&self, waker: &Waker) -> Answer {
-        if self.link.failed.get().is_some() {
-            return Answer::Yes;
-        }
-        self.unless_failed(self.link.queue.poll_room(waker))
-    }
-
-    /// It may have failed before the waker was kept: then nobody wakes it.
-    #[inline]
-    fn unless_failed(&self, answer: Answer) -> Answer {
-        if answer == Answer::Wait && self.link.failed.get().is_some() { Answer::Yes } else { answer }
-    }
-
-    /// A blank envelope, where the hub has such?
-    #[inline]
-    pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
-        let link = &*self.link;
-        let Some(blanks) = &link.blanks else { return Answer::Yes };
-        if blanks.has(1) || link.failed.get().is_some() {
-            return Answer::Yes;
-        }
-        link.queue.keep_writer(waker);
-        if link.queue.reader_gone() {
-            return Answer::Never;
-        }
-        // Asked again: one may have come home before the waker was kept.
-        if blanks.has(1) { Answer::Yes } else { self.unless_failed(Answer::Wait) }
-    }
-
-    /// A blank envelope, if there is one; an error if the hub has none at all.
-    pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
-        self.check()?;
-        match &self.link.blanks {
-            Some(blanks) => Ok(blanks.take()),
-            None => self.blanks().map(|_| None),
-        }
-    }
-
-    /// The blank envelopes, or why there are none.
-    pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
-        self.link.blanks.clone().ok_or_else(|| {
-            Error::new(
-                ErrorKind::Usage,
-                format!(
-                    "hub `{}` has no blank envelopes: say how large they are, with `#[output(envelope_bytes = ..)]` or \
-                     `Hub::envelope_bytes`",
-                    self.link.name
-                ),
-            )
-        })
-    }
-
-    /// Sends, if there is room; otherwise the message comes back. `origin`: the stream that it carries.
-    pub(crate) fn try_send(&mut self, mut parcel: Parcel<M>, origin: Option<&Stream>) -> Result<Result<(), Parcel<M>>> {
-        self.check()?;
-        let stamped = depart(&mut parcel.message, origin)?;
-        self.check_places(&mut parcel.message)?;
-        if !self.has_room(1) {
-            return Ok(Err(parcel));
-        }
-        let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
-        self.push(parcel, stamp)
-    }
-
-    /// Puts a message that has departed into the queue; it comes back if there is no room or no reader.
-    pub(super) fn push(&mut self, mut parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Parcel<M>>> {
-        let (link, count) = (&*self.link, self.sent + 1);
-        let stamped = stamp.is_some();
-        if let Some(stamp) = stamp {
-            link.stamps.put(count, stamp);
-        }
-        // Where nothing is ever moved, it can be taken at once.
-        let moves = M::CARRIES_ENVELOPES && link.arrivals.is_some();
-        link.note_time(&mut parcel, Since::Sent);
-        if !moves {
-            link.note_time(&mut parcel, Since::Arrived);
-        }
-        match link.queue.push(parcel, !moves) {
-            Ok(()) => self.sent = count,
-            Err(parcel) => {
-                if stamped {
-                    link.stamps.take_back(count);
-                }
-                return Ok(Err(parcel));
-            }
-        }
-        if moves {
-            link.pump()?;
-        }
-        Ok(Ok(()))
-    }
-
-    /// As `hand_on`, if there is room; otherwise it comes back with its stamp.
-    pub(crate) fn try_hand_on(
-        &mut self,
-        mut parcel: Parcel<M>,
-        stamp: Option<Ticket>,
-    ) -> Result<Result<(), (Parcel<M>, Option<Ticket>)>> {
-        self.check()?;
-        self.check_places(&mut parcel.message)?;
-        if !self.has_room(1) {
-            return Ok(Err((parcel, stamp)));
-        }
-        let sent = self.push(parcel, stamp.clone())?;
-        Ok(sent.map_err(|parcel| (parcel, stamp)))
-    }
-
-    /// Puts a message that came out of another hub into this one, which is always there for it.
-    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<()> {
-        // Its reader ends after it.
-        self.push(parcel, stamp).map(drop)
-    }
-
-    /// Where nothing is copied, every envelope is where the reader is.
-    pub(super) fn check_places(&self, message: &mut M) -> Result<()> {
-        let link = &*self.link;
-        if !M::CARRIES_ENVELOPES || link.arrivals.is_some() {
-            return Ok(());
-        }
-        let mut misplaced = None;
-        message.envelopes(&mut |envelope| {
-            if !envelope.memory().is_at(&link.reader) {
-                misplaced.get_or_insert_with(|| link.misplaced(envelope));
-            }
-        });
-        misplaced.map_or(Ok(()), |error| Err(link.fail(error)))
-    }
-
-    /// What went wrong on the way, if something did.
-    #[inline]
     pub(super) fn check(&self) -> Result<()> {
-        self.link.check()
-    }
-
-    /// Room in the queue for so many?
-    #[inline]
-    pub(super) fn has_room(&self, messages: usize) -> bool {
-        self.link.queue.len() + messages <= self.link.queue.capacity()
-    }
-
-    /// So many blank envelopes, where the hub has such?
-    pub(super) fn has_blanks(&self, count: usize) -> bool {
-        self.link.blanks.as_ref().is_none_or(|blanks| blanks.has(count))
-    }
-
-    /// The envelopes that forks are copied to.
-    pub(super) fn arrivals(&self) -> Option<&Arc<Pool>> {
-        self.link.arrivals.as_ref()
-    }
-
-    /// Makes the copies of a fork's envelopes.
-    pub(super) fn copier(&self) -> Copier<'_> {
-        let link = &*self.link;
-        Copier::new(&link.name, link.arrivals.as_ref(), link.copies.as_ref())
-    }
-
-    /// Whether what is sent here are forks.
-    pub(super) fn forks(&self) -> bool {
-        self.link.forks.load(Ordering::Relaxed)
-    }
-
-    /// From now on it is sent the messages themselves.
-    pub(super) fn forks_no_more(&self) {
-        self.link.forks.store(false, Ordering::Relaxed);
-    }
-
-    /// Whether the reader is where the writer is.
-    pub(super) fn is_together(&self) -> bool {
-        self.link.together
-    }
-
-    /// Keeps the waker for the next change.
-    pub(crate) fn watch(&self, waker: &Waker) {
-        self.link.queue.keep_writer(waker);
-    }
-
-    pub(crate) fn reader_gone(&self) -> bool {
-        self.link.queue.reader_gone()
-    }
-
-    pub(crate) fn hub(&self) -> &str {
-        &self.link.name
-    }
-}
-
-impl<M: Message> Receiver<M> {
-    /// A message to take?
-    #[inline]
-    pub(crate) fn poll_message(&self, waker: &Waker) -> Answer {
-        if self.0.failed.get().is_some() {
-            return Answer::Yes;
-        }
-        match self.0.queue.poll_message(waker) {
-            // Asked again: it may have failed before the waker was kept.
-            Answer::Wait if self.0.failed.get().is_some() => Answer::Yes,
-            other => other,
-        }
-    }
-
-    /// So many messages to take? If not, why not; once the writer is gone there are no more than are there.
-    pub(crate) fn poll_messages(&self, count: usize, waker: &Waker) -> Answer {
-        let link = &*self.0;
-        let asked = || {
-            if link.failed.get().is_some() || link.queue.ready() >= count {
-                Answer::Yes
-            } else if link.queue.writer_gone() && link.queue.len() < count {
-                Answer::Never
-            } else {
-                Answer::Wait
-            }
-        };
-        if asked() != Answer::Wait {
-            return asked();
-        }
-        link.queue.keep_reader(waker);
-        asked()
-    }
-
-    /// Since when the first message has waited, if that is written down.
-    pub(crate) fn oldest(&self) -> Option<Instant> {
-        self.0.times?;
-        self.0.queue.peek(0, |parcel| parcel.baggage.as_ref().and_then(|baggage| baggage.since)).flatten()
-    }
-
-    /// As `poll_message`, of a reader that waits for something else and asks again after that.
-    #[inline]
-    pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
-        let link = &*self.0;
-        if link.failed.get().is_some() {
-            return Answer::Yes;
-        }
-        match link.queue.look_for_message(waker) {
-            // As in `poll_message`.
-            Answer::Wait if link.failed.get().is_some() => Answer::Yes,
-            other => other,
-        }
-    }
-
-    /// Takes the first message, if it is there.
-    #[inline]
-    pub(crate) fn take(&self) -> Result<Option<Parcel<M>>> {
-        let link = &*self.0;
-        link.check()?;
-        Ok(link.queue.take())
-    }
-
-    /// Keeps the waker for the next change.
-    pub(crate) fn watch(&self, waker: &Waker) {
-        self.0.queue.keep_reader(waker);
-    }
-
-    /// Shows the message at `at`, if it can be taken. `look` sends and takes nothing here.
-    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut M) -> R) -> Option<R> {
-        self.0.queue.peek(at, |parcel| look(&mut parcel.message))
-    }
-
-    /// Drops the first message, which is of no use to anybody, and counts it as one that nobody took.
-    pub(crate) fn discard(&self) {
-        if self.0.queue.take().is_some() {
-            self.0.untaken.fetch_add(1, Ordering::Relaxed);
-            self.0.stamps.discard();
-        }
-    }
-
-    /// The stamp of a message that was taken, the reader's `count`th. Asked once.
-    #[inline]
-    pub(crate) fn stamp(&self, message: &mut M, count: u64) -> Option<Ticket> {
-        let mut last: Option<Ticket> = None;
-        if M::CARRIES_ENVELOPES {
-            message.envelopes(&mut |envelope| {
-                let stamp = envelope.take_stamp();
-                if last.as_ref().is_none_or(|last| stamp.as_ref().is_some_and(|stamp| stamp.number() > last.number())) {
-                    last = stamp;
-                }
-            });
-        }
-        last.or_else(|| self.0.stamps.take(count))
-    }
-
-    /// As `stamp`, without those that envelopes carry themselves.
-    pub(crate) fn stamp_beside(&self, count: u64) -> Option<Ticket> {
-        self.0.stamps.take(count)
-    }
-
-    /// The stamp of a message that is still in the queue, the writer's `count`th.
-    pub(crate) fn stamp_of(&self, count: u64) -> Option<Ticket> {
-        self.0.stamps.look(count)
-    }
-
-    /// Messages that can be taken now.
-    pub(crate) fn len(&self) -> usize {
-        self.0.queue.ready()
-    }
-
-    /// What went wrong on the way, if something did.
-    #[inline]
-    pub(crate) fn check(&self) -> Result<()> {
-        self.0.check()
-    }
-
-    /// True if nothing can be taken and nothing will come.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.0.queue.writer_gone() && self.0.queue.len() == 0
-    }
-
-    pub(crate) fn hub(&self) -> &str {
-        &self.0.name
-    }
-}
-
-impl<M: Message> Drop for Sender<M> {
-    fn drop(&mut self) {
-        self.link.queue.close_writer();
-    }
-}
-
-impl<M: Message> Drop for Receiver<M> {
-    fn drop(&mut self) {
-        let left = self.0.queue.close_reader();
-        self.0.untaken.fetch_add(left.iter().flatten().count(), Ordering::Relaxed);
+        self.failed.get().map_or(Ok(()), |error| Err(error.again()))
     }
 }
 
 impl<M: Message> HubState for Link<M> {
     fn queued(&self) -> usize {
-        self.queue.len()
+        self.queue.unread()
     }
 
-    fn untaken(&self) -> usize {
-        self.untaken.load(Ordering::Relaxed)
+    fn counts(&self) -> Counts {
+        self.queue.counts()
     }
 
     fn last_copy(&self) -> Option<Ticket> {
@@ -721,19 +328,18 @@ impl<M: Message> HubState for Link<M> {
         if self.queue.reader_gone() {
             return None;
         }
-        if self.queue.len() >= self.queue.capacity() {
+        if !self.queue.has_room(1) {
             return Some(format!("room in hub `{}`: all {} places are taken", self.name, self.queue.capacity()));
         }
         if let Some(blanks) = self.blanks.as_ref().filter(|blanks| !blanks.has(1)) {
             return Some(format!("a blank envelope: {}", blanks.whereabouts(hubs)));
         }
-        let forks = self.forks.load(Ordering::Relaxed);
-        let arrivals = self.arrivals.as_ref().filter(|arrivals| forks && !arrivals.has(1))?;
+        let arrivals = self.arrivals.as_ref().filter(|arrivals| self.forks && !arrivals.has(1))?;
         Some(format!("an envelope {} to copy to: {}", self.at_reader(), arrivals.whereabouts(hubs)))
     }
 
     fn reader_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {
-        if self.queue.ready() > 0 || (self.queue.writer_gone() && self.queue.len() == 0) {
+        if self.queue.ready() > 0 || self.has_ended() {
             return None;
         }
         if self.queue.len() == 0 {
@@ -751,17 +357,5 @@ impl<M: Message> fmt::Debug for Link<M> {
             .field("queued", &self.queue.len())
             .field("ready", &self.queue.ready())
             .finish_non_exhaustive()
-    }
-}
-
-impl<M: Message> fmt::Debug for Sender<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.link.fmt(f)
-    }
-}
-
-impl<M: Message> fmt::Debug for Receiver<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }

@@ -20,81 +20,31 @@ mod envelope;
 pub(crate) mod fan;
 mod fork;
 pub(crate) mod kept;
+mod kind;
 pub(crate) mod link;
 mod metadata;
 pub(crate) mod outlet;
 pub(crate) mod pool;
 pub(crate) mod queue;
+pub(crate) mod receiver;
 pub(crate) mod reply;
+pub(crate) mod sender;
 mod stamps;
+#[cfg(test)]
+mod tests;
+mod waking;
 
 pub use baggage::Since;
 pub use envelope::{Envelope, RawEnvelope};
 pub use fan::Outcome;
 pub(crate) use fork::ForkFn;
 pub use fork::{Copier, Fork};
+pub(crate) use kind::{AgainFn, DEFAULT_CAPACITY, at_least_one};
+pub use kind::{Hub, HubKind, HubOf, Latest};
 pub use metadata::{MergePolicy, Metadata};
 pub use reply::Reply;
 
-use crate::{
-    error::{Error, ErrorKind, Result},
-    stream::Ticket,
-};
-
-/// What a hub is to be like: how many messages it queues, how many envelopes it has and how large they are.
-///
-/// [`Flow::connect`](crate::Flow::connect) makes a queue of one with two envelopes a location; with
-/// [`Flow::connect_with`](crate::Flow::connect_with) it is said here.
-///
-/// ```
-/// use wakeline::Hub;
-/// let hub = Hub::bounded(2).envelopes(3).envelope_bytes(4 << 20);
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hub {
-    pub(crate) capacity: Option<usize>,
-    pub(crate) envelopes: Option<usize>,
-    pub(crate) envelope_bytes: Option<usize>,
-}
-
-/// Messages that a hub queues if nobody says otherwise.
-pub(crate) const DEFAULT_CAPACITY: usize = 1;
-/// Envelopes a location if nobody says otherwise: one works, two overlap.
-pub(crate) const DEFAULT_ENVELOPES: usize = 2;
-
-impl Hub {
-    /// A queue of `capacity` messages; a full one holds the writer up. 0 is an error before running.
-    #[must_use]
-    pub fn bounded(capacity: usize) -> Self {
-        Self { capacity: Some(capacity), ..Self::default() }
-    }
-
-    /// So many envelopes on each side. 0 is an error before running.
-    #[must_use]
-    pub fn envelopes(mut self, count: usize) -> Self {
-        self.envelopes = Some(count);
-        self
-    }
-
-    /// Each envelope holds so many bytes. The writer gets blank ones of this size from
-    /// [`Output::blank`](crate::Output::blank).
-    ///
-    /// Leave it out where the writer only passes envelopes on: then the size is that of the largest it can be given.
-    #[must_use]
-    pub fn envelope_bytes(mut self, bytes: usize) -> Self {
-        self.envelope_bytes = Some(bytes);
-        self
-    }
-
-    /// What was said here, then what `defaults` says.
-    pub(crate) fn or(self, defaults: Hub) -> Self {
-        Self {
-            capacity: self.capacity.or(defaults.capacity),
-            envelopes: self.envelopes.or(defaults.envelopes),
-            envelope_bytes: self.envelope_bytes.or(defaults.envelope_bytes),
-        }
-    }
-}
+use crate::stream::Ticket;
 
 /// What travels between operators.
 ///
@@ -317,12 +267,4 @@ tuple_messages!(A, B, C, D);
 /// Why an envelope cannot be copied.
 fn too_small(valid: usize, room: usize) -> String {
     format!("{valid} valid bytes do not fit into its envelopes of {room}: set `envelope_bytes`")
-}
-
-/// A capacity or a number of envelopes that can work.
-pub(crate) fn at_least_one(what: &str, number: usize) -> Result<usize> {
-    if number == 0 {
-        return Err(Error::new(ErrorKind::Setup, format!("{what} is 0: nothing could ever pass; at least 1")));
-    }
-    Ok(number)
 }

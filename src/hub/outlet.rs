@@ -10,8 +10,8 @@ use super::{
     envelope::RawEnvelope,
     fan::{End, Fan},
     kept::Kept,
-    link::Sender,
     queue::Answer,
+    sender::Sender,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -43,7 +43,7 @@ impl<M: Message> Outlet<M> {
 
     /// Room for so many messages, and as many blank envelopes where there are such?
     #[inline]
-    pub(crate) fn poll_room(&mut self, messages: usize, waker: &Waker) -> Answer {
+    pub(crate) fn poll_room(&self, messages: usize, waker: &Waker) -> Answer {
         match self {
             Self::Nobody => Answer::Never,
             Self::One(sender) if messages == 1 => sender.poll_room(waker),
@@ -55,7 +55,7 @@ impl<M: Message> Outlet<M> {
 
     /// As `poll_room`, of a writer that waits for something else and asks again after that.
     #[inline]
-    pub(crate) fn look_for_room(&mut self, messages: usize, waker: &Waker) -> Answer {
+    pub(crate) fn look_for_room(&self, messages: usize, waker: &Waker) -> Answer {
         match self {
             Self::One(sender) if messages == 1 => sender.look_for_room(waker),
             _ => self.poll_room(messages, waker),
@@ -63,7 +63,7 @@ impl<M: Message> Outlet<M> {
     }
 
     /// Room for so many messages, whether there are blank envelopes or not?
-    pub(crate) fn poll_places(&mut self, messages: usize, waker: &Waker) -> Answer {
+    pub(crate) fn poll_places(&self, messages: usize, waker: &Waker) -> Answer {
         match self {
             Self::Nobody => Answer::Never,
             Self::One(sender) => sender.poll_places(messages, waker),
@@ -73,14 +73,17 @@ impl<M: Message> Outlet<M> {
     }
 
     /// Anybody to send to?
-    pub(crate) fn poll_open(&mut self, waker: &Waker) -> Answer {
-        // Kept for the end, which is all that can change it.
-        self.watch(waker);
-        let closed = matches!(self, Self::Nobody) || self.readers_gone();
-        if closed { Answer::Never } else { Answer::Yes }
+    pub(crate) fn poll_open(&self, waker: &Waker) -> Answer {
+        match self {
+            Self::Nobody => Answer::Never,
+            Self::One(sender) => sender.poll_reader(waker),
+            Self::Several(fan) => fan.poll_readers(waker),
+            Self::Kept(_) => Answer::Yes,
+        }
     }
 
     /// Room for this message?
+    // `&mut`, as below: who awaits it need not share messages between threads.
     pub(crate) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
         match self {
             Self::Nobody => Answer::Never,
@@ -141,10 +144,13 @@ impl<M: Message> Outlet<M> {
         match self {
             Self::Nobody => Ok((Vec::new(), Some(parcel))),
             Self::One(sender) if sender.reader_gone() => Ok((vec![Outcome::Closed], Some(parcel))),
-            Self::One(sender) => Ok(match sender.try_send(parcel, origin)? {
-                Ok(()) => (vec![Outcome::Sent], None),
-                Err(kept) => (vec![Outcome::Full], Some(kept)),
-            }),
+            Self::One(sender) => {
+                let takes = if sender.takes_one() { Outcome::Sent } else { Outcome::Dropped };
+                Ok(match sender.try_send(parcel, origin)? {
+                    Ok(()) => (vec![takes], None),
+                    Err(kept) => (vec![Outcome::Full], Some(kept)),
+                })
+            }
             Self::Several(fan) => fan.offer(parcel, origin),
             Self::Kept(kept) => {
                 kept.send(parcel, origin)?;

@@ -20,11 +20,18 @@
 //! `look_for_message` or `look_for_room`: it is woken by what concerns it whatever else it waits for (the other end has
 //! gone, something failed), and not by every message.
 //!
-//! Promises: order is kept; a message is taken once or handed back; whoever got `Wait` is woken by the change that it
-//! waits for; `begin_move` while another moves makes that other go round again.
+//! A full queue ([`Full`]) holds the writer up, or drops a message: the new one, or the oldest. Of the oldest the reader may
+//! `hold` those that were ready when its run began: they are its own then, beside the queue's capacity, until it takes
+//! them or lets go. A queue whose full is `Replace` has one message, the newest, which is read and stays.
+//!
+//! Promises: order is kept; a message is taken once, dropped, or handed back, and counted as that; whoever got `Wait` is
+//! woken by the change that it waits for, and whoever got any answer by the end of the other side; `begin_move` while
+//! another moves makes that other go round again.
 
-use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
-use std::{collections::VecDeque, sync::OnceLock, task::Waker};
+use super::waking::{End, Others};
+use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+use smallvec::SmallVec;
+use std::{collections::VecDeque, task::Waker};
 
 /// What an end of the queue is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,10 +44,46 @@ pub(crate) enum Answer {
     Never,
 }
 
+/// What a full queue does with one message more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// It has no room for it.
+    #[default]
+    Hold,
+    DropNewest,
+    DropOldest,
+    /// Drops the one that it has, which can be read again and again until then.
+    Replace,
+}
+
+/// What has become of a message that was pushed. What is dropped is handed to whoever pushed.
+#[derive(Debug)]
+#[must_use]
+pub(crate) enum Pushed<M> {
+    In,
+    /// And an older one, of this number, is out.
+    InFor(u64, M),
+    /// It is dropped.
+    Refused(M),
+    /// No room, or no reader.
+    Back(M),
+}
+
+/// What has become of all messages that are in the queue no more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Once each, however often it was read.
+    pub(crate) taken: u64,
+    pub(crate) dropped: u64,
+    /// By a reader that has gone, or who had no use for it.
+    pub(crate) untaken: u64,
+}
+
 /// A bounded queue, one writer, one reader.
 #[derive(Debug)]
 pub(crate) struct Queue<M> {
     capacity: usize,
+    full: Full,
     /// Messages in the queue; and how many of the first of them may be taken. Written under the lock, read without.
     len: AtomicUsize,
     ready: AtomicUsize,
@@ -51,49 +94,49 @@ pub(crate) struct Queue<M> {
 
 #[derive(Debug)]
 struct State<M> {
-    /// `None` only for the one that is being moved.
-    messages: VecDeque<Option<M>>,
+    messages: VecDeque<Slot<M>>,
+    /// Of the message that was pushed last, counted from 1.
+    number: u64,
+    counts: Counts,
     moving: bool,
     /// Somebody came by while a move was under way.
     again: bool,
+    /// The one that is moved was dropped meanwhile.
+    stray: bool,
+    /// How many of the first are the reader's own.
+    held: usize,
+    /// The first was read already.
+    seen: bool,
     reader: Others,
     writer: Others,
 }
 
-/// One end, as the other sees it.
+/// A message's place.
 #[derive(Debug)]
-struct End {
-    gone: AtomicBool,
-    /// The waker that it came with first. An operator's is always the same, so it is kept here for good and nothing is
-    /// cloned for a message.
-    waker: OnceLock<Waker>,
-    /// That one is to be woken by the next change. Written under the lock, read without: whoever finds it set will be
-    /// woken, for what was changed before it was read as well.
-    waits: AtomicBool,
-}
-
-/// Another waker of an end that is polled in more than one way.
-type Others = Option<Waker>;
-
-/// A wake that is due, once the lock has gone.
-#[must_use]
-struct Due<'a> {
-    first: Option<&'a Waker>,
-    other: Option<Waker>,
+pub(crate) struct Slot<M> {
+    number: u64,
+    /// `None` only while it is moved or read.
+    message: Option<M>,
 }
 
 impl<M> Queue<M> {
-    pub(crate) fn new(capacity: usize) -> Self {
+    pub(crate) fn new(capacity: usize, full: Full) -> Self {
         Self {
             capacity,
+            full,
             len: AtomicUsize::new(0),
             ready: AtomicUsize::new(0),
             reader: End::new(),
             writer: End::new(),
             state: Mutex::new(State {
                 messages: VecDeque::with_capacity(capacity.min(1024)),
+                number: 0,
+                counts: Counts::default(),
                 moving: false,
                 again: false,
+                stray: false,
+                held: 0,
+                seen: false,
                 reader: None,
                 writer: None,
             }),
@@ -114,32 +157,30 @@ impl<M> Queue<M> {
         self.capacity
     }
 
+    /// Has it room for so many, or drops some for them?
+    #[inline]
+    pub(crate) fn has_room(&self, messages: usize) -> bool {
+        self.len().saturating_add(messages) <= self.capacity || self.full != Full::Hold
+    }
+
+    /// Does it drop ready messages?
+    pub(crate) fn is_lossy(&self) -> bool {
+        matches!(self.full, Full::DropOldest | Full::Replace)
+    }
+
+    pub(crate) fn full(&self) -> Full {
+        self.full
+    }
+
     /// Is there a message to take?
     #[inline]
     pub(crate) fn poll_message(&self, waker: &Waker) -> Answer {
         if self.ready() > 0 {
-            Answer::Yes
-        } else if self.reader.is_kept(waker) && !self.writer_gone() {
-            Answer::Wait
-        } else {
-            self.wait_for_message(waker)
+            return if let Full::Replace = self.full { self.poll_newest(waker) } else { Answer::Yes };
         }
-    }
-
-    /// As `poll_message`, of a reader that waits for something else and asks again after that.
-    #[inline]
-    pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
-        if self.ready() > 0 {
-            Answer::Yes
-        } else if self.reader.is_known(waker) && !self.writer_gone() {
-            Answer::Wait
-        } else {
-            self.wait_for_message(waker)
+        if self.reader.is_kept(waker) && !self.writer_gone() {
+            return Answer::Wait;
         }
-    }
-
-    #[inline(never)]
-    fn wait_for_message(&self, waker: &Waker) -> Answer {
         let mut state = lock(&self.state);
         if self.ready() > 0 {
             return Answer::Yes;
@@ -151,96 +192,253 @@ impl<M> Queue<M> {
         Answer::Wait
     }
 
-    /// Is there room for a message?
-    #[inline]
-    pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
-        if self.reader_gone() {
-            Answer::Never
-        } else if self.len() < self.capacity {
-            Answer::Yes
-        } else if self.writer.is_kept(waker) {
-            Answer::Wait
-        } else {
-            self.wait_for_room(waker)
+    /// The newest can be read until the writer has gone, and once after that.
+    #[cold]
+    fn poll_newest(&self, waker: &Waker) -> Answer {
+        let mut state = lock(&self.state);
+        self.reader.introduce(&mut state.reader, waker);
+        if self.is_over(&state) { Answer::Never } else { Answer::Yes }
+    }
+
+    /// Is there a message that was not read before?
+    pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
+        let mut state = lock(&self.state);
+        if self.ready() > 0 && !state.seen {
+            return Answer::Yes;
         }
+        if self.is_over(&state) {
+            return Answer::Never;
+        }
+        self.reader.keep(&mut state.reader, waker);
+        Answer::Wait
+    }
+
+    /// Nothing can be taken that was not taken before, and nothing will come.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.writer_gone() && self.is_over(&lock(&self.state))
+    }
+
+    fn is_over(&self, state: &State<M>) -> bool {
+        self.writer_gone() && state.messages.len() == usize::from(state.seen)
+    }
+
+    /// Messages that nobody has taken or read.
+    pub(crate) fn unread(&self) -> usize {
+        let state = lock(&self.state);
+        state.messages.len() - usize::from(state.seen)
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        lock(&self.state).counts
+    }
+
+    /// As `poll_message`, of a reader that waits for something else and asks again after that.
+    #[inline]
+    pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
+        if self.ready() == 0 && self.reader.is_known(waker) && !self.writer_gone() {
+            return Answer::Wait;
+        }
+        self.poll_message(waker)
     }
 
     /// As `poll_room`, of a writer that waits for something else and asks again after that.
     #[inline]
     pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
-        if self.reader_gone() {
-            Answer::Never
-        } else if self.len() < self.capacity {
-            Answer::Yes
-        } else if self.writer.is_known(waker) {
-            Answer::Wait
-        } else {
-            self.wait_for_room(waker)
+        if !self.has_room(1) && self.writer.is_known(waker) && !self.reader_gone() {
+            return Answer::Wait;
         }
+        self.poll_room(waker)
     }
 
-    #[inline(never)]
-    fn wait_for_room(&self, waker: &Waker) -> Answer {
+    /// Is there room for a message?
+    #[inline]
+    pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
+        if self.reader_gone() {
+            return Answer::Never;
+        }
+        if self.has_room(1) && self.writer.has_come() {
+            return Answer::Yes;
+        }
+        if self.writer.is_kept(waker) {
+            return Answer::Wait;
+        }
         let mut state = lock(&self.state);
         if self.reader_gone() {
             return Answer::Never;
         }
-        if self.len() < self.capacity {
+        if self.has_room(1) {
+            self.writer.introduce(&mut state.writer, waker);
             return Answer::Yes;
         }
         self.writer.keep(&mut state.writer, waker);
         Answer::Wait
     }
 
-    /// Adds a message at the end; `ready`: it may be taken as it is. Given back if there is no room or no reader.
-    pub(crate) fn push(&self, message: M, ready: bool) -> Result<(), M> {
-        let mut state = lock(&self.state);
-        let len = state.messages.len();
-        if self.reader_gone() || len >= self.capacity {
-            return Err(message);
+    /// Is there a reader?
+    pub(crate) fn poll_reader(&self, waker: &Waker) -> Answer {
+        if !self.writer.is_known(waker) {
+            self.writer.introduce(&mut lock(&self.state).writer, waker);
         }
-        state.messages.push_back(Some(message));
-        self.len.store(len + 1, Ordering::Release);
+        if self.reader_gone() { Answer::Never } else { Answer::Yes }
+    }
+
+    /// Adds a message at the end; `ready`: it may be taken as it is.
+    pub(crate) fn push(&self, message: M, ready: bool) -> Pushed<M> {
+        let mut state = lock(&self.state);
+        if self.reader_gone() {
+            return Pushed::Back(message);
+        }
+        let mut out = None;
+        if state.messages.len() - state.held >= self.capacity {
+            match self.full {
+                Full::Hold => return Pushed::Back(message),
+                Full::DropNewest => {
+                    state.counts.dropped += 1;
+                    return Pushed::Refused(message);
+                }
+                Full::DropOldest | Full::Replace => out = self.remove_oldest(&mut state),
+            }
+        }
+        state.number += 1;
+        let number = state.number;
+        state.messages.push_back(Slot { number, message: Some(message) });
+        self.len.store(state.messages.len(), Ordering::Release);
         if ready {
             self.ready.store(self.ready() + 1, Ordering::Release);
             let reader = self.reader.due(&mut state.reader);
             drop(state);
             reader.wake();
         }
-        Ok(())
+        match out {
+            Some((number, Some(old))) => Pushed::InFor(number, old),
+            _ => Pushed::In,
+        }
     }
 
-    /// Shows the message at `at`, if it may be taken. `look` calls nothing of this queue.
-    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut M) -> R) -> Option<R> {
+    /// Counts a message that is dropped before it is pushed.
+    pub(crate) fn refuse(&self) {
+        lock(&self.state).counts.dropped += 1;
+    }
+
+    /// Drops the oldest message that is not the reader's: its number, and the message, unless that is just being moved.
+    pub(crate) fn drop_oldest(&self) -> Option<(u64, Option<M>)> {
+        let mut state = lock(&self.state);
+        let oldest = self.remove_oldest(&mut state);
+        let reader = self.reader.due(&mut state.reader);
+        drop(state);
+        reader.wake();
+        oldest
+    }
+
+    fn remove_oldest(&self, state: &mut State<M>) -> Option<(u64, Option<M>)> {
+        let at = state.held;
+        let Slot { number, message } = state.messages.remove(at)?;
+        self.len.store(state.messages.len(), Ordering::Release);
+        let ready = self.ready();
+        if at < ready {
+            self.ready.store(ready - 1, Ordering::Release);
+        }
+        let seen = at == 0 && std::mem::take(&mut state.seen);
+        if !seen {
+            state.counts.dropped += 1;
+            // Else it is the reader's, which is just reading it.
+            state.stray |= message.is_none();
+        }
+        Some((number, message))
+    }
+
+    /// Makes the ready messages the reader's own, so that none of them is dropped. How many these are.
+    pub(crate) fn hold(&self) -> usize {
+        let mut state = lock(&self.state);
+        state.held = self.ready();
+        state.held
+    }
+
+    /// The number of the first message.
+    pub(crate) fn first(&self) -> Option<u64> {
+        lock(&self.state).messages.front().map(|slot| slot.number)
+    }
+
+    /// What the reader held and did not take is the queue's again. What that has no room for is dropped.
+    pub(crate) fn let_go(&self) -> SmallVec<[(u64, Option<M>); 1]> {
+        let mut state = lock(&self.state);
+        state.held = 0;
+        let mut out = SmallVec::new();
+        while state.messages.len() > self.capacity {
+            out.extend(self.remove_oldest(&mut state));
+        }
+        out
+    }
+
+    /// Shows the message at `at` and its number, if it may be taken. `look` calls nothing of this queue.
+    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(u64, &mut M) -> R) -> Option<R> {
         let mut state = lock(&self.state);
         if at >= self.ready() {
             return None;
         }
-        state.messages.get_mut(at).and_then(Option::as_mut).map(look)
+        let Slot { number, message } = state.messages.get_mut(at)?;
+        message.as_mut().map(|message| look(*number, message))
     }
 
     /// Shows all messages that are not being moved. `look` calls nothing of this queue.
     pub(crate) fn each(&self, look: impl FnMut(&mut M)) {
-        lock(&self.state).messages.iter_mut().flatten().for_each(look);
+        lock(&self.state).messages.iter_mut().filter_map(|slot| slot.message.as_mut()).for_each(look);
     }
 
-    /// Takes the first message, if it may be taken.
-    pub(crate) fn take(&self) -> Option<M> {
+    /// Takes the first message, with its number, if it may be taken.
+    #[inline]
+    pub(crate) fn take(&self) -> Option<(u64, M)> {
+        self.take_as(|counts| &mut counts.taken)
+    }
+
+    /// As `take`, of a reader that has no use for it.
+    pub(crate) fn discard(&self) -> Option<(u64, M)> {
+        self.take_as(|counts| &mut counts.untaken)
+    }
+
+    #[inline]
+    fn take_as(&self, count: impl FnOnce(&mut Counts) -> &mut u64) -> Option<(u64, M)> {
         if self.ready() == 0 {
             return None;
         }
         let mut state = lock(&self.state);
         let left = self.ready().checked_sub(1)?;
-        let message = state.messages.pop_front().flatten();
+        let Slot { number, message } = state.messages.pop_front()?;
         self.len.store(state.messages.len(), Ordering::Release);
         self.ready.store(left, Ordering::Release);
+        state.held = state.held.saturating_sub(1);
+        if !std::mem::take(&mut state.seen) {
+            *count(&mut state.counts) += 1;
+        }
         if left == 0 {
             self.reader.will_wait();
         }
         let writer = self.writer.due(&mut state.writer);
         drop(state);
         writer.wake();
-        message
+        message.map(|message| (number, message))
+    }
+
+    /// Reads the first message, and leaves it there. `copy` is called without the lock.
+    pub(crate) fn read(&self, copy: impl FnOnce(&M) -> M) -> Option<(u64, M)> {
+        let mut state = lock(&self.state);
+        let slot = state.messages.front_mut()?;
+        let (number, message) = (slot.number, slot.message.take()?);
+        if !std::mem::replace(&mut state.seen, true) {
+            state.counts.taken += 1;
+        }
+        drop(state);
+        let copied = copy(&message);
+        let mut state = lock(&self.state);
+        let slot = state.messages.front_mut().filter(|slot| slot.number == number);
+        // Else there is a newer one; what was read is dropped after the lock.
+        let old = match slot {
+            Some(slot) => slot.message.replace(message),
+            None => Some(message),
+        };
+        drop(state);
+        drop(old);
+        Some((number, copied))
     }
 
     /// The first message that is not ready, to be moved. `None` if there is none, or if it is being moved already:
@@ -252,24 +450,28 @@ impl<M> Queue<M> {
             return None;
         }
         let at = self.ready();
-        let message = state.messages.get_mut(at).and_then(Option::take);
+        let message = state.messages.get_mut(at).and_then(|slot| slot.message.take());
         state.moving = message.is_some();
         state.again = false;
         message
     }
 
-    /// Gives a message back to its place. Returns the message if the reader has gone meanwhile, and whether to go
-    /// round again.
+    /// Gives a message back to its place. Returns the message if it was dropped or the reader has gone meanwhile, and
+    /// whether to go round again.
     pub(crate) fn end_move(&self, message: M, moved: bool) -> (Option<M>, bool) {
         let mut state = lock(&self.state);
         state.moving = false;
         let again = moved || state.again;
+        if std::mem::take(&mut state.stray) {
+            return (Some(message), again);
+        }
         if self.reader_gone() {
+            state.counts.untaken += 1;
             return (Some(message), false);
         }
         let at = self.ready();
-        if let Some(place) = state.messages.get_mut(at) {
-            *place = Some(message);
+        if let Some(slot) = state.messages.get_mut(at) {
+            slot.message = Some(message);
         }
         if moved {
             self.ready.store(at + 1, Ordering::Release);
@@ -283,7 +485,7 @@ impl<M> Queue<M> {
     /// The writer is gone: what lies here can still be taken.
     pub(crate) fn close_writer(&self) {
         let mut state = lock(&self.state);
-        self.writer.gone.store(true, Ordering::Release);
+        self.writer.go();
         let (reader, writer) = (self.reader.told(&mut state.reader), state.writer.take());
         drop(state);
         drop(writer);
@@ -291,10 +493,14 @@ impl<M> Queue<M> {
     }
 
     /// The reader is gone: what was never taken is handed back.
-    pub(crate) fn close_reader(&self) -> VecDeque<Option<M>> {
+    pub(crate) fn close_reader(&self) -> VecDeque<Slot<M>> {
         let mut state = lock(&self.state);
-        self.reader.gone.store(true, Ordering::Release);
+        self.reader.go();
         let left = std::mem::take(&mut state.messages);
+        // One that is being moved counts when it is back.
+        let there = left.iter().filter(|slot| slot.message.is_some()).count();
+        state.counts.untaken += there.saturating_sub(usize::from(state.seen)) as u64;
+        (state.held, state.seen) = (0, false);
         self.len.store(0, Ordering::Release);
         self.ready.store(0, Ordering::Release);
         let (reader, writer) = (state.reader.take(), self.writer.told(&mut state.writer));
@@ -335,73 +541,11 @@ impl<M> Queue<M> {
 
     #[inline]
     pub(crate) fn writer_gone(&self) -> bool {
-        self.writer.gone.load(Ordering::Acquire)
+        self.writer.is_gone()
     }
 
     #[inline]
     pub(crate) fn reader_gone(&self) -> bool {
-        self.reader.gone.load(Ordering::Acquire)
-    }
-}
-
-impl End {
-    fn new() -> Self {
-        Self { gone: AtomicBool::new(false), waker: OnceLock::new(), waits: AtomicBool::new(false) }
-    }
-
-    /// Will this waker be woken by the next change? Asked without the lock; it may not know of one that will.
-    #[inline]
-    fn is_kept(&self, waker: &Waker) -> bool {
-        self.waits.load(Ordering::Acquire) && self.is_known(waker)
-    }
-
-    /// Will this waker be woken by what concerns the end, whatever it waits for?
-    #[inline]
-    fn is_known(&self, waker: &Waker) -> bool {
-        self.waker.get().is_some_and(|kept| kept.will_wake(waker))
-    }
-
-    /// Under the lock, as all below: what this end has just done is the last that it could do.
-    #[inline]
-    fn will_wait(&self) {
-        self.waits.store(true, Ordering::Release);
-    }
-
-    fn keep(&self, other: &mut Others, waker: &Waker) {
-        if self.waker.get_or_init(|| waker.clone()).will_wake(waker) {
-            self.waits.store(true, Ordering::Release);
-        } else if !other.as_ref().is_some_and(|kept| kept.will_wake(waker)) {
-            *other = Some(waker.clone());
-        }
-    }
-
-    /// There is something new for this end.
-    #[inline]
-    fn due(&self, other: &mut Others) -> Due<'_> {
-        let mut first = None;
-        if self.waits.load(Ordering::Acquire) {
-            self.waits.store(false, Ordering::Release);
-            first = self.waker.get();
-        }
-        Due { first, other: other.take() }
-    }
-
-    /// There is something that concerns this end, whatever it waits for.
-    fn told(&self, other: &mut Others) -> Due<'_> {
-        self.waits.store(false, Ordering::Release);
-        Due { first: self.waker.get(), other: other.take() }
-    }
-}
-
-impl Due<'_> {
-    /// Called without the lock.
-    #[inline]
-    fn wake(self) {
-        if let Some(first) = self.first {
-            first.wake_by_ref();
-        }
-        if let Some(other) = self.other {
-            other.wake();
-        }
+        self.reader.is_gone()
     }
 }

@@ -11,60 +11,64 @@ use std::{
     collections::VecDeque,
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
 use crate::{stream::Ticket, sync::lock};
 
-/// By the number of the message, which each end counts for itself.
+/// By the message's number in its queue.
 #[derive(Debug, Default)]
 pub(super) struct Stamps {
     /// There ever was one.
     any: AtomicBool,
     of: Mutex<VecDeque<(u64, Ticket)>>,
-    /// Messages that the reader has discarded and not counted.
-    discarded: AtomicU64,
 }
 
 impl Stamps {
     /// Before the message goes into the queue, whose lock shows it to the other end.
-    pub(super) fn put(&self, count: u64, stamp: Ticket) {
+    pub(super) fn put(&self, number: u64, stamp: Ticket) {
         self.any.store(true, Ordering::Relaxed);
-        lock(&self.of).push_back((count, stamp));
+        lock(&self.of).push_back((number, stamp));
     }
 
     /// The message did not go into the queue.
-    pub(super) fn take_back(&self, count: u64) {
+    pub(super) fn take_back(&self, number: u64) {
         // Dropped after the lock.
-        let _back = lock(&self.of).pop_back_if(|(number, _)| *number == count);
+        let _back = lock(&self.of).pop_back_if(|(of, _)| *of == number);
     }
 
-    /// The reader has taken a message that it does not count.
-    pub(super) fn discard(&self) {
-        self.discarded.fetch_add(1, Ordering::Relaxed);
+    /// The message was dropped from the queue.
+    pub(super) fn forget(&self, number: u64) {
+        if self.any.load(Ordering::Relaxed) {
+            let mut of = lock(&self.of);
+            // Dropped after the lock.
+            let _gone = of.iter().position(|(of, _)| *of == number).and_then(|at| of.remove(at));
+        }
     }
 
-    /// While the message is in the queue: it is the writer's `count`th.
-    pub(super) fn look(&self, count: u64) -> Option<Ticket> {
+    /// While the message is in the queue.
+    pub(super) fn look(&self, number: u64) -> Option<Ticket> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
-        lock(&self.of).iter().find(|(number, _)| *number == count).map(|(_, stamp)| stamp.clone())
+        lock(&self.of).iter().find(|(of, _)| *of == number).map(|(_, stamp)| stamp.clone())
     }
 
-    /// After the message came out of the queue.
+    /// After the message came out of the queue, or was read and `stays`.
     #[inline]
-    pub(super) fn take(&self, count: u64) -> Option<Ticket> {
+    pub(super) fn take(&self, number: u64, stays: bool) -> Option<Ticket> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
-        let count = count + self.discarded.load(Ordering::Relaxed);
+        if stays {
+            return self.look(number);
+        }
         let mut of = lock(&self.of);
         // Of a message that was discarded, or that could not be sent for another reason than a full queue.
-        while of.front().is_some_and(|(number, _)| *number < count) {
+        while of.front().is_some_and(|(before, _)| *before < number) {
             of.pop_front();
         }
-        of.pop_front_if(|(number, _)| *number == count).map(|(_, stamp)| stamp)
+        of.pop_front_if(|(of, _)| *of == number).map(|(_, stamp)| stamp)
     }
 }

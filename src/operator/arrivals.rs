@@ -12,11 +12,7 @@ use super::{carry::Carry, lane::Stamps, plan::Binder, ports::Traffic};
 use crate::{
     condition::{Alarm, Counted, Front, Need, Readiness, Wanted, after},
     error::Result,
-    hub::{
-        Message,
-        baggage::Parcel,
-        link::{self, Receiver, Sender},
-    },
+    hub::{Message, baggage::Parcel, link, receiver::Receiver, sender::Sender},
     stream::Ticket,
 };
 
@@ -25,33 +21,45 @@ pub(super) struct Arrivals<M: Message> {
     receiver: Receiver<M>,
     /// For a port that waits for more of a message than that it is there.
     front: Option<Box<Front>>,
-    /// Messages.
-    taken: u64,
+    /// The hub may drop what was promised, unless it is held.
+    lossy: bool,
+    /// Something was, and the hub is lossy.
+    promised: bool,
+    /// The number of the message that was taken last.
+    last: u64,
 }
 
 impl<M: Message> Arrivals<M> {
     pub(super) fn new(receiver: Receiver<M>, wanted: Wanted) -> Self {
-        Self { receiver, front: Front::new(wanted), taken: 0 }
+        let front = Front::new(wanted);
+        // The newest of a hub that keeps it may become a newer one, and that is as good.
+        let lossy = receiver.is_lossy() && (front.is_some() || !receiver.reads_again());
+        Self { receiver, front, lossy, promised: false, last: 0 }
     }
 
     /// Is there a message that may be taken, or an error to give?
     #[inline]
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Readiness {
-        match &mut self.front {
-            None => self.receiver.poll_message(cx.waker()).into(),
-            Some(_) => self.poll_count(1, cx).more,
+        if self.lossy || self.front.is_some() {
+            return self.poll_count(1, cx).more;
         }
+        self.receiver.poll_message(cx.waker()).into()
     }
 
     /// How many messages may be taken, asked about so many?
     pub(super) fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
-        match &mut self.front {
+        if self.lossy {
+            self.receiver.let_go();
+        }
+        let counted = match &mut self.front {
             None => {
                 let more = self.receiver.poll_messages(most, cx.waker()).into();
                 Counted { ready: self.receiver.len(), more }
             }
             Some(front) => front.poll_count(&self.receiver, most, cx),
-        }
+        };
+        self.promised = self.lossy && counted.ready > 0;
+        counted
     }
 
     /// Since when the first message has waited, where the hub writes that down.
@@ -59,37 +67,80 @@ impl<M: Message> Arrivals<M> {
         self.receiver.oldest()
     }
 
-    /// The same, where the operator waits for something else: woken for the end, it asks again after that.
+    /// As `poll`, where the operator waits for something else: woken for the end, it asks again after that.
     #[inline]
     pub(super) fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
-        match &mut self.front {
-            None => self.receiver.look_for_message(cx.waker()).into(),
-            Some(_) => self.poll_count(1, cx).more,
+        if self.lossy || self.front.is_some() {
+            return self.poll_count(1, cx).more;
+        }
+        self.receiver.look_for_message(cx.waker()).into()
+    }
+
+    /// Is there a message that was not taken before?
+    pub(super) fn poll_new(&mut self, cx: &mut Context<'_>) -> Readiness {
+        if self.reads_again() {
+            let new = Readiness::from(self.receiver.poll_new(cx.waker()));
+            if !new.is_ready() {
+                return new;
+            }
+        }
+        self.poll(cx)
+    }
+
+    /// A run begins: what was promised is there, and stays. False if it is not there any more.
+    #[inline]
+    pub(super) fn claim(&mut self) -> bool {
+        !self.promised || self.hold()
+    }
+
+    #[cold]
+    fn hold(&mut self) -> bool {
+        let held = self.receiver.hold();
+        let is_there = match &mut self.front {
+            None => held > 0,
+            Some(front) => front.has_one(&self.receiver),
+        };
+        is_there || self.receiver.check().is_err()
+    }
+
+    /// What the run was to have may be dropped again.
+    pub(super) fn unclaim(&self) {
+        if self.lossy {
+            self.receiver.let_go();
         }
     }
 
-    /// The same, now.
+    /// Does `take` give a message, or an error?
     pub(super) fn has_one(&mut self) -> bool {
         match &mut self.front {
             None => self.receiver.len() > 0,
+            Some(_) if self.lossy => self.hold(),
             Some(front) => front.has_one(&self.receiver),
         }
     }
 
+    /// `again`: also the newest that was taken before, of a hub that keeps it.
     #[inline]
-    fn take(&mut self) -> Result<Option<Parcel<M>>> {
-        let parcel = match &mut self.front {
-            None => self.receiver.take(),
-            Some(front) => front.take(&self.receiver),
+    fn take(&mut self, again: bool) -> Result<Option<Parcel<M>>> {
+        let taken = match &mut self.front {
+            None => self.receiver.take(again),
+            Some(front) => {
+                if self.lossy {
+                    self.receiver.hold();
+                }
+                front.take(&self.receiver, again)
+            }
         }?;
-        self.taken += u64::from(parcel.is_some());
-        Ok(parcel)
+        Ok(taken.map(|(number, parcel)| {
+            self.last = number;
+            parcel
+        }))
     }
 
     /// The stamp of the message that was taken last. Asked once.
     #[inline]
     fn stamp(&self, message: &mut M) -> Option<Ticket> {
-        self.receiver.stamp(message, self.taken)
+        self.receiver.stamp(message, self.last)
     }
 
     /// Messages that are known to be such as may be taken.
@@ -110,6 +161,16 @@ impl<M: Message> Arrivals<M> {
         self.receiver.check()
     }
 
+    /// The newest is taken again and again.
+    pub(super) fn reads_again(&self) -> bool {
+        self.receiver.reads_again()
+    }
+
+    /// True if nothing can be taken that was not taken before, and nothing will come.
+    pub(super) fn is_over(&self) -> bool {
+        self.receiver.is_over()
+    }
+
     /// True if nothing can be taken and nothing will come.
     pub(super) fn has_ended(&self) -> bool {
         self.receiver.has_ended()
@@ -127,6 +188,7 @@ impl<M: Message> Arrivals<M> {
 
     /// Waits for no device, until it is polled again.
     pub(super) fn rest(&mut self) {
+        self.unclaim();
         if let Some(front) = &mut self.front {
             front.rest();
         }
@@ -167,10 +229,11 @@ impl<M: Message> Intake<M> {
         self.carry.let_go_between_runs();
     }
 
-    /// The next message, if there is one: counted, and its stamp noted.
+    /// The next message, if there is one: counted, and its stamp noted. `again`: also the newest that was taken before, of
+    /// a hub that keeps it.
     #[inline]
-    pub(super) fn take(&mut self, from: &mut Arrivals<M>) -> Result<Option<M>> {
-        let Some(Parcel { mut message, baggage }) = from.take()? else { return Ok(None) };
+    pub(super) fn take(&mut self, from: &mut Arrivals<M>, again: bool) -> Result<Option<M>> {
+        let Some(Parcel { mut message, baggage }) = from.take(again)? else { return Ok(None) };
         self.traffic.count(&message);
         if let Some(stamp) = from.stamp(&mut message) {
             self.stamps.note(&mut message, stamp, self.traffic.messages)?;
@@ -194,10 +257,10 @@ impl<M: Message> Intake<M> {
     }
 
     /// Puts the next message where a worker finds it, with all that came with it. False if there is none.
-    pub(super) fn hand_over(&mut self, from: &mut Arrivals<M>, inlet: &mut Inlet<M>) -> Result<bool> {
-        let Some(parcel) = from.take()? else { return Ok(false) };
+    pub(super) fn hand_over(&mut self, from: &mut Arrivals<M>, inlet: &mut Inlet<M>, again: bool) -> Result<bool> {
+        let Some(parcel) = from.take(again)? else { return Ok(false) };
         self.traffic.count(&parcel.message);
-        let stamp = from.receiver.stamp_beside(from.taken);
+        let stamp = from.receiver.stamp_beside(from.last);
         inlet.0.hand_on(parcel, stamp)?;
         Ok(true)
     }

@@ -32,13 +32,14 @@ pub struct Input<M: Message> {
 }
 
 impl<M: Message> Input<M> {
-    /// The next message. It is there: the port's condition said so before the operator ran.
+    /// The next message. It is there: the port's condition said so before the operator ran. Of a hub that keeps the
+    /// [latest](crate::Hub::latest) it is the newest there is, whether it was taken before or not.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if it is taken once more than the condition promised and there is none; what went
     /// wrong on the way, if something did.
     pub fn take(&mut self) -> Result<M> {
-        match self.try_take()? {
+        match self.intake.take(&mut self.arrivals, true)? {
             Some(message) => Ok(message),
             None => {
                 let lacks = self.arrivals.lacks();
@@ -47,13 +48,13 @@ impl<M: Message> Input<M> {
         }
     }
 
-    /// The next message, if there is one (and if it is done, or its event has passed, where the port waits for that).
+    /// The next message that was not taken before, if there is one (and if it is done, or its event has passed, where the port waits for that).
     ///
     /// # Errors
     /// What went wrong on the way: a copy that failed, a device that was lost.
     #[inline]
     pub fn try_take(&mut self) -> Result<Option<M>> {
-        self.intake.take(&mut self.arrivals)
+        self.intake.take(&mut self.arrivals, false)
     }
 
     /// The messages that the port's condition promised: as many as `at_least` or `batch` says, and fewer where time has
@@ -88,13 +89,15 @@ impl<M: Message> Input<M> {
     /// As [`Input::try_take`].
     pub fn take_batch(&mut self) -> Result<impl ExactSizeIterator<Item = M>> {
         let mut left = self.waits.as_ref().map_or(usize::MAX, |waits| waits.batch());
-        let arrivals = &mut self.arrivals;
+        // Of a hub that keeps the newest, that one, if there is no newer.
+        let (arrivals, mut again) = (&mut self.arrivals, true);
         self.intake.take_all(|intake| {
             if left == 0 {
                 return Ok(None);
             }
             left -= 1;
-            intake.take(arrivals)
+            let first = std::mem::take(&mut again);
+            intake.take(arrivals, first)
         })
     }
 
@@ -113,7 +116,7 @@ impl<M: Message> Input<M> {
     pub async fn recv(&mut self) -> Result<Option<M>> {
         self.intake.let_go();
         let waiting = Wait(slice::from_mut(&mut self.arrivals));
-        let there = poll_fn(|cx| match waiting.0[0].poll(cx) {
+        let there = poll_fn(|cx| match waiting.0[0].poll_new(cx) {
             Readiness::READY => Poll::Ready(true),
             Readiness::NEVER => Poll::Ready(false),
             _ => Poll::Pending,
@@ -220,8 +223,8 @@ impl<M: Message> AnyPort for Input<M> {
     fn hand_over(&mut self, inlet: &mut (dyn Any + Send)) -> Result<()> {
         let Some(inlet) = inlet.downcast_mut() else { return Ok(()) };
         let most = self.waits.as_ref().map_or(1, |waits| waits.batch());
-        for _ in 0..most {
-            if !self.intake.hand_over(&mut self.arrivals, inlet)? {
+        for at in 0..most {
+            if !self.intake.hand_over(&mut self.arrivals, inlet, at == 0)? {
                 break;
             }
         }
@@ -258,12 +261,14 @@ impl<M: Message> Port for Input<M> {
         }
     }
 
-    /// This is the only reader: what was there still is.
+    /// This is the only reader: what was there still is, unless its hub drops messages.
     #[inline]
     fn claim(&mut self) -> bool {
         self.intake.begin();
-        true
+        self.arrivals.claim()
     }
 
-    fn unclaim(&mut self) {}
+    fn unclaim(&mut self) {
+        self.arrivals.unclaim();
+    }
 }

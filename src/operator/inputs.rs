@@ -6,7 +6,7 @@
 //! ```text
 //!   by default ready:  every connection that has not ended has a message
 //!   a connection has ended, and what it left is taken:  it counts no longer
-//!   all have:  `Never`
+//!   all have, but for the newest that a hub keeps:  `Never`
 //! ```
 
 use std::{
@@ -28,7 +28,7 @@ use super::{
 use crate::{
     condition::{Counted, PortState, Readiness},
     error::{Error, ErrorKind, Result},
-    hub::{Message, link::Receiver},
+    hub::{Message, receiver::Receiver},
     stream::Ticket,
 };
 
@@ -70,6 +70,8 @@ use crate::{
 /// ```
 pub struct Inputs<M: Message> {
     connections: Vec<Arrivals<M>>,
+    /// The newest of one of them is taken again and again.
+    keeps: bool,
     /// Where [`try_take_any`](Self::try_take_any) looks first: behind the one that it took from last.
     turn: usize,
     intake: Intake<M>,
@@ -92,10 +94,10 @@ impl<M: Message> Inputs<M> {
                 return Err(Error::new(ErrorKind::Usage, format!("{lacks}: `take` once a run, or use `try_take_any`")));
             }
         }
-        let mut connections = self.connections.iter_mut();
+        let mut connections = self.connections.iter_mut().filter(|connection| !connection.has_ended());
         self.intake.take_all(|intake| {
             for connection in connections.by_ref() {
-                if let Some(message) = intake.take(connection)? {
+                if let Some(message) = intake.take(connection, true)? {
                     return Ok(Some(message));
                 }
             }
@@ -112,7 +114,7 @@ impl<M: Message> Inputs<M> {
         let hub = self.connections.get_mut(connection).ok_or_else(|| {
             Error::new(ErrorKind::Usage, format!("connection {connection} of {count}: they are counted from 0"))
         })?;
-        self.intake.take(hub)
+        self.intake.take(hub, false)
     }
 
     /// The next message of whichever connection has one, and that one's number. They take turns: one that always has
@@ -142,7 +144,7 @@ impl<M: Message> Inputs<M> {
         let count = connections.len();
         self.intake.take_all(|intake| {
             for at in (*turn..count).chain(0..*turn).filter(|_| left > 0) {
-                if let Some(message) = intake.take(&mut connections[at])? {
+                if let Some(message) = intake.take(&mut connections[at], false)? {
                     left -= 1;
                     *turn = (at + 1) % count;
                     return Ok(Some(message));
@@ -171,7 +173,7 @@ impl<M: Message> Inputs<M> {
         let there = poll_fn(|cx| {
             let mut ended = true;
             for connection in &mut *waiting.0 {
-                match connection.poll(cx) {
+                match connection.poll_new(cx) {
                     Readiness::READY => return Poll::Ready(true),
                     Readiness::NEVER => {}
                     _ => ended = false,
@@ -208,6 +210,15 @@ impl<M: Message> Inputs<M> {
     /// True if none can be taken now.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+impl<M: Message> Inputs<M> {
+    /// What is kept of one that has ended goes on only with the others.
+    #[inline]
+    fn unless_over(&self, readiness: Readiness) -> Readiness {
+        let over = self.keeps && readiness.is_ready() && self.connections.iter().all(Arrivals::is_over);
+        if over { Readiness::NEVER } else { readiness }
     }
 }
 
@@ -290,7 +301,7 @@ impl<M: Message> AnyPort for Inputs<M> {
         loop {
             let before = left;
             for (connection, inlet) in self.connections.iter_mut().zip(inlets.iter_mut()).take(left) {
-                left -= usize::from(self.intake.hand_over(connection, inlet)?);
+                left -= usize::from(self.intake.hand_over(connection, inlet, most.is_none())?);
             }
             // By default one of each; otherwise so many of whichever.
             if most.is_none() || left == 0 || left == before {
@@ -311,7 +322,8 @@ impl<M: Message> Port for Inputs<M> {
         let ends: Vec<Receiver<M>> = binder.ends(name)?;
         let connections: Vec<_> = ends.into_iter().map(|end| Arrivals::new(end, options.wanted)).collect();
         let (need, off) = binder.need(name, options.need);
-        Ok(Self { connections, turn: 0, intake: Intake::new(binder), waits: Waits::new(need, off) })
+        let keeps = connections.iter().any(Arrivals::reads_again);
+        Ok(Self { connections, keeps, turn: 0, intake: Intake::new(binder), waits: Waits::new(need, off) })
     }
 
     /// All are asked, the first that lacks a message is waited for.
@@ -328,7 +340,7 @@ impl<M: Message> Port for Inputs<M> {
                 all = Some(all.map_or(readiness, |all| all | readiness));
             }
         }
-        all.unwrap_or(Readiness::NEVER)
+        self.unless_over(all.unwrap_or(Readiness::NEVER))
     }
 
     #[inline]
@@ -338,15 +350,18 @@ impl<M: Message> Port for Inputs<M> {
         }
         let asked = self.connections.iter_mut().map(|connection| connection.look(cx));
         let open = asked.filter(|readiness| !readiness.is_never());
-        open.reduce(Readiness::bitor).unwrap_or(Readiness::NEVER)
+        let all = open.reduce(Readiness::bitor).unwrap_or(Readiness::NEVER);
+        self.unless_over(all)
     }
 
-    /// This is the only reader: what was there still is.
+    /// This is the only reader: what was there still is, unless a hub drops messages.
     #[inline]
     fn claim(&mut self) -> bool {
         self.intake.begin();
-        true
+        self.connections.iter_mut().all(Arrivals::claim)
     }
 
-    fn unclaim(&mut self) {}
+    fn unclaim(&mut self) {
+        self.connections.iter().for_each(Arrivals::unclaim);
+    }
 }

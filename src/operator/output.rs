@@ -219,7 +219,7 @@ impl<M: Message> Output<M> {
 
 impl<M: Message> Output<M> {
     /// Room for so many messages in the queue, whether there are blank envelopes or not?
-    pub(crate) fn poll_places(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
+    pub(crate) fn poll_places(&self, count: usize, cx: &mut Context<'_>) -> Readiness {
         self.to.poll_places(count, cx.waker()).into()
     }
 }
@@ -267,7 +267,7 @@ impl<M: Message> PortState for Output<M> {
     }
 
     fn poll_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
-        condition::room_for(&mut self.to, Room::For(count), cx)
+        condition::room_for(&self.to, Room::For(count), cx)
     }
 
     fn oldest(&self) -> Option<Instant> {
@@ -378,7 +378,7 @@ impl<M: Message> Port for Output<M> {
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
-        let asked = condition::room_for(&mut self.to, self.room, cx);
+        let asked = condition::room_for(&self.to, self.room, cx);
         if self.tells() {
             self.lacks_room = !asked.is_ready();
         }
@@ -387,7 +387,7 @@ impl<M: Message> Port for Output<M> {
 
     #[inline]
     fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
-        condition::look_for_room(&mut self.to, self.room, cx)
+        condition::look_for_room(&self.to, self.room, cx)
     }
 
     /// This is the only writer: the room that was there still is.

@@ -1,0 +1,339 @@
+//! [`Sender`]: the writer's end of a hub.
+
+use std::{fmt, sync::Arc, task::Waker};
+
+use super::{
+    Copier, Message,
+    baggage::{Parcel, Since},
+    envelope::RawEnvelope,
+    link::Link,
+    pool::Pool,
+    queue::{Answer, Full, Pushed},
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    stream::{Stream, Ticket},
+};
+
+/// The writer's end. Dropping it ends the reader, after what lies in the queue.
+pub(crate) struct Sender<M: Message> {
+    link: Arc<Link<M>>,
+    /// Messages.
+    sent: u64,
+}
+
+impl<M: Message> Sender<M> {
+    pub(super) fn new(link: Arc<Link<M>>) -> Self {
+        Self { link, sent: 0 }
+    }
+
+    /// Room in the queue, and a blank envelope where the hub has such?
+    #[inline]
+    pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
+        let link = &*self.link;
+        if link.failed.get().is_some() {
+            return Answer::Yes;
+        }
+        match link.queue.poll_room(waker) {
+            Answer::Yes => self.poll_blank(waker),
+            other => self.unless_failed(other),
+        }
+    }
+
+    /// Room in the queue for so many, and blank envelopes where the hub has such?
+    pub(crate) fn poll_room_for(&self, messages: usize, waker: &Waker) -> Answer {
+        self.poll_until(waker, || self.has_room(messages) && self.has_blanks(messages))
+    }
+
+    /// Room in the queue for so many?
+    pub(crate) fn poll_places(&self, messages: usize, waker: &Waker) -> Answer {
+        self.poll_until(waker, || self.has_room(messages))
+    }
+
+    fn poll_until(&self, waker: &Waker, is_there: impl Fn() -> bool) -> Answer {
+        let ask = || match () {
+            () if self.link.failed.get().is_some() => Answer::Yes,
+            () if self.poll_reader(waker) == Answer::Never => Answer::Never,
+            () if is_there() => Answer::Yes,
+            () => Answer::Wait,
+        };
+        match ask() {
+            Answer::Wait => {
+                // Asked again: it may have come before the waker was kept.
+                self.watch(waker);
+                ask()
+            }
+            answer => answer,
+        }
+    }
+
+    /// As `poll_room`, of a writer that waits for something else and asks again after that.
+    #[inline]
+    pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
+        let link = &*self.link;
+        if link.blanks.is_some() || link.failed.get().is_some() {
+            return self.poll_room(waker);
+        }
+        self.unless_failed(link.queue.look_for_room(waker))
+    }
+
+    /// Room in the queue?
+    #[inline]
+    pub(crate) fn poll_queue(&self, waker: &Waker) -> Answer {
+        if self.link.failed.get().is_some() {
+            return Answer::Yes;
+        }
+        self.unless_failed(self.link.queue.poll_room(waker))
+    }
+
+    /// It may have failed before the waker was kept: then nobody wakes it.
+    #[inline]
+    fn unless_failed(&self, answer: Answer) -> Answer {
+        if answer == Answer::Wait && self.link.failed.get().is_some() { Answer::Yes } else { answer }
+    }
+
+    /// A blank envelope, where the hub has such?
+    #[inline]
+    pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
+        let link = &*self.link;
+        let Some(blanks) = &link.blanks else { return Answer::Yes };
+        if blanks.has(1) || link.failed.get().is_some() {
+            return Answer::Yes;
+        }
+        link.queue.keep_writer(waker);
+        if link.queue.reader_gone() {
+            return Answer::Never;
+        }
+        // Asked again: one may have come home before the waker was kept.
+        if blanks.has(1) { Answer::Yes } else { self.unless_failed(Answer::Wait) }
+    }
+
+    /// A blank envelope, if there is one; an error if the hub has none at all.
+    pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
+        self.check()?;
+        match &self.link.blanks {
+            Some(blanks) => Ok(blanks.take()),
+            None => self.blanks().map(|_| None),
+        }
+    }
+
+    /// The blank envelopes, or why there are none.
+    pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
+        self.link.blanks.clone().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "hub `{}` has no blank envelopes: say how large they are, with `#[output(envelope_bytes = ..)]` or \
+                     `Hub::envelope_bytes`",
+                    self.link.name
+                ),
+            )
+        })
+    }
+
+    /// Sends, if there is room; otherwise the message comes back. `origin`: the stream that it carries.
+    pub(crate) fn try_send(&mut self, mut parcel: Parcel<M>, origin: Option<&Stream>) -> Result<Result<(), Parcel<M>>> {
+        self.check()?;
+        let stamped = depart(&mut parcel.message, origin)?;
+        self.check_places(&mut parcel.message)?;
+        if !self.has_room(1) {
+            return Ok(Err(parcel));
+        }
+        let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
+        self.push(parcel, stamp)
+    }
+
+    /// Puts a message that has departed into the queue; it comes back if there is no room or no reader.
+    pub(super) fn push(&mut self, mut parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Parcel<M>>> {
+        let (link, count) = (&*self.link, self.sent + 1);
+        let stamped = stamp.is_some();
+        if let Some(stamp) = stamp {
+            link.stamps.put(count, stamp);
+        }
+        // Where nothing is ever moved, it can be taken at once.
+        let moves = M::CARRIES_ENVELOPES && link.arrivals.is_some();
+        link.note_time(&mut parcel, Since::Sent);
+        if !moves {
+            link.note_time(&mut parcel, Since::Arrived);
+        }
+        match link.queue.push(parcel, !moves) {
+            Pushed::In => self.sent = count,
+            Pushed::InFor(number, old) => {
+                self.sent = count;
+                link.stamps.forget(number);
+                drop(old);
+            }
+            refused => {
+                if stamped {
+                    link.stamps.take_back(count);
+                }
+                return Ok(match refused {
+                    Pushed::Back(parcel) => Err(parcel),
+                    _ => Ok(()),
+                });
+            }
+        }
+        if moves {
+            link.pump()?;
+        }
+        Ok(Ok(()))
+    }
+
+    /// As `hand_on`, if there is room; otherwise it comes back with its stamp.
+    pub(crate) fn try_hand_on(
+        &mut self,
+        mut parcel: Parcel<M>,
+        stamp: Option<Ticket>,
+    ) -> Result<Result<(), (Parcel<M>, Option<Ticket>)>> {
+        self.check()?;
+        self.check_places(&mut parcel.message)?;
+        if !self.has_room(1) {
+            return Ok(Err((parcel, stamp)));
+        }
+        let sent = self.push(parcel, stamp.clone())?;
+        Ok(sent.map_err(|parcel| (parcel, stamp)))
+    }
+
+    /// Puts a message that came out of another hub into this one, which is always there for it.
+    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<()> {
+        // Its reader ends after it.
+        self.push(parcel, stamp).map(drop)
+    }
+
+    /// Where nothing is copied, every envelope is where the reader is.
+    pub(super) fn check_places(&self, message: &mut M) -> Result<()> {
+        let link = &*self.link;
+        if !M::CARRIES_ENVELOPES || link.arrivals.is_some() {
+            return Ok(());
+        }
+        let mut misplaced = None;
+        message.envelopes(&mut |envelope| {
+            if !envelope.memory().is_at(&link.reader) {
+                misplaced.get_or_insert_with(|| link.misplaced(envelope));
+            }
+        });
+        misplaced.map_or(Ok(()), |error| Err(link.fail(error)))
+    }
+
+    /// What went wrong on the way, if something did.
+    #[inline]
+    pub(super) fn check(&self) -> Result<()> {
+        self.link.check()
+    }
+
+    /// Room in the queue for so many, or does it drop some?
+    #[inline]
+    pub(super) fn has_room(&self, messages: usize) -> bool {
+        self.link.queue.has_room(messages)
+    }
+
+    /// Never holds the writer up?
+    pub(super) fn drops(&self) -> bool {
+        self.link.queue.full() != Full::Hold
+    }
+
+    /// Whether it would take one more, or drop that.
+    pub(super) fn takes_one(&self) -> bool {
+        self.link.queue.full() != Full::DropNewest || self.link.queue.len() < self.link.queue.capacity()
+    }
+
+    /// Sees to so many envelopes to copy to, at the cost of older messages. False if the reader has too many of them.
+    pub(super) fn free_arrivals(&self, count: usize) -> bool {
+        let Some(arrivals) = &self.link.arrivals else { return true };
+        while !arrivals.has(count) {
+            if self.link.queue.full() != Full::DropOldest {
+                return false;
+            }
+            let Some((number, old)) = self.link.queue.drop_oldest() else { return false };
+            self.link.stamps.forget(number);
+            drop(old);
+        }
+        true
+    }
+
+    /// A message is dropped before it is sent here.
+    pub(super) fn refuse(&self) {
+        self.link.queue.refuse();
+    }
+
+    /// So many blank envelopes, where the hub has such?
+    pub(super) fn has_blanks(&self, count: usize) -> bool {
+        self.link.blanks.as_ref().is_none_or(|blanks| blanks.has(count))
+    }
+
+    /// The envelopes that forks are copied to.
+    pub(super) fn arrivals(&self) -> Option<&Arc<Pool>> {
+        self.link.arrivals.as_ref()
+    }
+
+    /// Makes the copies of a fork's envelopes.
+    pub(super) fn copier(&self) -> Copier<'_> {
+        let link = &*self.link;
+        Copier::new(&link.name, link.arrivals.as_ref(), link.copies.as_ref())
+    }
+
+    /// Whether what is sent here are forks.
+    pub(super) fn forks(&self) -> bool {
+        self.link.forks
+    }
+
+    /// Is there a reader?
+    pub(crate) fn poll_reader(&self, waker: &Waker) -> Answer {
+        self.link.queue.poll_reader(waker)
+    }
+
+    /// Keeps the waker for the next change.
+    pub(crate) fn watch(&self, waker: &Waker) {
+        self.link.queue.keep_writer(waker);
+    }
+
+    pub(crate) fn reader_gone(&self) -> bool {
+        self.link.queue.reader_gone()
+    }
+
+    pub(crate) fn hub(&self) -> &str {
+        &self.link.name
+    }
+}
+
+/// A message leaves its sender, which works on the stream `origin`: what was done to it is marked, for whoever comes after
+/// that elsewhere. True if its envelopes carry that.
+#[inline]
+pub(super) fn depart<M: Message>(message: &mut M, origin: Option<&Stream>) -> Result<bool> {
+    let (mut ready, mut stamped) = (Ok(()), false);
+    for name in M::EVENTS {
+        message.events(name, &mut |ticket| {
+            if ready.is_ok() {
+                ready = ticket.commit();
+            }
+        });
+    }
+    if M::CARRIES_ENVELOPES {
+        message.envelopes(&mut |envelope| {
+            stamped = true;
+            if ready.is_ok() {
+                ready = envelope.depart(origin);
+            }
+        });
+    }
+    ready.map(|()| stamped)
+}
+
+/// The stamp of a message without envelopes that is sent now.
+pub(super) fn stamp_of(origin: &Stream) -> Result<Ticket> {
+    let mut stamp = origin.ticket();
+    stamp.commit()?;
+    Ok(stamp)
+}
+
+impl<M: Message> Drop for Sender<M> {
+    fn drop(&mut self) {
+        self.link.queue.close_writer();
+    }
+}
+
+impl<M: Message> fmt::Debug for Sender<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.link.fmt(f)
+    }
+}

@@ -1,0 +1,206 @@
+//! The queue against a plain list: whatever is done to it, in whatever order.
+
+use proptest::prelude::*;
+
+use super::queue::{Counts, Full, Pushed, Queue};
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Push,
+    Take,
+    Discard,
+    Read,
+    Hold,
+    LetGo,
+    DropOldest,
+    Refuse,
+    BeginMove,
+    EndMove(bool),
+    Peek(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        5 => Just(Step::Push),
+        3 => Just(Step::Take),
+        1 => Just(Step::Discard),
+        2 => Just(Step::Read),
+        2 => Just(Step::Hold),
+        1 => Just(Step::LetGo),
+        1 => Just(Step::DropOldest),
+        1 => Just(Step::Refuse),
+        2 => Just(Step::BeginMove),
+        3 => any::<bool>().prop_map(Step::EndMove),
+        1 => (0..4_usize).prop_map(Step::Peek),
+    ];
+    prop::collection::vec(step, 0..80)
+}
+
+/// Messages are the numbers from 1 on.
+#[derive(Default)]
+struct List {
+    capacity: usize,
+    full: Full,
+    messages: Vec<(u64, bool)>,
+    /// The one that is being moved, in the list or not.
+    moving: Option<u64>,
+    held: usize,
+    seen: bool,
+    pushed: u64,
+    counts: Counts,
+}
+
+impl List {
+    fn ready(&self) -> usize {
+        self.messages.iter().filter(|(_, ready)| *ready).count()
+    }
+
+    fn remove_oldest(&mut self) -> Option<u64> {
+        if self.held >= self.messages.len() {
+            return None;
+        }
+        let (oldest, _) = self.messages.remove(self.held);
+        let seen = self.held == 0 && std::mem::take(&mut self.seen);
+        self.counts.dropped += u64::from(!seen);
+        Some(oldest)
+    }
+
+    fn take(&mut self) -> Option<(u64, bool)> {
+        let first = self.messages.first().is_some_and(|(_, ready)| *ready).then(|| self.messages.remove(0));
+        self.held -= usize::from(first.is_some() && self.held > 0);
+        let new = first.is_some() && !(std::mem::take(&mut self.seen) && first.is_some());
+        first.map(|(number, _)| (number, new))
+    }
+}
+
+/// `moves`: messages are not ready when they are pushed.
+fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(), TestCaseError> {
+    let queue = Queue::new(capacity, full);
+    let mut list = List { capacity, full, ..List::default() };
+    let mut out = None;
+    for step in steps {
+        match *step {
+            Step::Push => {
+                let message = list.pushed + 1;
+                let is_full = list.messages.len() - list.held >= list.capacity;
+                let oldest = match list.full {
+                    Full::Hold if is_full => {
+                        prop_assert!(matches!(queue.push(message, !moves), Pushed::Back(back) if back == message));
+                        continue;
+                    }
+                    Full::DropNewest if is_full => {
+                        prop_assert!(matches!(queue.push(message, !moves), Pushed::Refused(new) if new == message));
+                        list.counts.dropped += 1;
+                        continue;
+                    }
+                    _ if is_full => list.remove_oldest(),
+                    _ => None,
+                };
+                list.pushed = message;
+                list.messages.push((message, !moves));
+                match queue.push(message, !moves) {
+                    Pushed::InFor(number, old) => {
+                        prop_assert_eq!(number, old);
+                        prop_assert_eq!(oldest, Some(old));
+                    }
+                    Pushed::In => prop_assert!(oldest.is_none() || oldest == list.moving),
+                    other => prop_assert!(false, "{:?}", other),
+                }
+            }
+            Step::Take | Step::Discard => {
+                let discards = matches!(step, Step::Discard);
+                let taken = if discards { queue.discard() } else { queue.take() };
+                let wanted = list.take();
+                prop_assert_eq!(taken, wanted.map(|(number, _)| (number, number)));
+                if let Some((_, true)) = wanted {
+                    *(if discards { &mut list.counts.untaken } else { &mut list.counts.taken }) += 1;
+                }
+            }
+            Step::Read if full == Full::Replace => {
+                let read = queue.read(|message| *message);
+                prop_assert_eq!(read, list.messages.first().map(|(number, _)| (*number, *number)));
+                if read.is_some() && !std::mem::replace(&mut list.seen, true) {
+                    list.counts.taken += 1;
+                }
+            }
+            Step::Hold if queue.is_lossy() => {
+                list.held = list.ready();
+                prop_assert_eq!(queue.hold(), list.held);
+            }
+            Step::LetGo if queue.is_lossy() => {
+                list.held = 0;
+                let mut wanted = Vec::new();
+                while list.messages.len() > capacity {
+                    wanted.extend(list.remove_oldest());
+                }
+                let out: Vec<_> = queue.let_go().into_iter().map(|(number, _)| number).collect();
+                prop_assert_eq!(out, wanted);
+            }
+            Step::DropOldest if queue.is_lossy() => {
+                let dropped = queue.drop_oldest().map(|(number, _)| number);
+                prop_assert_eq!(dropped, list.remove_oldest());
+            }
+            Step::Refuse => {
+                queue.refuse();
+                list.counts.dropped += 1;
+            }
+            Step::BeginMove if moves => {
+                let next = list.messages.iter().find(|(_, ready)| !ready).map(|(number, _)| *number);
+                let begun = queue.begin_move();
+                if out.is_none() {
+                    prop_assert_eq!(begun, next);
+                    (out, list.moving) = (begun, next);
+                } else {
+                    prop_assert_eq!(begun, None, "one at a time");
+                }
+            }
+            Step::EndMove(moved) => {
+                if let Some(message) = out.take() {
+                    let (orphan, _) = queue.end_move(message, moved);
+                    let place = list.messages.iter_mut().find(|(number, _)| *number == message);
+                    prop_assert_eq!(orphan.is_some(), place.is_none(), "what was dropped meanwhile does not come back");
+                    if let Some((_, ready)) = place {
+                        *ready = moved;
+                    }
+                    list.moving = None;
+                }
+            }
+            Step::Peek(at) => {
+                let wanted = list.messages.get(at).filter(|(_, ready)| *ready).map(|(number, _)| *number);
+                prop_assert_eq!(queue.peek(at, |number, message| (number, *message)), wanted.map(|of| (of, of)));
+            }
+            _ => {}
+        }
+        prop_assert_eq!(queue.len(), list.messages.len());
+        prop_assert_eq!(queue.ready(), list.ready());
+        prop_assert_eq!(queue.counts(), list.counts);
+        prop_assert_eq!(queue.unread(), list.messages.len() - usize::from(list.seen));
+        prop_assert!(list.messages.len() <= capacity + list.held);
+    }
+    if let Some(message) = out {
+        let _ = queue.end_move(message, false);
+    }
+    let refused = steps.iter().filter(|step| matches!(step, Step::Refuse)).count() as u64;
+    drop(queue.close_reader());
+    let Counts { taken, dropped, untaken } = queue.counts();
+    let newest = if full == Full::DropNewest { dropped - refused } else { 0 };
+    prop_assert_eq!(taken + dropped + untaken, list.pushed + newest + refused, "each is counted once");
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn the_queue_is_a_list_that_counts(
+        steps in steps(),
+        capacity in 1..4_usize,
+        full in prop_oneof![Just(Full::Hold), Just(Full::DropNewest), Just(Full::DropOldest)],
+        moves in any::<bool>(),
+    ) {
+        check(full, capacity, moves, &steps)?;
+    }
+
+    #[test]
+    fn the_newest_is_read_as_often_as_one_likes(steps in steps()) {
+        check(Full::Replace, 1, false, &steps)?;
+    }
+}

@@ -1,0 +1,584 @@
+//! Scenarios Q2, Q3 and Q4: hubs that hold nobody up, and count what they drop.
+
+mod common;
+
+use std::future::ready;
+
+use common::*;
+use futures::FutureExt;
+use tokio::sync::oneshot;
+use wakeline::{hub::Outcome, prelude::*};
+
+/// Sends the numbers from 0 on, and then says so.
+fn numbers(last: u64, sent: oneshot::Sender<()>) -> impl Operator<Ports = SourcePorts<u64>> {
+    let mut sent = Some(sent);
+    task(move |ports: &mut SourcePorts<u64>, cx| {
+        let sent = sent.take().unwrap();
+        async move {
+            for number in 0..last {
+                assert!(cx.ready(ports).await);
+                assert!(ports.output.try_send(number)?.is_ok(), "it is never held up");
+            }
+            // Nobody listens where the reader does not wait for it.
+            let _ = sent.send(());
+            Ok(())
+        }
+        .boxed()
+    })
+}
+
+/// Reads `first` messages, waits for a word, and reads the rest.
+fn held(first: usize, go: oneshot::Receiver<()>, seen: &Shared<u64>) -> impl Operator<Ports = SinkPorts<u64>> + use<> {
+    let (mut go, seen) = (Some(go), seen.clone());
+    task(move |ports: &mut SinkPorts<u64>, _| {
+        let (go, seen) = (go.take().unwrap(), seen.clone());
+        async move {
+            for _ in 0..first {
+                let number = ports.input.recv().await?;
+                lock(&seen).extend(number);
+            }
+            go.await.unwrap();
+            while let Some(number) = ports.input.recv().await? {
+                lock(&seen).push(number);
+            }
+            Ok(())
+        }
+        .boxed()
+    })
+}
+
+async fn q3(hub: Hub) -> (Vec<u64>, Report) {
+    let (sent, is_sent) = oneshot::channel();
+    let seen = shared();
+    let mut flow = Flow::new("q3");
+    let write = flow.add("write", numbers(10, sent));
+    let read = flow.add("read", held(0, is_sent, &seen));
+    flow.connect_with(write.output, read.input, hub);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.operator("write").unwrap().messages_out, 10);
+    (std::mem::take(&mut *lock(&seen)), report)
+}
+
+#[tokio::test]
+async fn q3_drop_oldest_counts_exactly() {
+    let (seen, report) = q3(Hub::drop_oldest(3)).await;
+    assert_eq!(seen, [7, 8, 9], "the newest are left");
+    let hub = report.hub("write.output -> read.input").unwrap();
+    assert_eq!((hub.passed, hub.dropped, hub.untaken), (3, 7, 0));
+    assert!(report.to_string().contains("hub `write.output -> read.input`: 3 messages passed, 7 dropped"), "{report}");
+}
+
+#[tokio::test]
+async fn q3_drop_newest_counts_exactly() {
+    let (seen, report) = q3(Hub::drop_newest(3)).await;
+    assert_eq!(seen, [0, 1, 2], "the oldest are left");
+    let hub = report.hub("write.output -> read.input").unwrap();
+    assert_eq!((hub.passed, hub.dropped, hub.untaken), (3, 7, 0));
+}
+
+#[tokio::test]
+async fn q3_what_holds_back_drops_nothing() {
+    let seen = shared();
+    let mut flow = Flow::new("q3");
+    let mut next = 0..10;
+    let write = flow.add("write", source(move || ready(Ok(next.next()))));
+    let noted = seen.clone();
+    let read = flow.add(
+        "read",
+        sink(move |number: u64| {
+            lock(&noted).push(number);
+            ready(Ok(()))
+        }),
+    );
+    flow.connect_with(write.output, read.input, Hub::bounded(3));
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), (0..10).collect::<Vec<_>>());
+    let hub = report.hub("write.output -> read.input").unwrap();
+    assert_eq!((hub.passed, hub.dropped, hub.untaken), (10, 0, 0));
+    assert!(!report.to_string().contains("dropped"), "{report}");
+}
+
+/// Takes one a run: its condition says that it is there.
+struct TakesOne(Shared<u64>);
+
+impl Operator for TakesOne {
+    type Ports = SinkPorts<u64>;
+
+    async fn compute(&mut self, ports: &mut SinkPorts<u64>, _cx: &mut Cx) -> Result<()> {
+        let number = ports.input.take()?;
+        lock(&self.0).push(number);
+        Ok(())
+    }
+}
+
+/// Writer and reader on threads of their own: what a run was promised is there, whatever is sent meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn q3_what_a_run_was_promised_is_not_dropped() {
+    const SENT: u64 = 20_000;
+    for hub in [Hub::drop_oldest(1), Hub::drop_oldest(4), Hub::drop_newest(1), Hub::drop_newest(4)] {
+        let seen = shared();
+        let mut flow = Flow::new("q3");
+        let write = flow.add("write", numbers(SENT, oneshot::channel().0));
+        let read = flow.add("read", TakesOne(seen.clone()));
+        flow.connect_with(write.output, read.input, hub);
+        let report = within(flow.run()).await.unwrap();
+        let seen = lock(&seen);
+        assert!(seen.is_sorted_by(|one, next| one < next), "in order, none twice");
+        let counts = &report.hubs[0];
+        assert_eq!(counts.passed, seen.len() as u64);
+        assert_eq!(counts.passed + counts.dropped, SENT, "{hub:?}");
+        if hub == Hub::drop_oldest(1) || hub == Hub::drop_oldest(4) {
+            assert_eq!(seen.last(), Some(&(SENT - 1)), "the newest is never lost");
+        }
+    }
+}
+
+/// Sends `chunks` envelopes, each as soon as it is lent one, and then says so.
+fn chunks(chunks: u32, sent: oneshot::Sender<()>) -> impl Operator<Ports = SourcePorts<Envelope<u32>>> {
+    let mut sent = Some(sent);
+    task(move |ports: &mut SourcePorts<Envelope<u32>>, _| {
+        let sent = sent.take().unwrap();
+        async move {
+            for chunk in 0..chunks {
+                let mut envelope = ports.output.blank().await?;
+                envelope.space().await?.fill(chunk);
+                envelope.set_len(envelope.capacity())?;
+                ports.output.send(envelope).await?;
+            }
+            sent.send(()).unwrap();
+            Ok(())
+        }
+        .boxed()
+    })
+}
+
+/// Adds one to each on its device. The first is in its hands until it is told to go on.
+fn held_increment(go: oneshot::Receiver<()>) -> impl Operator<Ports = MapPorts<Envelope<u32>, Envelope<u32>>> {
+    let mut go = Some(go);
+    task(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
+        let mut go = go.take();
+        async move {
+            while cx.ready(ports).await {
+                let mut envelope = ports.input.take()?;
+                if let Some(go) = go.take() {
+                    go.await.unwrap();
+                }
+                increment::launch(cx.stream()?, &mut envelope)?;
+                ports.output.send(envelope).await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    })
+}
+
+on_both!(q3_envelopes_that_are_dropped_go_home, async |device: Device| {
+    for (hub, wanted) in [(Hub::drop_oldest(2), [0, 18, 19]), (Hub::drop_newest(2), [0, 1, 2])] {
+        let (sent, is_sent) = oneshot::channel();
+        let seen = shared();
+        let mut flow = Flow::new("q3");
+        let produce = flow.add("produce", chunks(20, sent));
+        let add = flow.add("add", held_increment(is_sent)).on(&device);
+        let consume = flow.add("consume", Collect(seen.clone()));
+        flow.connect_with(produce.output, add.input, hub.envelope_bytes(64));
+        flow.connect(add.output, consume.input);
+        let report = flow.run().await.unwrap();
+        let first: Vec<_> = lock(&seen).iter().map(|chunk: &Vec<u32>| chunk[0]).collect();
+        let counts = &report.hubs[0];
+        assert_eq!(counts.passed as usize, first.len());
+        assert_eq!(counts.passed + counts.dropped, 20);
+        // The reader may take its first after any number of them; what is left then is the same.
+        assert!(first.len() <= 3 && first.last() >= Some(&(wanted[2] + 1 - u32::from(first.len() < 3))), "{first:?}");
+        lock(&seen).iter().for_each(|chunk| assert!(chunk.iter().all(|x| *x == chunk[0]), "torn: {chunk:?}"));
+        assert_eq!(device.memory_peak(), 4 * 64, "two in the queue, one for the writer and one for the reader");
+        drop(flow);
+        freed(&device).await;
+    }
+});
+
+#[tokio::test]
+async fn q3_too_few_envelopes_are_an_error_before_running() {
+    let mut flow = Flow::new("q3");
+    let produce = flow.add("produce", Produce::new([vec![1_u32]]));
+    let consume = flow.add("consume", Collect(shared()));
+    flow.connect_with(produce.output, consume.input, Hub::drop_oldest(4).envelopes(3).envelope_bytes(4));
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    let told = error.to_string();
+    assert!(told.contains("`produce.output -> consume.input`") && told.contains("its 3 envelopes"), "{told}");
+    assert!(told.contains("it needs 6"), "{told}");
+}
+
+#[tokio::test]
+async fn q3_a_queue_of_none_is_an_error_before_running() {
+    for hub in [Hub::drop_oldest(0), Hub::drop_newest(0)] {
+        let mut flow = Flow::new("q3");
+        let write = flow.add("write", numbers(1, oneshot::channel().0));
+        let read = flow.add("read", TakesOne(shared()));
+        flow.connect_with(write.output, read.input, hub);
+        let error = within(flow.run()).await.unwrap_err();
+        assert!(error.to_string().contains("its capacity is 0"), "{error}");
+    }
+}
+
+/// The fast reader gets all while the slow one, which asked for no more, is stuck.
+#[tokio::test]
+async fn q4_a_slow_branch_that_drops_holds_nobody() {
+    for (hub, wanted) in [(Hub::drop_oldest(2), [8, 9]), (Hub::drop_newest(2), [0, 1])] {
+        let (sent, is_sent) = oneshot::channel();
+        let (fast, slow) = (shared(), shared());
+        let mut flow = Flow::new("q4");
+        let write = flow.add("write", numbers(10, sent));
+        let reads_fast = flow.add("fast", TakesOne(fast.clone()));
+        let reads_slow = flow.add("slow", held(0, is_sent, &slow));
+        flow.connect(write.output, (reads_fast.input, reads_slow.input.with(hub)));
+        let report = within(flow.run()).await.unwrap();
+        assert_eq!(*lock(&fast), (0..10).collect::<Vec<_>>());
+        assert_eq!(*lock(&slow), wanted);
+        let counts: Vec<_> = report.hubs.iter().map(|hub| (hub.passed, hub.dropped)).collect();
+        assert_eq!(counts, [(10, 0), (2, 8)]);
+        assert_eq!(report.operator("write").unwrap().messages_out, 10);
+    }
+}
+
+// The slow reader holds on to what it is given, and the copies for it are made from what it has not taken yet.
+on_both!(q4_a_slow_branch_of_envelopes_holds_nobody, async |device: Device| {
+    for hub in [Hub::drop_oldest(2), Hub::drop_newest(2)] {
+        let (sent, is_sent) = oneshot::channel();
+        let (fast, slow) = (shared(), shared());
+        let mut flow = Flow::new("q4");
+        let produce = flow.add("produce", chunks(20, sent));
+        let pass = flow.add("pass", Increment).on(&device);
+        let reads_fast = flow.add("fast", Collect(fast.clone()));
+        let reads_slow = flow.add("slow", held_increment(is_sent)).on(&device);
+        let end = flow.add("end", Collect(slow.clone()));
+        flow.connect_with(produce.output, pass.input, Hub::bounded(1).envelope_bytes(64));
+        flow.connect(pass.output, [reads_fast.input.into(), reads_slow.input.with(hub)]);
+        flow.connect(reads_slow.output, end.input);
+        let report = flow.run().await.unwrap();
+        let wanted: Vec<_> = (1..=20).map(|n| vec![n; 16]).collect();
+        assert_eq!(*lock(&fast), wanted, "it gets all");
+        let slow_hub = report.hub("pass.output -> slow.input").unwrap();
+        assert_eq!(slow_hub.passed + slow_hub.dropped, 20);
+        assert_eq!(lock(&slow).len() as u64, slow_hub.passed);
+        assert!(lock(&slow).iter().all(|chunk| chunk.iter().all(|x| *x == chunk[0])), "none is torn");
+        assert!(lock(&slow).is_sorted());
+        drop(flow);
+        freed(&device).await;
+    }
+});
+
+#[tokio::test]
+async fn q3_an_offer_tells_what_was_dropped() {
+    let (sent, is_sent) = oneshot::channel();
+    let mut sent = Some(sent);
+    let seen = [shared(), shared()];
+    let mut flow = Flow::new("q3");
+    let offers = flow.add(
+        "offers",
+        task(move |ports: &mut SourcePorts<u64>, _| {
+            let sent = sent.take().unwrap();
+            async move {
+                assert_eq!(ports.output.offer(0)?.outcomes, [Outcome::Sent, Outcome::Sent]);
+                let offer = ports.output.offer(1)?;
+                assert_eq!(offer.outcomes, [Outcome::Full, Outcome::Dropped]);
+                assert_eq!(offer.kept, None, "one of them was done with it");
+                sent.send(()).unwrap();
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let (go, may_go) = oneshot::channel();
+    let one = flow.add("one", held(0, is_sent, &seen[0]));
+    let other = flow.add("other", held(0, may_go, &seen[1]));
+    flow.connect(offers.output, [one.input.into(), other.input.with(Hub::drop_newest(1))]);
+    let running = flow.spawn().unwrap();
+    go.send(()).unwrap();
+    within(running).await.unwrap();
+    assert_eq!(*lock(&seen[0]), [0]);
+}
+
+#[derive(Ports)]
+struct DonePorts {
+    #[input(done)]
+    input: Input<Envelope<u32>>,
+}
+
+// The first message's work does not end; the second takes its place, is done, and the reader gets that.
+on_both!(q3_a_message_that_is_waited_for_may_be_dropped, async |device: Device| {
+    let (got, has_got) = oneshot::channel::<()>();
+    let (mut got, mut has_got) = (Some(got), Some(has_got));
+    let mut flow = Flow::new("q3");
+    let write = flow.add(
+        "write",
+        task(move |ports: &mut SourcePorts<Envelope<u32>>, cx| {
+            let has_got = has_got.take().unwrap();
+            async move {
+                let (stuck, free) = (cx.stream_named("stuck")?, cx.stream_named("free")?);
+                let held = hold(&stuck);
+                for (number, stream) in [(1, &stuck), (2, &free)] {
+                    let mut buffer = Buffer::new(cx.device(), 4)?;
+                    stream.fill(&mut buffer, number)?;
+                    ports.output.send(buffer.into()).await?;
+                    // The reader has asked about it, and waits.
+                    for _ in 0..100 {
+                        tokio::task::yield_now().await;
+                    }
+                }
+                has_got.await.unwrap();
+                drop(held);
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let write = write.on(&device);
+    let read = flow.add(
+        "read",
+        task(move |ports: &mut DonePorts, cx| {
+            let got = got.take().unwrap();
+            async move {
+                assert!(cx.ready(ports).await);
+                let envelope = ports.input.take()?;
+                got.send(()).unwrap();
+                let mut here = Buffer::<u32>::pinned(cx.device(), 4)?;
+                cx.stream()?.copy(&envelope, &mut here)?;
+                assert_eq!(here.read().await?, [2; 4]);
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let read = read.on(&device);
+    flow.connect_with(write.output, read.input, Hub::drop_oldest(1));
+    let report = flow.run().await.unwrap();
+    let counts = &report.hubs[0];
+    assert_eq!((counts.passed, counts.dropped, counts.untaken), (1, 1, 0));
+    freed(&device).await;
+});
+
+#[derive(Ports)]
+struct DrivePorts {
+    #[output]
+    setting: Output<u64>,
+    #[output]
+    tick: Output<u64>,
+    #[input]
+    done: Input<u64>,
+}
+
+#[derive(Ports)]
+struct FollowPorts {
+    #[input]
+    setting: Input<u64>,
+    #[input]
+    tick: Input<u64>,
+    #[output]
+    done: Output<u64>,
+}
+
+/// Notes the setting of each tick.
+struct Follow(Shared<(u64, u64)>);
+
+impl Operator for Follow {
+    type Ports = FollowPorts;
+
+    async fn compute(&mut self, ports: &mut FollowPorts, _cx: &mut Cx) -> Result<()> {
+        let (setting, tick) = (ports.setting.take()?, ports.tick.take()?);
+        assert_eq!(ports.setting.take()?, setting, "as often as it likes");
+        assert_eq!(ports.setting.try_take()?, None, "but new it is once");
+        lock(&self.0).push((setting, tick));
+        ports.done.send(tick).await
+    }
+}
+
+#[tokio::test]
+async fn q2_the_reader_always_has_the_newest_and_reads_the_old_again() {
+    let seen = shared();
+    let mut flow = Flow::new("q2");
+    let drive = flow.add(
+        "drive",
+        task(|ports: &mut DrivePorts, _| {
+            async move {
+                let plan: [&[u64]; 5] = [&[1], &[], &[2, 3], &[], &[4, 5, 6]];
+                for (tick, settings) in plan.iter().enumerate() {
+                    for setting in *settings {
+                        assert!(ports.setting.try_send(*setting)?.is_ok(), "it is never held up");
+                    }
+                    ports.tick.send(tick as u64).await?;
+                    ports.done.recv().await?;
+                }
+                // Nobody sees it.
+                ports.setting.send(7).await
+            }
+            .boxed()
+        }),
+    );
+    let follow = flow.add("follow", Follow(seen.clone()));
+    flow.connect_with(drive.setting, follow.setting, Hub::latest());
+    flow.connect(drive.tick, follow.tick);
+    flow.connect(follow.done, drive.done);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [(1, 0), (1, 1), (3, 2), (3, 3), (6, 4)]);
+    let hub = report.hub("drive.setting -> follow.setting").unwrap();
+    assert_eq!((hub.passed, hub.dropped, hub.untaken), (3, 3, 1), "each once, however often it was read");
+    assert_eq!(report.untaken, 1);
+}
+
+#[derive(Ports)]
+struct ScalePorts {
+    #[input]
+    factor: Input<u64>,
+    #[input]
+    number: Input<u64>,
+}
+
+struct Scale(Shared<u64>);
+
+impl Operator for Scale {
+    type Ports = ScalePorts;
+
+    async fn compute(&mut self, ports: &mut ScalePorts, _cx: &mut Cx) -> Result<()> {
+        lock(&self.0).push(ports.factor.take()? * ports.number.take()?);
+        Ok(())
+    }
+}
+
+/// Whoever sends it once has ended long before it is used last.
+#[tokio::test]
+async fn q2_the_newest_outlasts_its_writer() {
+    let seen = shared();
+    let mut flow = Flow::new("q2");
+    let (mut once, mut next) = (Some(3), 0..100);
+    let factor = flow.add("factor", source(move || ready(Ok(once.take()))));
+    let number = flow.add("number", source(move || ready(Ok(next.next()))));
+    let scale = flow.add("scale", Scale(seen.clone()));
+    flow.connect_with(factor.output, scale.factor, Hub::latest());
+    flow.connect(number.output, scale.number);
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), (0..100).map(|n| 3 * n).collect::<Vec<_>>());
+}
+
+/// An operator all of whose inputs keep the latest: it ends when all their writers have.
+#[tokio::test]
+async fn q2_readers_of_nothing_but_the_newest_end_with_the_last_writer() {
+    for last in 0..2 {
+        let seen = shared();
+        let mut flow = Flow::new("q2");
+        let scale = flow.add("scale", Scale(seen.clone()));
+        for (at, input) in [scale.factor, scale.number].into_iter().enumerate() {
+            let (seen, count) = (seen.clone(), if at == last { 5 } else { 1 });
+            let write = flow.add(
+                format!("write {at}"),
+                task(move |ports: &mut SourcePorts<u64>, _| {
+                    let seen = seen.clone();
+                    async move {
+                        for number in 1..=count {
+                            ports.output.send(number).await?;
+                            // The other has sent its only one.
+                            until("it is read", || lock(&seen).last() >= Some(&number)).await;
+                        }
+                        Ok(())
+                    }
+                    .boxed()
+                }),
+            );
+            flow.connect_with(write.output, input, Hub::latest());
+        }
+        let report = within(flow.run()).await.unwrap();
+        assert_eq!(lock(&seen).last(), Some(&5), "the last of each was read");
+        assert_eq!(report.untaken, 0);
+    }
+}
+
+/// Nobody ever sends: there is nothing to read, and nothing will come.
+#[tokio::test]
+async fn q2_a_writer_that_never_sends_ends_its_reader() {
+    let seen = shared();
+    let mut flow = Flow::new("q2");
+    let mut next = 0_u64..;
+    let factor = flow.add("factor", source(|| ready(Ok(None))));
+    let number = flow.add("number", source(move || ready(Ok(next.next()))));
+    let scale = flow.add("scale", Scale(seen.clone()));
+    flow.connect_with(factor.output, scale.factor, Hub::latest());
+    flow.connect(number.output, scale.number);
+    within(flow.run()).await.unwrap();
+    assert!(lock(&seen).is_empty());
+}
+
+/// `recv` waits for news, and ends when there will be none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn q2_recv_gives_each_once() {
+    for _ in 0..50 {
+        let seen = shared();
+        let mut flow = Flow::new("q2");
+        let write = flow.add("write", numbers(100, oneshot::channel().0));
+        let (go, may_go) = oneshot::channel();
+        go.send(()).unwrap();
+        let read = flow.add("read", held(0, may_go, &seen));
+        flow.connect_with(write.output, read.input, Hub::latest());
+        let report = within(flow.run()).await.unwrap();
+        let seen = lock(&seen);
+        assert!(seen.is_sorted_by(|one, next| one < next) && seen.last() == Some(&99), "{seen:?}");
+        assert_eq!(report.hubs[0].passed, seen.len() as u64);
+        assert_eq!(report.hubs[0].passed + report.hubs[0].dropped, 100);
+    }
+}
+
+/// One branch keeps the newest, the other gets all.
+#[tokio::test]
+async fn q4_one_branch_keeps_the_newest() {
+    let (all, seen) = (shared(), shared());
+    let mut flow = Flow::new("q4");
+    let mut next = 0..20;
+    let write = flow.add("write", source(move || ready(Ok(next.next()))));
+    let reads_all = flow.add("all", TakesOne(all.clone()));
+    let (go, may_go) = oneshot::channel();
+    let reads_newest = flow.add("newest", held(0, may_go, &seen));
+    flow.connect(write.output, (reads_all.input, reads_newest.input.with(Hub::latest())));
+    let running = flow.spawn().unwrap();
+    until("all have passed", || lock(&all).len() == 20).await;
+    go.send(()).unwrap();
+    let report = within(running).await.unwrap();
+    assert_eq!(*lock(&seen), [19]);
+    assert_eq!(report.hub("write.output -> newest.input").unwrap().dropped, 19);
+}
+
+#[derive(Ports)]
+struct EachPorts {
+    #[input]
+    all: Inputs<u64>,
+}
+
+/// Notes one of each connection.
+struct Each(Shared<Vec<u64>>);
+
+impl Operator for Each {
+    type Ports = EachPorts;
+
+    async fn compute(&mut self, ports: &mut EachPorts, _cx: &mut Cx) -> Result<()> {
+        let each = ports.all.take()?.collect();
+        lock(&self.0).push(each);
+        Ok(())
+    }
+}
+
+/// Connections of one port may be of different kinds: one keeps the newest, one drops, one holds back.
+#[tokio::test]
+async fn q5_connections_of_different_kinds_at_one_port() {
+    let seen = shared();
+    let mut flow = Flow::new("q5");
+    let each = flow.add("each", Each(seen.clone()));
+    let mut once = Some(7);
+    let newest = flow.add("newest", source(move || ready(Ok(once.take()))));
+    flow.connect_with(newest.output, each.all, Hub::latest());
+    for (at, hub) in [Hub::drop_newest(100), Hub::bounded(1)].into_iter().enumerate() {
+        let mut next = 0..10;
+        let write = flow.add(format!("write {at}"), source(move || ready(Ok(next.next()))));
+        flow.connect_with(write.output, each.all, hub);
+    }
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), (0..10).map(|n| vec![7, n, n]).collect::<Vec<_>>());
+    assert_eq!(report.hubs.iter().map(|hub| hub.passed).collect::<Vec<_>>(), [1, 10, 10]);
+}
