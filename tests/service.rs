@@ -75,7 +75,7 @@ on_both!(e1_requests_and_responses_are_matched, async |device: Device| {
             let mut request = service.blank().await?;
             request.space().await?[..2].copy_from_slice(&[n, 7 * n]);
             request.set_len(2)?;
-            let response = if n % 2 == 0 {
+            let response = if n.is_multiple_of(2) {
                 service.ask(request).await?
             } else {
                 // As tower does.
@@ -671,7 +671,7 @@ async fn e1_many_clients_some_of_whom_give_up() {
             tokio::spawn(async move {
                 for n in 0..200 {
                     let n = 1000 * client + n;
-                    if n % 5 == 0 {
+                    if n.is_multiple_of(5) {
                         let mut asked = Box::pin(service.ask(n));
                         for _ in 0..n % 3 {
                             let _ = poll!(asked.as_mut());

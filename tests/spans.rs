@@ -162,7 +162,7 @@ async fn reaches_all(device: Device) {
             messages.send(message).await.unwrap();
         };
         // Every third has no span.
-        if n % 3 == 0 { tokio::spawn(send) } else { tokio::spawn(send.instrument(info_span!("call", n))) }
+        if n.is_multiple_of(3) { tokio::spawn(send) } else { tokio::spawn(send.instrument(info_span!("call", n))) }
     };
     within(join_all((1..=20).map(send))).await.into_iter().for_each(|sent| sent.unwrap());
     drop(messages);
@@ -170,7 +170,7 @@ async fn reaches_all(device: Device) {
 
     let told = lock(&TOLD).clone();
     for n in 1..=20_u64 {
-        let wanted: &[u64] = if n % 3 == 0 { &[] } else { &[n] };
+        let wanted: &[u64] = if n.is_multiple_of(3) { &[] } else { &[n] };
         for (who, times) in [("first", 2), ("second", 2), ("last", 1)] {
             let own: Vec<_> = told.iter().filter(|told| told.who == who && told.n == n).collect();
             assert_eq!(own.len(), times);

@@ -16,6 +16,7 @@ use super::{
     ForkFn, Message,
     baggage::Parcel,
     envelope::RawEnvelope,
+    kept::Stamped,
     pool::Pool,
     queue::Answer,
     sender::{Sender, depart, stamp_of},
@@ -172,11 +173,7 @@ impl<M: Message> Fan<M> {
     }
 
     /// Sends what a worker of the operator has sent, if all have room.
-    pub(crate) fn hand_on(
-        &mut self,
-        mut parcel: Parcel<M>,
-        stamp: Option<Ticket>,
-    ) -> Result<Result<(), (Parcel<M>, Option<Ticket>)>> {
+    pub(crate) fn hand_on(&mut self, mut parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Stamped<M>>> {
         self.look(&mut parcel.message)?;
         if self.outcomes.contains(&Outcome::Full) {
             return Ok(Err((parcel, stamp)));

@@ -15,8 +15,10 @@ use crate::{
     stream::{Stream, Ticket},
 };
 
-/// Messages that have departed, each with its stamp, if it does not carry that itself.
-pub(crate) type Backlog<M> = VecDeque<(Parcel<M>, Option<Ticket>)>;
+/// A message that has departed, with its stamp, if it does not carry that itself.
+pub(crate) type Stamped<M> = (Parcel<M>, Option<Ticket>);
+
+pub(crate) type Backlog<M> = VecDeque<Stamped<M>>;
 
 /// See the module.
 pub(crate) struct Kept<M> {

@@ -9,7 +9,7 @@ use super::{
     baggage::Parcel,
     envelope::RawEnvelope,
     fan::{End, Fan},
-    kept::Kept,
+    kept::{Kept, Stamped},
     queue::Answer,
     sender::Sender,
 };
@@ -160,11 +160,7 @@ impl<M: Message> Outlet<M> {
     }
 
     /// Sends what a worker has sent: it has departed. It comes back, with its stamp, if there is no room.
-    pub(crate) fn hand_on(
-        &mut self,
-        parcel: Parcel<M>,
-        stamp: Option<Ticket>,
-    ) -> Result<Result<(), (Parcel<M>, Option<Ticket>)>> {
+    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Stamped<M>>> {
         match self {
             Self::One(sender) if !sender.reader_gone() => sender.try_hand_on(parcel, stamp),
             Self::Several(fan) if !fan.is_closed() => fan.hand_on(parcel, stamp),

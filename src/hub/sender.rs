@@ -6,6 +6,7 @@ use super::{
     Copier, Message,
     baggage::{Parcel, Since},
     envelope::RawEnvelope,
+    kept::Stamped,
     link::Link,
     pool::Pool,
     queue::{Answer, Full, Pushed},
@@ -184,7 +185,7 @@ impl<M: Message> Sender<M> {
         &mut self,
         mut parcel: Parcel<M>,
         stamp: Option<Ticket>,
-    ) -> Result<Result<(), (Parcel<M>, Option<Ticket>)>> {
+    ) -> Result<Result<(), Stamped<M>>> {
         self.check()?;
         self.check_places(&mut parcel.message)?;
         if !self.has_room(1) {
