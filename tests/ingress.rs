@@ -226,6 +226,7 @@ async fn e2_a_dropped_egress_ends_the_flow_upwards() {
             until("all wait", idle).await;
         }
         drop(doubled);
+        until("the way out has ended", || running.status().iter().any(|status| status.status == Status::Never)).await;
         let _ = numbers.try_send(3);
         within(running).await.unwrap();
         let unsent = within(numbers.send(5)).await.unwrap_err();
@@ -331,6 +332,25 @@ on_both!(e2_blank_envelopes, async |device: Device| {
     drop(out);
     freed(&device).await;
 });
+
+/// Two envelopes that come home at once are for two who wait, also if the first does nothing with its own.
+#[tokio::test]
+async fn e2_blank_envelopes_are_for_all_who_wait() {
+    let mut flow = Flow::new("e2");
+    let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
+    let chunks = flow.ingress_with("chunks", sink.input, Hub::bounded(4).envelopes(2).envelope_bytes(64));
+    let running = flow.spawn().unwrap();
+    for _ in 0..10 {
+        let both = (within(chunks.blank()).await.unwrap(), within(chunks.blank()).await.unwrap());
+        let (mut first, mut second) = (Box::pin(chunks.blank()), Box::pin(chunks.blank()));
+        assert!(poll!(first.as_mut()).is_pending() && poll!(second.as_mut()).is_pending());
+        drop(both);
+        let _kept = within(first).await.unwrap();
+        within(second).await.unwrap();
+    }
+    drop(chunks);
+    within(running).await.unwrap();
+}
 
 #[tokio::test]
 async fn e2_a_hub_without_blank_envelopes_says_so() {
