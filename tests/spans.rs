@@ -162,7 +162,7 @@ async fn reaches_all(device: Device) {
             messages.send(message).await.unwrap();
         };
         // Every third has no span.
-        if n % 3 == 0 { tokio::spawn(send) } else { tokio::spawn(send.instrument(info_span!("call", n))) }
+        if n.is_multiple_of(3) { tokio::spawn(send) } else { tokio::spawn(send.instrument(info_span!("call", n))) }
     };
     within(join_all((1..=20).map(send))).await.into_iter().for_each(|sent| sent.unwrap());
     drop(messages);
