@@ -47,7 +47,8 @@ async fn e2_ingress_is_a_sink_and_egress_a_stream() {
     let sent = stream::iter(0..100).map(Ok).forward(numbers);
     let (sent, also, seen) =
         within(futures::future::join3(sent, async move { other.send(1000).await }, doubled.collect::<Vec<_>>())).await;
-    (sent.unwrap(), also.unwrap());
+    sent.unwrap();
+    also.unwrap();
     let wanted: Vec<_> = (0..100).map(|n| 2 * n).collect();
     assert_eq!(seen.iter().copied().filter(|n| *n != 2000).collect::<Vec<_>>(), wanted, "each handle's in order");
     assert_eq!(seen.len(), 101);

@@ -75,7 +75,7 @@ on_both!(e1_requests_and_responses_are_matched, async |device: Device| {
             let mut request = service.blank().await?;
             request.space().await?[..2].copy_from_slice(&[n, 7 * n]);
             request.set_len(2)?;
-            let response = if n % 2 == 0 {
+            let response = if n.is_multiple_of(2) {
                 service.ask(request).await?
             } else {
                 // As tower does.
@@ -353,6 +353,27 @@ async fn e1_what_a_loop_of_its_own_drops_is_answered_too() {
         }
     }
     drop(service);
+    within(running).await.unwrap();
+}
+
+/// An operator that ends with a request in its hands, in a flow that goes on.
+#[tokio::test]
+async fn e1_what_an_operator_takes_with_it_is_answered_too() {
+    let once = task::<MapPorts<u32, u32>, _>(|ports, _cx| {
+        async move {
+            ports.input.recv().await?;
+            Ok(())
+        }
+        .boxed()
+    });
+    let (mut flow, service) = serving(once, 1);
+    let other = flow.add("other", sink(|_: u32| ready(Ok(()))));
+    let numbers = flow.ingress("numbers", other.input);
+    let running = flow.spawn().unwrap();
+    let error = within(service.ask(1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unanswered, "{error}");
+    within(numbers.send(1)).await.unwrap();
+    drop(numbers);
     within(running).await.unwrap();
 }
 
@@ -672,7 +693,7 @@ async fn e1_many_clients_some_of_whom_give_up() {
             tokio::spawn(async move {
                 for n in 0..200 {
                     let n = 1000 * client + n;
-                    if n % 5 == 0 {
+                    if n.is_multiple_of(5) {
                         let mut asked = Box::pin(service.ask(n));
                         for _ in 0..n % 3 {
                             let _ = poll!(asked.as_mut());
