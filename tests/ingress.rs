@@ -464,6 +464,37 @@ async fn e2_a_flow_waits_for_who_is_outside() {
     within(running).await.unwrap();
 }
 
+/// Whoever waits for a flow to run hears that it will not.
+#[tokio::test]
+async fn e2_a_flow_that_never_comes_to_run() {
+    struct NotToday;
+
+    impl Operator for NotToday {
+        type Ports = MapPorts<u32, u32>;
+
+        async fn start(&mut self, _cx: &mut Cx) -> Result<()> {
+            Err(Error::other("not today"))
+        }
+
+        async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+            unreachable!()
+        }
+    }
+
+    let mut flow = Flow::new("e2");
+    let not = flow.add("not", NotToday);
+    let numbers = flow.ingress("numbers", not.input);
+    let mut out = flow.egress("out", not.output);
+    let mut early = pin!(numbers.send(1));
+    assert!(poll!(early.as_mut()).is_pending());
+    within(flow.run()).await.unwrap_err();
+    // The flow is still there.
+    let unsent = within(early).await.unwrap_err();
+    assert!(unsent.to_string().contains("not today"), "{unsent}");
+    assert_eq!(unsent.into_message(), Some(1));
+    assert_eq!(within(out.recv()).await, None);
+}
+
 /// Ends after one message: so the flow does, and can be run again.
 struct OneARun;
 
@@ -490,13 +521,9 @@ async fn e2_a_flow_that_runs_again_is_open_again() {
                 assert!(numbers.send(9).await.unwrap_err().error().is_closed());
                 tokio::task::yield_now().await;
             }
-            numbers.send(n).await.unwrap();
-            loop {
-                if let Some(doubled) = out.recv().await {
-                    break assert_eq!(doubled, 2 * n);
-                }
-                tokio::task::yield_now().await;
-            }
+            let (sent, doubled) = futures::future::join(numbers.send(n), out.recv()).await;
+            sent.unwrap();
+            assert_eq!(doubled, Some(2 * n));
         };
         let (ran, ()) = within(futures::future::join(flow.run(), outside)).await;
         ran.unwrap();
