@@ -47,7 +47,8 @@ async fn e2_ingress_is_a_sink_and_egress_a_stream() {
     let sent = stream::iter(0..100).map(Ok).forward(numbers);
     let (sent, also, seen) =
         within(futures::future::join3(sent, async move { other.send(1000).await }, doubled.collect::<Vec<_>>())).await;
-    (sent.unwrap(), also.unwrap());
+    sent.unwrap();
+    also.unwrap();
     let wanted: Vec<_> = (0..100).map(|n| 2 * n).collect();
     assert_eq!(seen.iter().copied().filter(|n| *n != 2000).collect::<Vec<_>>(), wanted, "each handle's in order");
     assert_eq!(seen.len(), 101);
@@ -226,6 +227,7 @@ async fn e2_a_dropped_egress_ends_the_flow_upwards() {
             until("all wait", idle).await;
         }
         drop(doubled);
+        until("the way out has ended", || running.status().iter().any(|status| status.status == Status::Never)).await;
         let _ = numbers.try_send(3);
         within(running).await.unwrap();
         let unsent = within(numbers.send(5)).await.unwrap_err();
@@ -331,6 +333,25 @@ on_both!(e2_blank_envelopes, async |device: Device| {
     drop(out);
     freed(&device).await;
 });
+
+/// Two envelopes that come home at once are for two who wait, also if the first does nothing with its own.
+#[tokio::test]
+async fn e2_blank_envelopes_are_for_all_who_wait() {
+    let mut flow = Flow::new("e2");
+    let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
+    let chunks = flow.ingress_with("chunks", sink.input, Hub::bounded(4).envelopes(2).envelope_bytes(64));
+    let running = flow.spawn().unwrap();
+    for _ in 0..10 {
+        let both = (within(chunks.blank()).await.unwrap(), within(chunks.blank()).await.unwrap());
+        let (mut first, mut second) = (Box::pin(chunks.blank()), Box::pin(chunks.blank()));
+        assert!(poll!(first.as_mut()).is_pending() && poll!(second.as_mut()).is_pending());
+        drop(both);
+        let _kept = within(first).await.unwrap();
+        within(second).await.unwrap();
+    }
+    drop(chunks);
+    within(running).await.unwrap();
+}
 
 #[tokio::test]
 async fn e2_a_hub_without_blank_envelopes_says_so() {
@@ -443,6 +464,37 @@ async fn e2_a_flow_waits_for_who_is_outside() {
     within(running).await.unwrap();
 }
 
+/// Whoever waits for a flow to run hears that it will not.
+#[tokio::test]
+async fn e2_a_flow_that_never_comes_to_run() {
+    struct NotToday;
+
+    impl Operator for NotToday {
+        type Ports = MapPorts<u32, u32>;
+
+        async fn start(&mut self, _cx: &mut Cx) -> Result<()> {
+            Err(Error::other("not today"))
+        }
+
+        async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+            unreachable!()
+        }
+    }
+
+    let mut flow = Flow::new("e2");
+    let not = flow.add("not", NotToday);
+    let numbers = flow.ingress("numbers", not.input);
+    let mut out = flow.egress("out", not.output);
+    let mut early = pin!(numbers.send(1));
+    assert!(poll!(early.as_mut()).is_pending());
+    within(flow.run()).await.unwrap_err();
+    // The flow is still there.
+    let unsent = within(early).await.unwrap_err();
+    assert!(unsent.to_string().contains("not today"), "{unsent}");
+    assert_eq!(unsent.into_message(), Some(1));
+    assert_eq!(within(out.recv()).await, None);
+}
+
 /// Ends after one message: so the flow does, and can be run again.
 struct OneARun;
 
@@ -469,13 +521,9 @@ async fn e2_a_flow_that_runs_again_is_open_again() {
                 assert!(numbers.send(9).await.unwrap_err().error().is_closed());
                 tokio::task::yield_now().await;
             }
-            numbers.send(n).await.unwrap();
-            loop {
-                if let Some(doubled) = out.recv().await {
-                    break assert_eq!(doubled, 2 * n);
-                }
-                tokio::task::yield_now().await;
-            }
+            let (sent, doubled) = futures::future::join(numbers.send(n), out.recv()).await;
+            sent.unwrap();
+            assert_eq!(doubled, Some(2 * n));
         };
         let (ran, ()) = within(futures::future::join(flow.run(), outside)).await;
         ran.unwrap();

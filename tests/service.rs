@@ -356,6 +356,27 @@ async fn e1_what_a_loop_of_its_own_drops_is_answered_too() {
     within(running).await.unwrap();
 }
 
+/// An operator that ends with a request in its hands, in a flow that goes on.
+#[tokio::test]
+async fn e1_what_an_operator_takes_with_it_is_answered_too() {
+    let once = task::<MapPorts<u32, u32>, _>(|ports, _cx| {
+        async move {
+            ports.input.recv().await?;
+            Ok(())
+        }
+        .boxed()
+    });
+    let (mut flow, service) = serving(once, 1);
+    let other = flow.add("other", sink(|_: u32| ready(Ok(()))));
+    let numbers = flow.ingress("numbers", other.input);
+    let running = flow.spawn().unwrap();
+    let error = within(service.ask(1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unanswered, "{error}");
+    within(numbers.send(1)).await.unwrap();
+    drop(numbers);
+    within(running).await.unwrap();
+}
+
 /// Keeps what it is asked, and never answers.
 struct Hoards(Vec<Reply>);
 

@@ -11,6 +11,7 @@ use std::{
 use common::*;
 use futures::future::{join, join_all};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use tower::Service as _;
 use wakeline::{
     Service,
     device::{Emulated, Faults, Simulation},
@@ -150,6 +151,47 @@ async fn e1_any_end_at_any_moment() {
         cut_short += usize::from((1..12).contains(&good));
     }
     assert!(cut_short > seeds as usize / 5, "only {cut_short} of {seeds} ended in the middle");
+}
+
+/// Waits for a message of its own, which it never sends.
+struct Stuck;
+
+#[derive(Ports)]
+struct StuckPorts {
+    #[input]
+    requests: Input<u32>,
+    #[input]
+    own: Input<u32>,
+    #[output]
+    again: Output<u32>,
+    #[output]
+    responses: Output<u32>,
+}
+
+impl Operator for Stuck {
+    type Ports = StuckPorts;
+
+    async fn compute(&mut self, _ports: &mut StuckPorts, _cx: &mut Cx) -> Result<()> {
+        unreachable!("it never has both messages")
+    }
+}
+
+/// While somebody may call, a flow that cannot move may only be waiting; then it is a stall, which its callers hear of.
+#[tokio::test]
+async fn e1_a_flow_that_is_stuck_says_so_once_nobody_can_call() {
+    let mut flow = Flow::new("ends");
+    let stuck = flow.add("stuck", Stuck);
+    flow.connect(stuck.again, stuck.own);
+    let mut service = flow.service("service", stuck.requests, stuck.responses);
+    let running = flow.spawn().unwrap();
+    within(poll_fn(|task| service.poll_ready(task))).await.unwrap();
+    let response = service.call(1);
+    turns(100).await;
+    assert!(running.handle().failure().is_none());
+    drop(service);
+    let error = within(running).await.unwrap_err();
+    assert!(error.is_stalled() && error.to_string().contains("`stuck.again -> stuck.own`"), "{error}");
+    assert!(within(response).await.unwrap_err().is_stalled());
 }
 
 /// The runtime that a flow runs on ends. Its callers are on another one.

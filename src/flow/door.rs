@@ -117,7 +117,7 @@ impl<M: Message> Door<M> {
 
     pub(super) fn try_place(self: &Arc<Self>) -> Result<Option<Place<M>>> {
         let mut asked = self.places.clone().try_acquire_owned();
-        if matches!(asked, Err(TryAcquireError::NoPermits)) && self.give_out(0) {
+        if matches!(asked, Err(TryAcquireError::NoPermits)) && self.look() {
             asked = self.places.clone().try_acquire_owned();
         }
         match asked {
@@ -127,36 +127,45 @@ impl<M: Message> Door<M> {
         }
     }
 
-    /// `used` places have their messages. Gives out what other places the hub has; the operator is woken when there are
-    /// more. False if nothing can be sent any more.
-    fn give_out(&self, used: usize) -> bool {
+    /// Does something with the output by which `used` places get their messages, and gives out what other places the hub
+    /// has by then. The operator is woken when there are more. False if nothing can be sent any more.
+    fn use_places<R>(&self, used: usize, act: impl FnOnce(&mut Output<M>) -> R) -> (Option<R>, bool) {
+        // Held meanwhile: nobody else may see a place that is neither given out nor taken, nor one that is both.
         let mut given_out = lock(&self.given_out);
-        *given_out -= used;
         let mut owner = Context::from_waker(&self.owner);
         let mut more = 0;
-        let open = self.output.with(|output| {
+        let used = self.output.with(|output| {
+            let done = act(output);
+            *given_out -= used;
             while *given_out + more < MOST {
                 match output.poll_places(*given_out + more + 1, &mut owner) {
                     Readiness::READY => more += 1,
-                    Readiness::NEVER => return false,
+                    Readiness::NEVER => return (done, false),
                     _ => break,
                 }
             }
-            !output.is_closed()
+            (done, !output.is_closed())
         });
         *given_out += more;
         drop(given_out);
-        match open {
-            Some(true) => self.places.add_permits(more),
-            _ => self.close(),
+        let (done, open) = used.map_or((None, false), |(done, open)| (Some(done), open));
+        if open {
+            self.places.add_permits(more);
+        } else {
+            self.close();
         }
-        open == Some(true)
+        (done, open)
     }
 
     /// The operator was woken: there may be places, or blank envelopes. False if nothing can be sent any more.
     pub(super) fn tend(&self) -> bool {
         self.blank.notify_one();
-        self.give_out(0)
+        self.look()
+    }
+
+    /// Are there places by now? False if nothing can be sent any more.
+    fn look(&self) -> bool {
+        self.use_places(0, |_| ()).1
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -185,12 +194,11 @@ impl<M: Message> Place<M> {
     pub(super) fn send(self, message: M, load: Option<Load>) -> Result<(), SendError<M>> {
         let Self { door, permit } = self;
         let mut message = Some(message);
-        let sent = door.output.with(|output| match message.take_if(|_| !output.is_closed()) {
+        permit.forget();
+        let (sent, _) = door.use_places(1, |output| match message.take_if(|_| !output.is_closed()) {
             Some(message) => output.try_send_with(message, load),
             None => Ok(Ok(())),
         });
-        permit.forget();
-        door.give_out(1);
         match sent {
             Some(Err(error)) => return Err(SendError::new(None, error)),
             Some(Ok(Err(back))) => message = Some(back),
