@@ -39,12 +39,14 @@ fn model(check: impl Fn() + Send + Sync + 'static) {
     builder.check(check);
 }
 
-fn is_in(pushed: Pushed<u32>) -> bool {
-    matches!(pushed, Pushed::In)
+fn push(queue: &Queue<u32>, message: u32, ready: bool) -> Pushed {
+    queue.push(&mut Some(message), ready)
 }
 
 fn take(queue: &Queue<u32>) -> Option<u32> {
-    queue.take().map(|(_, message)| message)
+    let mut place = None;
+    queue.take(&mut place);
+    place
 }
 
 async fn send(queue: &Queue<u32>, message: u32, ready: bool) -> bool {
@@ -52,7 +54,7 @@ async fn send(queue: &Queue<u32>, message: u32, ready: bool) -> bool {
         Answer::Wait => Poll::Pending,
         answer => Poll::Ready(answer),
     });
-    answer.await == Answer::Yes && is_in(queue.push(message, ready))
+    answer.await == Answer::Yes && push(queue, message, ready) == Pushed::In
 }
 
 async fn receive(queue: &Queue<u32>) -> Option<u32> {
@@ -99,7 +101,7 @@ fn a_reader_that_was_woken_for_nothing_waits_on() {
             let queue = queue.clone();
             thread::spawn(move || {
                 queue.wake_both();
-                assert!(is_in(queue.push(1, true)));
+                assert_eq!(push(&queue, 1, true), Pushed::In);
             })
         };
         assert_eq!(block_on(receive(&queue)), Some(1));
@@ -186,8 +188,8 @@ fn one_that_waits_at_two_queues_gets_what_both_have_and_hears_of_an_end() {
         let writer = {
             let (first, second) = (first.clone(), second.clone());
             thread::spawn(move || {
-                assert!(is_in(second.push(2, true)));
-                assert!(is_in(first.push(1, true)));
+                assert_eq!(push(&second, 2, true), Pushed::In);
+                assert_eq!(push(&first, 1, true), Pushed::In);
                 // The first has no end.
                 second.close_writer();
             })
@@ -202,14 +204,14 @@ fn one_that_waits_at_two_queues_gets_what_both_have_and_hears_of_an_end() {
 fn a_writer_that_waits_for_something_else_hears_that_its_reader_has_gone() {
     model(|| {
         let (input, output) = (Queue::<u32>::new(1, Full::Hold), Arc::new(Queue::new(1, Full::Hold)));
-        assert!(is_in(output.push(1, true)));
+        assert_eq!(push(&output, 1, true), Pushed::In);
         let mut reader = None;
         let ended = poll_fn(|cx| {
             reader.get_or_insert_with(|| {
                 // It has waited for room before.
                 assert_eq!(output.poll_room(cx.waker()), Answer::Wait);
                 assert_eq!(take(&output), Some(1));
-                assert!(is_in(output.push(2, true)));
+                assert_eq!(push(&output, 2, true), Pushed::In);
                 let output = output.clone();
                 thread::spawn(move || drop(output.close_reader()))
             });
@@ -244,7 +246,7 @@ fn a_writer_that_never_waited_for_room_hears_that_its_reader_has_gone() {
 /// Pushes so many messages, counted from 1, into a queue that holds nobody up, and moves them.
 fn push_all(queue: &Queue<u32>, messages: u32, ready: bool) {
     for message in 1..=messages {
-        assert!(!matches!(queue.push(message, ready), Pushed::Back(_)));
+        assert_ne!(push(queue, message, ready), Pushed::Back);
         pump_freely(queue);
     }
     queue.close_writer();
@@ -365,7 +367,9 @@ fn the_newest_is_read_again_and_again_and_counted_once() {
             {
                 // New, and then what may be the same.
                 for _ in 0..2 {
-                    let (number, message) = queue.read(Clone::clone).expect("there is one");
+                    let mut place = None;
+                    let number = queue.read(&mut place, Clone::clone).expect("there is one");
+                    let message = place.expect("and it was read");
                     assert!(number == u64::from(message) && message >= last);
                     last = message;
                     if seen.last() != Some(&message) {

@@ -151,24 +151,30 @@ impl Front {
         self.done > 0 || matches!(self.state, State::Failed(_))
     }
 
-    /// The first message and its number, if it has what is waited for. `again`: also one that was read before.
-    pub(crate) fn take<M: Message>(&mut self, receiver: &Receiver<M>, again: bool) -> Result<Option<(u64, Parcel<M>)>> {
+    /// Takes the first message, if it has what is waited for, into `place`; and its number. `again`: also one that was read
+    /// before.
+    pub(crate) fn take<M: Message>(
+        &mut self,
+        receiver: &Receiver<M>,
+        place: &mut Option<Parcel<M>>,
+        again: bool,
+    ) -> Result<Option<u64>> {
         if !self.has_one(receiver) {
             return receiver.check().map(|()| None);
         }
         receiver.check()?;
         if self.done > 0 {
             self.done -= 1;
-            let taken = receiver.take(again);
+            let taken = receiver.take(place, again);
             self.first = receiver.first().unwrap_or_default();
-            return taken;
+            return Ok(taken);
         }
         match std::mem::replace(&mut self.state, State::Unknown) {
             State::Failed(error) => {
                 receiver.discard();
                 Err(error.at(format!("a message of hub `{}`", receiver.hub())))
             }
-            _ => receiver.take(again),
+            _ => Ok(receiver.take(place, again)),
         }
     }
 

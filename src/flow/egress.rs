@@ -130,13 +130,15 @@ impl<M: Message> Egress<M> {
 
     /// The next message, if it has come out already.
     pub fn try_recv(&mut self) -> Option<M> {
-        self.queue.take().map(|(_, message)| message)
+        let mut place = None;
+        self.queue.take(&mut place);
+        place
     }
 
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<M>> {
         loop {
             match self.queue.poll_message(cx.waker()) {
-                Answer::Yes => return Poll::Ready(self.queue.take().map(|(_, message)| message)),
+                Answer::Yes => return Poll::Ready(self.try_recv()),
                 Answer::Wait => return Poll::Pending,
                 Answer::Never => {}
             }
@@ -225,7 +227,7 @@ impl<M: Message> Operator for Leave<M> {
 
     async fn compute(&mut self, ports: &mut SinkPorts<M>, _cx: &mut Cx) -> Result<()> {
         // What nobody takes any more goes with whoever was to have it.
-        let _ = self.0.queue().push(ports.input.take()?, true);
+        let _ = self.0.queue().push(&mut Some(ports.input.take()?), true);
         Ok(())
     }
 

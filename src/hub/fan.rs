@@ -155,11 +155,12 @@ impl<M: Message> Fan<M> {
         self.branches[self.lender].blank()
     }
 
-    /// Sends a message to all that are open, if all of them have room; otherwise it comes back.
-    pub(crate) fn try_send(&mut self, mut parcel: Parcel<M>, origin: Option<&Stream>) -> Result<Result<(), Parcel<M>>> {
+    /// Sends what lies in `place` to all that are open, if all of them have room; otherwise it stays there.
+    pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        let Some(parcel) = place else { return Ok(()) };
         self.look(&mut parcel.message)?;
         if self.outcomes.contains(&Outcome::Full) {
-            return Ok(Err(parcel));
+            return Ok(());
         }
         self.free_arrivals(&mut parcel.message);
         let stamp = self.depart(&mut parcel.message, origin)?;
@@ -167,9 +168,9 @@ impl<M: Message> Fan<M> {
         self.marked(&mut parcel.message)?;
         if !forked {
             self.made.clear();
-            return Ok(Err(parcel));
+            return Ok(());
         }
-        self.hand_over(parcel, stamp)
+        self.hand_over(place, stamp)
     }
 
     /// Sends what a worker of the operator has sent, if all have room.
@@ -185,8 +186,9 @@ impl<M: Message> Fan<M> {
             self.made.clear();
             return Ok(Err((parcel, stamp)));
         }
-        let sent = self.hand_over(parcel, stamp.clone())?;
-        Ok(sent.map_err(|parcel| (parcel, stamp)))
+        let mut place = Some(parcel);
+        self.hand_over(&mut place, stamp.clone())?;
+        Ok(place.map_or(Ok(()), |parcel| Err((parcel, stamp))))
     }
 
     /// The blank envelopes, or why there are none.
@@ -194,20 +196,17 @@ impl<M: Message> Fan<M> {
         self.branches[self.lender].blanks()
     }
 
-    /// Sends a message to those that have room, and tells of each what it did. Where nobody took it, it comes back.
-    pub(crate) fn offer(
-        &mut self,
-        mut parcel: Parcel<M>,
-        origin: Option<&Stream>,
-    ) -> Result<(Vec<Outcome>, Option<Parcel<M>>)> {
+    /// Sends what lies in `place` to those that have room, and tells of each what it did. Where nobody took it, it stays.
+    pub(crate) fn offer(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<Vec<Outcome>> {
+        let Some(parcel) = place else { return Ok(Vec::new()) };
         self.look(&mut parcel.message)?;
         self.free_arrivals(&mut parcel.message);
         let stamp = self.depart(&mut parcel.message, origin)?;
         // What the host cannot copy yet is not waited for.
         self.make(&parcel.message)?;
         self.marked(&mut parcel.message)?;
-        let kept = self.hand_over(parcel, stamp)?.err();
-        Ok((self.outcomes.clone(), kept))
+        self.hand_over(place, stamp)?;
+        Ok(self.outcomes.clone())
     }
 
     /// Finds out what can become of a message.
@@ -294,28 +293,25 @@ impl<M: Message> Fan<M> {
         marked
     }
 
-    /// The message comes back if nobody took it, or dropped it.
-    fn hand_over(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Parcel<M>>> {
-        let load = parcel.baggage.as_ref().map(|baggage| baggage.load.clone());
-        let mut back = Some(parcel);
+    /// The message stays where it is if nobody took it, or dropped it.
+    fn hand_over(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>) -> Result<()> {
+        let load = place.as_ref().and_then(|parcel| Some(parcel.baggage.as_ref()?.load.clone()));
         let mut done = false;
         for (at, fork) in self.made.drain(..) {
             // Each takes along the same.
-            match self.branches[at].push(Parcel::with(fork, load.clone()), stamp.clone())? {
-                Ok(()) => done = true,
+            let mut fork = Some(Parcel::with(fork, load.clone()));
+            self.branches[at].push(&mut fork, stamp.clone())?;
+            match fork {
+                None => done = true,
                 // There was room: its reader has ended.
-                Err(_) => self.outcomes[at] = Outcome::Closed,
+                Some(_) => self.outcomes[at] = Outcome::Closed,
             }
         }
-        if self.outcomes[self.heir] == Outcome::Sent
-            && let Some(parcel) = back.take()
-        {
-            match self.branches[self.heir].push(parcel, stamp)? {
-                Ok(()) => done = true,
-                Err(parcel) => {
-                    self.outcomes[self.heir] = Outcome::Closed;
-                    back = Some(parcel);
-                }
+        if self.outcomes[self.heir] == Outcome::Sent {
+            self.branches[self.heir].push(place, stamp)?;
+            match place {
+                None => done = true,
+                Some(_) => self.outcomes[self.heir] = Outcome::Closed,
             }
         }
         for (branch, outcome) in self.branches.iter().zip(&self.outcomes) {
@@ -324,10 +320,10 @@ impl<M: Message> Fan<M> {
                 done = true;
             }
         }
-        Ok(match back {
-            Some(back) if !done => Err(back),
-            _ => Ok(()),
-        })
+        if done {
+            *place = None;
+        }
+        Ok(())
     }
 
     /// What the host has to wait for before it can copy the message that came back.

@@ -32,7 +32,9 @@ impl<M: Message> Kept<M> {
         Self { backlog: Backlog::new(), blanks }
     }
 
-    pub(super) fn send(&mut self, mut parcel: Parcel<M>, origin: Option<&Stream>) -> Result<()> {
+    /// Keeps what lies in `place`.
+    pub(super) fn send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        let Some(mut parcel) = place.take() else { return Ok(()) };
         let stamped = depart(&mut parcel.message, origin)?;
         let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
         self.backlog.push_back((parcel, stamp));

@@ -45,8 +45,15 @@ impl<M: Message> Outlet<M> {
     #[inline]
     pub(crate) fn poll_room(&self, messages: usize, waker: &Waker) -> Answer {
         match self {
-            Self::Nobody => Answer::Never,
             Self::One(sender) if messages == 1 => sender.poll_room(waker),
+            _ => self.poll_room_otherwise(messages, waker),
+        }
+    }
+
+    #[inline(never)]
+    fn poll_room_otherwise(&self, messages: usize, waker: &Waker) -> Answer {
+        match self {
+            Self::Nobody => Answer::Never,
             Self::One(sender) => sender.poll_room_for(messages, waker),
             Self::Several(fan) => fan.poll_room(messages, waker),
             Self::Kept(_) => Answer::Yes,
@@ -73,6 +80,7 @@ impl<M: Message> Outlet<M> {
     }
 
     /// Anybody to send to?
+    #[inline(never)]
     pub(crate) fn poll_open(&self, waker: &Waker) -> Answer {
         match self {
             Self::Nobody => Answer::Never,
@@ -124,37 +132,38 @@ impl<M: Message> Outlet<M> {
         Self::Kept(Kept::new(blanks))
     }
 
-    /// Sends a message, if there is room; otherwise it comes back. `origin`: the stream that it carries.
+    /// Sends what lies in `place`, if there is room; otherwise it stays there. `origin`: the stream that it carries.
     #[inline]
-    pub(crate) fn try_send(&mut self, parcel: Parcel<M>, origin: Option<&Stream>) -> Result<Result<(), Parcel<M>>> {
+    pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         match self {
-            Self::One(sender) if !sender.reader_gone() => sender.try_send(parcel, origin),
-            Self::Several(fan) if !fan.is_closed() => fan.try_send(parcel, origin),
-            Self::Kept(kept) => kept.send(parcel, origin).map(Ok),
+            Self::One(sender) if !sender.reader_gone() => sender.try_send(place, origin),
+            _ => self.try_send_otherwise(place, origin),
+        }
+    }
+
+    #[inline(never)]
+    fn try_send_otherwise(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        match self {
+            Self::Several(fan) if !fan.is_closed() => fan.try_send(place, origin),
+            Self::Kept(kept) => kept.send(place, origin),
             _ => Err(self.closed()),
         }
     }
 
-    /// Sends a message to whoever has room: what each did, and the message if nobody took it.
-    pub(crate) fn offer(
-        &mut self,
-        parcel: Parcel<M>,
-        origin: Option<&Stream>,
-    ) -> Result<(Vec<Outcome>, Option<Parcel<M>>)> {
+    /// Sends what lies in `place` to whoever has room: what each did. If nobody took it, it stays there.
+    pub(crate) fn offer(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<Vec<Outcome>> {
         match self {
-            Self::Nobody => Ok((Vec::new(), Some(parcel))),
-            Self::One(sender) if sender.reader_gone() => Ok((vec![Outcome::Closed], Some(parcel))),
+            Self::Nobody => Ok(Vec::new()),
+            Self::One(sender) if sender.reader_gone() => Ok(vec![Outcome::Closed]),
             Self::One(sender) => {
                 let takes = if sender.takes_one() { Outcome::Sent } else { Outcome::Dropped };
-                Ok(match sender.try_send(parcel, origin)? {
-                    Ok(()) => (vec![takes], None),
-                    Err(kept) => (vec![Outcome::Full], Some(kept)),
-                })
+                sender.try_send(place, origin)?;
+                Ok(vec![if place.is_none() { takes } else { Outcome::Full }])
             }
-            Self::Several(fan) => fan.offer(parcel, origin),
+            Self::Several(fan) => fan.offer(place, origin),
             Self::Kept(kept) => {
-                kept.send(parcel, origin)?;
-                Ok((vec![Outcome::Sent], None))
+                kept.send(place, origin)?;
+                Ok(vec![Outcome::Sent])
             }
         }
     }

@@ -56,17 +56,23 @@ pub(crate) enum Full {
     Replace,
 }
 
-/// What has become of a message that was pushed. What is dropped is handed to whoever pushed.
-#[derive(Debug)]
+impl Full {
+    fn drops_oldest(self) -> bool {
+        matches!(self, Self::DropOldest | Self::Replace)
+    }
+}
+
+/// What has become of a message that was pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Pushed<M> {
+pub(crate) enum Pushed {
     In,
-    /// And an older one, of this number, is out.
-    InFor(u64, M),
-    /// It is dropped.
-    Refused(M),
+    /// And an older one, of this number, is out: it lies in the new one's place.
+    InFor(u64),
+    /// It is dropped: whoever pushed has it.
+    Refused,
     /// No room, or no reader.
-    Back(M),
+    Back,
 }
 
 /// What has become of all messages that are in the queue no more.
@@ -129,7 +135,8 @@ impl<M> Queue<M> {
             reader: End::new(),
             writer: End::new(),
             state: Mutex::new(State {
-                messages: VecDeque::with_capacity(capacity.min(1024)),
+                // One more for a moment, where the oldest goes when a new one is in.
+                messages: VecDeque::with_capacity(capacity.min(1024) + usize::from(full.drops_oldest())),
                 number: 0,
                 counts: Counts::default(),
                 moving: false,
@@ -165,7 +172,7 @@ impl<M> Queue<M> {
 
     /// Does it drop ready messages?
     pub(crate) fn is_lossy(&self) -> bool {
-        matches!(self.full, Full::DropOldest | Full::Replace)
+        self.full.drops_oldest()
     }
 
     pub(crate) fn full(&self) -> Full {
@@ -175,12 +182,16 @@ impl<M> Queue<M> {
     /// Is there a message to take?
     #[inline]
     pub(crate) fn poll_message(&self, waker: &Waker) -> Answer {
-        if self.ready() > 0 {
-            return if let Full::Replace = self.full { self.poll_newest(waker) } else { Answer::Yes };
+        match self.ready() {
+            0 if self.reader.is_kept(waker) && !self.writer_gone() => Answer::Wait,
+            0 => self.wait_for_message(waker),
+            _ if self.full == Full::Replace => self.poll_newest(waker),
+            _ => Answer::Yes,
         }
-        if self.reader.is_kept(waker) && !self.writer_gone() {
-            return Answer::Wait;
-        }
+    }
+
+    #[inline(never)]
+    fn wait_for_message(&self, waker: &Waker) -> Answer {
         let mut state = lock(&self.state);
         if self.ready() > 0 {
             return Answer::Yes;
@@ -259,9 +270,11 @@ impl<M> Queue<M> {
         if self.has_room(1) && self.writer.has_come() {
             return Answer::Yes;
         }
-        if self.writer.is_kept(waker) {
-            return Answer::Wait;
-        }
+        if self.writer.is_kept(waker) { Answer::Wait } else { self.wait_for_room(waker) }
+    }
+
+    #[inline(never)]
+    fn wait_for_room(&self, waker: &Waker) -> Answer {
         let mut state = lock(&self.state);
         if self.reader_gone() {
             return Answer::Never;
@@ -282,26 +295,23 @@ impl<M> Queue<M> {
         if self.reader_gone() { Answer::Never } else { Answer::Yes }
     }
 
-    /// Adds a message at the end; `ready`: it may be taken as it is.
-    pub(crate) fn push(&self, message: M, ready: bool) -> Pushed<M> {
+    /// Adds the message in `place` at the end; `ready`: it may be taken as it is. A message that comes out instead, be it
+    /// this one, lies in `place` then.
+    #[inline]
+    pub(crate) fn push(&self, place: &mut Option<M>, ready: bool) -> Pushed {
         let mut state = lock(&self.state);
         if self.reader_gone() {
-            return Pushed::Back(message);
+            return Pushed::Back;
         }
-        let mut out = None;
-        if state.messages.len() - state.held >= self.capacity {
-            match self.full {
-                Full::Hold => return Pushed::Back(message),
-                Full::DropNewest => {
-                    state.counts.dropped += 1;
-                    return Pushed::Refused(message);
-                }
-                Full::DropOldest | Full::Replace => out = self.remove_oldest(&mut state),
-            }
+        let is_full = state.messages.len() - state.held >= self.capacity;
+        if is_full && !self.full.drops_oldest() {
+            return self.refuse_or_hold(&mut state);
         }
         state.number += 1;
         let number = state.number;
-        state.messages.push_back(Slot { number, message: Some(message) });
+        // From its place to this one, and nowhere in between: it may be large.
+        state.messages.push_back(Slot { number, message: place.take() });
+        let pushed = if is_full { self.drop_oldest_for(&mut state, place) } else { Pushed::In };
         self.len.store(state.messages.len(), Ordering::Release);
         if ready {
             self.ready.store(self.ready() + 1, Ordering::Release);
@@ -309,8 +319,25 @@ impl<M> Queue<M> {
             drop(state);
             reader.wake();
         }
-        match out {
-            Some((number, Some(old))) => Pushed::InFor(number, old),
+        pushed
+    }
+
+    #[cold]
+    fn refuse_or_hold(&self, state: &mut State<M>) -> Pushed {
+        if self.full == Full::Hold {
+            return Pushed::Back;
+        }
+        state.counts.dropped += 1;
+        Pushed::Refused
+    }
+
+    #[cold]
+    fn drop_oldest_for(&self, state: &mut State<M>, place: &mut Option<M>) -> Pushed {
+        match self.remove_oldest(state) {
+            Some((number, Some(old))) => {
+                *place = Some(old);
+                Pushed::InFor(number)
+            }
             _ => Pushed::In,
         }
     }
@@ -385,25 +412,26 @@ impl<M> Queue<M> {
         lock(&self.state).messages.iter_mut().filter_map(|slot| slot.message.as_mut()).for_each(look);
     }
 
-    /// Takes the first message, with its number, if it may be taken.
+    /// Takes the first message, if it may be taken, into `place`; and its number.
     #[inline]
-    pub(crate) fn take(&self) -> Option<(u64, M)> {
-        self.take_as(|counts| &mut counts.taken)
+    pub(crate) fn take(&self, place: &mut Option<M>) -> Option<u64> {
+        self.take_as(place, |counts| &mut counts.taken)
     }
 
     /// As `take`, of a reader that has no use for it.
-    pub(crate) fn discard(&self) -> Option<(u64, M)> {
-        self.take_as(|counts| &mut counts.untaken)
+    pub(crate) fn discard(&self, place: &mut Option<M>) -> Option<u64> {
+        self.take_as(place, |counts| &mut counts.untaken)
     }
 
     #[inline]
-    fn take_as(&self, count: impl FnOnce(&mut Counts) -> &mut u64) -> Option<(u64, M)> {
+    fn take_as(&self, place: &mut Option<M>, count: impl FnOnce(&mut Counts) -> &mut u64) -> Option<u64> {
         if self.ready() == 0 {
             return None;
         }
         let mut state = lock(&self.state);
         let left = self.ready().checked_sub(1)?;
         let Slot { number, message } = state.messages.pop_front()?;
+        *place = message;
         self.len.store(state.messages.len(), Ordering::Release);
         self.ready.store(left, Ordering::Release);
         state.held = state.held.saturating_sub(1);
@@ -416,11 +444,11 @@ impl<M> Queue<M> {
         let writer = self.writer.due(&mut state.writer);
         drop(state);
         writer.wake();
-        message.map(|message| (number, message))
+        Some(number)
     }
 
-    /// Reads the first message, and leaves it there. `copy` is called without the lock.
-    pub(crate) fn read(&self, copy: impl FnOnce(&M) -> M) -> Option<(u64, M)> {
+    /// Copies the first message into `place`, and leaves it there. `copy` is called without the lock.
+    pub(crate) fn read(&self, place: &mut Option<M>, copy: impl FnOnce(&M) -> M) -> Option<u64> {
         let mut state = lock(&self.state);
         let slot = state.messages.front_mut()?;
         let (number, message) = (slot.number, slot.message.take()?);
@@ -428,7 +456,7 @@ impl<M> Queue<M> {
             state.counts.taken += 1;
         }
         drop(state);
-        let copied = copy(&message);
+        *place = Some(copy(&message));
         let mut state = lock(&self.state);
         let slot = state.messages.front_mut().filter(|slot| slot.number == number);
         // Else there is a newer one; what was read is dropped after the lock.
@@ -438,7 +466,7 @@ impl<M> Queue<M> {
         };
         drop(state);
         drop(old);
-        Some((number, copied))
+        Some(number)
     }
 
     /// The first message that is not ready, to be moved. `None` if there is none, or if it is being moved already:

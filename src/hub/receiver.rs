@@ -85,17 +85,16 @@ impl<M: Message> Receiver<M> {
         }
     }
 
-    /// Takes the first message, if it is there, with its number. `again`: also one that was read before, of a hub that
-    /// keeps the newest.
+    /// Takes the first message, if it is there, into `place`; and its number. `again`: also one that was read before, of a
+    /// hub that keeps the newest.
     #[inline]
-    pub(crate) fn take(&self, again: bool) -> Result<Option<(u64, Parcel<M>)>> {
+    pub(crate) fn take(&self, place: &mut Option<Parcel<M>>, again: bool) -> Option<u64> {
         let link = &*self.0;
-        link.check()?;
-        Ok(match &link.again {
-            None => link.queue.take(),
-            Some(kept) if again || link.queue.unread() > 0 => link.queue.read(|parcel| parcel.copied(kept.copy)),
+        match &link.again {
+            None => link.queue.take(place),
+            Some(kept) if again || link.queue.unread() > 0 => link.queue.read(place, |parcel| parcel.copied(kept.copy)),
             Some(_) => None,
-        })
+        }
     }
 
     /// What can be taken may be dropped by the hub.
@@ -138,7 +137,7 @@ impl<M: Message> Receiver<M> {
 
     /// Drops the first message, which is of no use to anybody, and counts it as one that nobody took.
     pub(crate) fn discard(&self) {
-        drop(self.0.queue.discard());
+        self.0.queue.discard(&mut None);
     }
 
     /// The stamp of the message of this number, which was taken. Asked once.

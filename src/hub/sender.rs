@@ -132,20 +132,23 @@ impl<M: Message> Sender<M> {
         })
     }
 
-    /// Sends, if there is room; otherwise the message comes back. `origin`: the stream that it carries.
-    pub(crate) fn try_send(&mut self, mut parcel: Parcel<M>, origin: Option<&Stream>) -> Result<Result<(), Parcel<M>>> {
+    /// Sends what lies in `place`, if there is room; otherwise it stays there. `origin`: the stream that it carries.
+    #[inline]
+    pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         self.check()?;
+        let Some(parcel) = place else { return Ok(()) };
         let stamped = depart(&mut parcel.message, origin)?;
         self.check_places(&mut parcel.message)?;
         if !self.has_room(1) {
-            return Ok(Err(parcel));
+            return Ok(());
         }
         let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
-        self.push(parcel, stamp)
+        self.push(place, stamp)
     }
 
-    /// Puts a message that has departed into the queue; it comes back if there is no room or no reader.
-    pub(super) fn push(&mut self, mut parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Parcel<M>>> {
+    /// Puts a message that has departed into the queue; it stays in `place` if there is no room or no reader.
+    #[inline]
+    pub(super) fn push(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>) -> Result<()> {
         let (link, count) = (&*self.link, self.sent + 1);
         let stamped = stamp.is_some();
         if let Some(stamp) = stamp {
@@ -153,31 +156,31 @@ impl<M: Message> Sender<M> {
         }
         // Where nothing is ever moved, it can be taken at once.
         let moves = M::CARRIES_ENVELOPES && link.arrivals.is_some();
-        link.note_time(&mut parcel, Since::Sent);
-        if !moves {
-            link.note_time(&mut parcel, Since::Arrived);
+        if let Some(parcel) = place {
+            link.note_time(parcel, Since::Sent);
+            if !moves {
+                link.note_time(parcel, Since::Arrived);
+            }
         }
-        match link.queue.push(parcel, !moves) {
+        let pushed = link.queue.push(place, !moves);
+        match pushed {
             Pushed::In => self.sent = count,
-            Pushed::InFor(number, old) => {
+            Pushed::InFor(number) => {
                 self.sent = count;
                 link.stamps.forget(number);
-                drop(old);
+                *place = None;
             }
-            refused => {
+            Pushed::Refused | Pushed::Back => {
                 if stamped {
                     link.stamps.take_back(count);
                 }
-                return Ok(match refused {
-                    Pushed::Back(parcel) => Err(parcel),
-                    _ => Ok(()),
-                });
+                if pushed == Pushed::Refused {
+                    *place = None;
+                }
+                return Ok(());
             }
         }
-        if moves {
-            link.pump()?;
-        }
-        Ok(Ok(()))
+        if moves { link.pump() } else { Ok(()) }
     }
 
     /// As `hand_on`, if there is room; otherwise it comes back with its stamp.
@@ -191,14 +194,15 @@ impl<M: Message> Sender<M> {
         if !self.has_room(1) {
             return Ok(Err((parcel, stamp)));
         }
-        let sent = self.push(parcel, stamp.clone())?;
-        Ok(sent.map_err(|parcel| (parcel, stamp)))
+        let mut place = Some(parcel);
+        self.push(&mut place, stamp.clone())?;
+        Ok(place.map_or(Ok(()), |parcel| Err((parcel, stamp))))
     }
 
     /// Puts a message that came out of another hub into this one, which is always there for it.
     pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<()> {
         // Its reader ends after it.
-        self.push(parcel, stamp).map(drop)
+        self.push(&mut Some(parcel), stamp)
     }
 
     /// Where nothing is copied, every envelope is where the reader is.

@@ -58,9 +58,11 @@ impl Stamps {
     /// After the message came out of the queue, or was read and `stays`.
     #[inline]
     pub(super) fn take(&self, number: u64, stays: bool) -> Option<Ticket> {
-        if !self.any.load(Ordering::Relaxed) {
-            return None;
-        }
+        if self.any.load(Ordering::Relaxed) { self.find(number, stays) } else { None }
+    }
+
+    #[inline(never)]
+    fn find(&self, number: u64, stays: bool) -> Option<Ticket> {
         if stays {
             return self.look(number);
         }

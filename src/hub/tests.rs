@@ -82,14 +82,17 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
         match *step {
             Step::Push => {
                 let message = list.pushed + 1;
+                let mut place = Some(message);
                 let is_full = list.messages.len() - list.held >= list.capacity;
                 let oldest = match list.full {
                     Full::Hold if is_full => {
-                        prop_assert!(matches!(queue.push(message, !moves), Pushed::Back(back) if back == message));
+                        prop_assert_eq!(queue.push(&mut place, !moves), Pushed::Back);
+                        prop_assert_eq!(place, Some(message));
                         continue;
                     }
                     Full::DropNewest if is_full => {
-                        prop_assert!(matches!(queue.push(message, !moves), Pushed::Refused(new) if new == message));
+                        prop_assert_eq!(queue.push(&mut place, !moves), Pushed::Refused);
+                        prop_assert_eq!(place, Some(message));
                         list.counts.dropped += 1;
                         continue;
                     }
@@ -98,27 +101,34 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
                 };
                 list.pushed = message;
                 list.messages.push((message, !moves));
-                match queue.push(message, !moves) {
-                    Pushed::InFor(number, old) => {
-                        prop_assert_eq!(number, old);
-                        prop_assert_eq!(oldest, Some(old));
+                match queue.push(&mut place, !moves) {
+                    Pushed::InFor(number) => {
+                        prop_assert_eq!(oldest, Some(number));
+                        prop_assert_eq!(place, oldest);
                     }
-                    Pushed::In => prop_assert!(oldest.is_none() || oldest == list.moving),
+                    Pushed::In => {
+                        prop_assert!(oldest.is_none() || oldest == list.moving);
+                        prop_assert_eq!(place, None);
+                    }
                     other => prop_assert!(false, "{:?}", other),
                 }
             }
             Step::Take | Step::Discard => {
                 let discards = matches!(step, Step::Discard);
-                let taken = if discards { queue.discard() } else { queue.take() };
+                let mut place = None;
+                let taken = if discards { queue.discard(&mut place) } else { queue.take(&mut place) };
                 let wanted = list.take();
-                prop_assert_eq!(taken, wanted.map(|(number, _)| (number, number)));
+                prop_assert_eq!(taken, wanted.map(|(number, _)| number));
+                prop_assert_eq!(place, taken);
                 if let Some((_, true)) = wanted {
                     *(if discards { &mut list.counts.untaken } else { &mut list.counts.taken }) += 1;
                 }
             }
             Step::Read if full == Full::Replace => {
-                let read = queue.read(|message| *message);
-                prop_assert_eq!(read, list.messages.first().map(|(number, _)| (*number, *number)));
+                let mut place = None;
+                let read = queue.read(&mut place, |message| *message);
+                prop_assert_eq!(read, list.messages.first().map(|(number, _)| *number));
+                prop_assert_eq!(place, read);
                 if read.is_some() && !std::mem::replace(&mut list.seen, true) {
                     list.counts.taken += 1;
                 }

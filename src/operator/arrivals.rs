@@ -119,22 +119,28 @@ impl<M: Message> Arrivals<M> {
         }
     }
 
-    /// `again`: also the newest that was taken before, of a hub that keeps it.
+    /// Takes the next message, if there is one, into `place`. `again`: also the newest that was taken before, of a hub that
+    /// keeps it.
     #[inline]
-    fn take(&mut self, again: bool) -> Result<Option<Parcel<M>>> {
-        let taken = match &mut self.front {
-            None => self.receiver.take(again),
-            Some(front) => {
-                if self.lossy {
-                    self.receiver.hold();
-                }
-                front.take(&self.receiver, again)
+    fn take(&mut self, place: &mut Option<Parcel<M>>, again: bool) -> Result<()> {
+        let taken = match self.front {
+            None => {
+                self.receiver.check()?;
+                self.receiver.take(place, again)
             }
-        }?;
-        Ok(taken.map(|(number, parcel)| {
-            self.last = number;
-            parcel
-        }))
+            Some(_) => self.take_at_front(place, again)?,
+        };
+        self.last = taken.unwrap_or(self.last);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn take_at_front(&mut self, place: &mut Option<Parcel<M>>, again: bool) -> Result<Option<u64>> {
+        let Some(front) = &mut self.front else { return Ok(None) };
+        if self.lossy {
+            self.receiver.hold();
+        }
+        front.take(&self.receiver, place, again)
     }
 
     /// The stamp of the message that was taken last. Asked once.
@@ -233,13 +239,26 @@ impl<M: Message> Intake<M> {
     /// a hub that keeps it.
     #[inline]
     pub(super) fn take(&mut self, from: &mut Arrivals<M>, again: bool) -> Result<Option<M>> {
-        let Some(Parcel { mut message, baggage }) = from.take(again)? else { return Ok(None) };
-        self.traffic.count(&message);
-        if let Some(stamp) = from.stamp(&mut message) {
-            self.stamps.note(&mut message, stamp, self.traffic.messages)?;
+        let mut place = None;
+        self.take_into(&mut place, from, again)?;
+        Ok(place.map(|parcel| parcel.message))
+    }
+
+    /// As `take`, into `place`, where it lies beside what has come with it and is no longer of use.
+    #[inline]
+    pub(super) fn take_into(
+        &mut self,
+        place: &mut Option<Parcel<M>>,
+        from: &mut Arrivals<M>,
+        again: bool,
+    ) -> Result<()> {
+        from.take(place, again)?;
+        let Some(Parcel { message, baggage }) = place else { return Ok(()) };
+        self.traffic.count(message);
+        if let Some(stamp) = from.stamp(message) {
+            self.stamps.note(message, stamp, self.traffic.messages)?;
         }
-        self.carry.receive(baggage.map(|baggage| baggage.load))?;
-        Ok(Some(message))
+        self.carry.receive(baggage.take())
     }
 
     /// The messages that `next` finds, until it finds none; what of them is not used is dropped.
@@ -258,7 +277,9 @@ impl<M: Message> Intake<M> {
 
     /// Puts the next message where a worker finds it, with all that came with it. False if there is none.
     pub(super) fn hand_over(&mut self, from: &mut Arrivals<M>, inlet: &mut Inlet<M>, again: bool) -> Result<bool> {
-        let Some(parcel) = from.take(again)? else { return Ok(false) };
+        let mut place = None;
+        from.take(&mut place, again)?;
+        let Some(parcel) = place else { return Ok(false) };
         self.traffic.count(&parcel.message);
         let stamp = from.receiver.stamp_beside(from.last);
         inlet.0.hand_on(parcel, stamp)?;

@@ -25,7 +25,10 @@ use tracing::{Dispatch, Span, span::Id};
 
 use crate::{
     error::Result,
-    hub::{MergePolicy, Metadata, Reply, baggage::Load},
+    hub::{
+        MergePolicy, Metadata, Reply,
+        baggage::{Baggage, Load},
+    },
     sync::lock,
 };
 
@@ -115,9 +118,9 @@ impl Carry {
         drop(held);
     }
 
-    /// A message was taken; `load` came with it.
+    /// A message was taken, with what came beside it.
     #[inline]
-    pub(super) fn receive(&self, load: Option<Load>) -> Result<()> {
+    pub(super) fn receive(&self, baggage: Option<Box<Baggage>>) -> Result<()> {
         if !self.running.load(Ordering::Relaxed) {
             self.let_go();
             self.taken.store(0, Ordering::Relaxed);
@@ -125,9 +128,9 @@ impl Carry {
         // Only one thread at a time is here.
         let number = self.taken.load(Ordering::Relaxed);
         self.taken.store(number + 1, Ordering::Relaxed);
-        match load {
+        match baggage {
             None => Ok(()),
-            Some(load) => self.merge(load, number),
+            Some(baggage) => self.merge(baggage.load, number),
         }
     }
 
@@ -207,7 +210,7 @@ impl Carry {
             #[inline]
             fn drop(&mut self) {
                 if self.0.any() {
-                    lock(&self.0.held).leave();
+                    self.0.leave();
                 }
             }
         }
@@ -217,6 +220,11 @@ impl Carry {
         }
         let _leave = Leave(self);
         poll()
+    }
+
+    #[cold]
+    fn leave(&self) {
+        lock(&self.held).leave();
     }
 }
 

@@ -412,17 +412,24 @@ impl Cx {
     /// A run begins.
     #[inline]
     fn begin(&mut self) {
-        if self.lane.as_ref().is_some_and(|lane| lane.begin()) {
-            self.stream = None;
-        }
-        if let Some(stream) = self.timed_stream() {
-            stream.begin_run();
+        if self.lane.is_some() {
+            self.begin_on_device();
         }
         self.carry.begin();
         self.node.show_running();
         self.running = true;
         if self.busy_since.is_none() {
             self.busy_since = Some(Ticks::now());
+        }
+    }
+
+    #[inline(never)]
+    fn begin_on_device(&mut self) {
+        if self.lane.as_ref().is_some_and(|lane| lane.begin()) {
+            self.stream = None;
+        }
+        if let Some(stream) = self.timed_stream() {
+            stream.begin_run();
         }
     }
 
@@ -714,13 +721,21 @@ struct Asking<'a, P: Ports> {
     waits: bool,
 }
 
+impl<P: Ports> Asking<'_, P> {
+    #[cold]
+    fn give_up(&mut self) {
+        self.ports.visit(&mut |_, port| port.rest());
+        self.cx.awaited.iter_mut().for_each(HostAccess::rest);
+        self.cx.conditions.iter_mut().for_each(|conditions| conditions.rest());
+        self.cx.node.resume();
+    }
+}
+
 impl<P: Ports> Drop for Asking<'_, P> {
+    #[inline]
     fn drop(&mut self) {
         if self.waits {
-            self.ports.visit(&mut |_, port| port.rest());
-            self.cx.awaited.iter_mut().for_each(HostAccess::rest);
-            self.cx.conditions.iter_mut().for_each(|conditions| conditions.rest());
-            self.cx.node.resume();
+            self.give_up();
         }
     }
 }

@@ -39,13 +39,15 @@ impl<M: Message> Input<M> {
     /// [`Usage`](ErrorKind::Usage) if it is taken once more than the condition promised and there is none; what went
     /// wrong on the way, if something did.
     pub fn take(&mut self) -> Result<M> {
-        match self.intake.take(&mut self.arrivals, true)? {
-            Some(message) => Ok(message),
-            None => {
-                let lacks = self.arrivals.lacks();
-                Err(Error::new(ErrorKind::Usage, format!("{lacks}: `take` once a run, or use `try_take`")))
-            }
-        }
+        let mut place = None;
+        self.intake.take_into(&mut place, &mut self.arrivals, true)?;
+        place.map(|parcel| parcel.message).ok_or_else(|| self.nothing())
+    }
+
+    #[cold]
+    fn nothing(&self) -> Error {
+        let lacks = self.arrivals.lacks();
+        Error::new(ErrorKind::Usage, format!("{lacks}: `take` once a run, or use `try_take`"))
     }
 
     /// The next message that was not taken before, if there is one (and if it is done, or its event has passed, where the port waits for that).

@@ -78,22 +78,23 @@ impl<M: Message> Output<M> {
     ///
     /// # Cancel safety
     /// Dropping the future before it resolves drops the message with it, unsent.
-    pub async fn send(&mut self, message: M) -> Result<()> {
-        self.send_with(message, |output| output.carry.load()).await
+    #[inline]
+    pub fn send(&mut self, message: M) -> impl Future<Output = Result<()>> {
+        let mut place = Some(self.parcel(message));
+        async move { self.deliver(&mut place).await }
     }
 
-    async fn send_with(&mut self, mut message: M, load: impl Fn(&Self) -> Option<Load>) -> Result<()> {
+    /// Until it lies in the queue the message stays in its place: it may be large.
+    async fn deliver(&mut self, place: &mut Option<Parcel<M>>) -> Result<()> {
         loop {
-            let load = load(self);
-            match self.try_send_with(message, load)? {
-                Ok(()) => return Ok(()),
-                Err(back) => message = back,
-            }
+            self.put(place)?;
+            let Some(parcel) = place else { return Ok(()) };
             if let Some(pending) = self.to.pending() {
-                pending.wait().await?;
+                // Seldom, and large: it would be part of every operator's future.
+                Box::pin(pending.wait()).await?;
                 continue;
             }
-            let answer = poll_fn(|cx| match self.to.poll_send(&mut message, cx.waker()) {
+            let answer = poll_fn(|cx| match self.to.poll_send(&mut parcel.message, cx.waker()) {
                 Answer::Wait => Poll::Pending,
                 answer => Poll::Ready(answer),
             });
@@ -123,18 +124,25 @@ impl<M: Message> Output<M> {
     /// Dropping the future before it resolves drops the message with it, unsent, and its callers are not answered by it.
     pub async fn send_for(&mut self, reply: Reply, message: M) -> Result<()> {
         let load = self.carry.load_for(reply);
-        self.send_with(message, |_| Some(load.clone())).await
+        self.deliver(&mut Some(Parcel::with(message, Some(load)))).await
     }
 
     /// Sends a message with a load that is not the run's.
     pub(crate) fn try_send_with(&mut self, message: M, load: Option<Load>) -> Result<Result<(), M>> {
-        let bytes = message.size_in_bytes() as u64;
-        let parcel = Parcel::with(message, load);
-        let sent = self.carrying(|to, origin| to.try_send(parcel, origin))?;
-        if sent.is_ok() {
+        let mut place = Some(Parcel::with(message, load));
+        self.put(&mut place)?;
+        Ok(place.map_or(Ok(()), |parcel| Err(parcel.message)))
+    }
+
+    /// Sends what lies in `place` if there is room; otherwise it stays there.
+    #[inline]
+    fn put(&mut self, place: &mut Option<Parcel<M>>) -> Result<()> {
+        let bytes = place.as_ref().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
+        self.carrying(|to, origin| to.try_send(place, origin))?;
+        if place.is_none() {
             self.traffic.add(bytes);
         }
-        Ok(sent.map_err(|parcel| parcel.message))
+        Ok(())
     }
 
     /// Sends a message to whoever has room for it, and tells what became of it at each: for an output that is
@@ -169,9 +177,9 @@ impl<M: Message> Output<M> {
     /// What went wrong on the way. Readers that have ended are none.
     pub fn offer(&mut self, message: M) -> Result<Offer<M>> {
         let bytes = message.size_in_bytes() as u64;
-        let parcel = self.parcel(message);
-        let (outcomes, kept) = self.carrying(|to, origin| to.offer(parcel, origin))?;
-        let kept = kept.map(|parcel| parcel.message);
+        let mut place = Some(self.parcel(message));
+        let outcomes = self.carrying(|to, origin| to.offer(&mut place, origin))?;
+        let kept = place.map(|parcel| parcel.message);
         if kept.is_none() {
             self.traffic.add(bytes);
         }
