@@ -1,5 +1,8 @@
 //! What travels with a message and is no part of it: [`Baggage`].
 //!
+//! Until it lies in a queue a message with its baggage, a [`Parcel`], stays in one place, an `Option`; and so when it was
+//! taken out. Whoever sends is given that place, and leaves it empty if the message has gone.
+//!
 //! Most messages have none, and pay for a null pointer. A message that has been given something ([`Metadata`], say) takes it
 //! along through every operator: what an operator sends carries what came with the messages that it took in the same run.
 //! So do those who wait for an answer to it, and the span that it was sent in ([`Reply`]).

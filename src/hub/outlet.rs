@@ -1,6 +1,7 @@
 //! [`Outlet`]: what an output sends to, be it nobody, one hub or several.
 //!
-//! Most outputs have one reader, and pay for no more than the look at which of the three it is.
+//! Most outputs have one reader, and pay for no more than the look at which of the three it is: what they ask for each
+//! message is inlined, and what the others do is not (`inline(never)`), for it would fill the caller's registers.
 
 use std::{fmt, task::Waker};
 

@@ -24,6 +24,9 @@
 //! `hold` those that were ready when its run began: they are its own then, beside the queue's capacity, until it takes
 //! them or lets go. A queue whose full is `Replace` has one message, the newest, which is read and stays.
 //!
+//! A message goes in from a place of its owner's (`&mut Option`), and comes out into one: it may be large, and what is
+//! handed up in results is copied at each step. What does not go in stays where it is.
+//!
 //! Promises: order is kept; a message is taken once, dropped, or handed back, and counted as that; whoever got `Wait` is
 //! woken by the change that it waits for, and whoever got any answer by the end of the other side; `begin_move` while
 //! another moves makes that other go round again.
@@ -300,7 +303,7 @@ impl<M> Queue<M> {
     #[inline]
     pub(crate) fn push(&self, place: &mut Option<M>, ready: bool) -> Pushed {
         let mut state = lock(&self.state);
-        if self.reader_gone() {
+        if self.reader_gone() || place.is_none() {
             return Pushed::Back;
         }
         let is_full = state.messages.len() - state.held >= self.capacity;
@@ -309,7 +312,6 @@ impl<M> Queue<M> {
         }
         state.number += 1;
         let number = state.number;
-        // From its place to this one, and nowhere in between: it may be large.
         state.messages.push_back(Slot { number, message: place.take() });
         let pushed = if is_full { self.drop_oldest_for(&mut state, place) } else { Pushed::In };
         self.len.store(state.messages.len(), Ordering::Release);

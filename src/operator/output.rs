@@ -84,13 +84,13 @@ impl<M: Message> Output<M> {
         async move { self.deliver(&mut place).await }
     }
 
-    /// Until it lies in the queue the message stays in its place: it may be large.
+    /// Sends what lies in `place`. It stays there until it lies in the queue.
     async fn deliver(&mut self, place: &mut Option<Parcel<M>>) -> Result<()> {
         loop {
             self.put(place)?;
             let Some(parcel) = place else { return Ok(()) };
             if let Some(pending) = self.to.pending() {
-                // Seldom, and large: it would be part of every operator's future.
+                // Boxed, as it is seldom and large: every operator's future would have room for it.
                 Box::pin(pending.wait()).await?;
                 continue;
             }
