@@ -9,7 +9,7 @@ use super::{Added, Checked, Flow, Report, Running, Targets, spawn::Threads};
 use crate::{
     condition::Gate,
     error::Result,
-    hub::{Hub, Message},
+    hub::{HubOf, Message},
     operator::{LocalOperator, Operator, OutputHandle, Ports, local::Here},
     stream::CompletionMode,
 };
@@ -88,7 +88,7 @@ impl LocalFlow {
     }
 
     /// As [`Flow::connect_with`].
-    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: Hub) {
+    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOf<M>) {
         self.flow.connect_with(from, to, hub);
     }
 

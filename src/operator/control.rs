@@ -14,7 +14,7 @@ use futures::{Stream, task::AtomicWaker};
 
 use super::{
     node::{Node, Rest},
-    shown::Watcher,
+    shown::{InRun, Watcher},
 };
 use crate::{condition::Status, error::Error, hub::link::HubState, sync::lock};
 
@@ -81,7 +81,8 @@ pub struct OperatorStatus {
     /// Its name.
     pub name: Arc<str>,
     /// What all of its conditions say together: [`Ready`](Status::Ready) also while it runs, and before its first turn;
-    /// [`Never`](Status::Never) once it has ended.
+    /// [`Never`](Status::Never) once it has ended; [`Wait`](Status::Wait) while a run of it waits for others in its middle,
+    /// for room say.
     pub status: Status,
     /// Whether a run is under way.
     pub running: bool,
@@ -156,8 +157,12 @@ impl Control {
         let hubs = self.hubs();
         let own = hubs.of.get(operator).into_iter().flatten().map(|at| &hubs.all[*at]);
         let all = || hubs.all.iter().map(|hub| &*hub.state);
-        let from = own.clone().filter(|hub| hub.from == operator && hub.writer_waits);
-        let to = own.filter(|hub| hub.to == operator && hub.reader_waits);
+        // In the middle of a run it is not what its ports were declared to wait for, but one of the two.
+        let in_run = self.nodes[operator].shown().in_run();
+        let sends = |declared| in_run.map_or(declared, |waits| waits == InRun::Sends);
+        let receives = |declared| in_run.map_or(declared, |waits| waits == InRun::Receives);
+        let from = own.clone().filter(|hub| hub.from == operator && sends(hub.writer_waits));
+        let to = own.filter(|hub| hub.to == operator && receives(hub.reader_waits));
         Lacks {
             room: from.filter_map(|hub| hub.state.writer_lacks(&mut all())).collect(),
             messages: to.filter_map(|hub| hub.state.reader_lacks(&mut all())).collect(),

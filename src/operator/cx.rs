@@ -43,6 +43,10 @@ pub struct Cx {
     /// Its runs are timed on the device, where they have a stream of their own.
     timed: bool,
     node: Arc<Node>,
+    /// The node's own waker, for what its runs wait for to keep. Away while that is asked.
+    waker: Option<Waker>,
+    /// Its wait for the next run may be one of several things that it waits for.
+    among_others: bool,
     finished: bool,
     /// What the next run waits for.
     awaited: Awaited,
@@ -83,11 +87,13 @@ impl Cx {
         let How { mode, timed } = flow.how;
         Self {
             lane: Lane::new(&name, &device, &streams, mode),
-            carry: Arc::new(Carry::new(name.clone(), merge)),
+            carry: Arc::new(Carry::new(name.clone(), merge, node.clone())),
             name,
             device,
             stream: None,
             timed,
+            waker: Some(Waker::from(node.clone())),
+            among_others: false,
             node,
             finished: false,
             awaited: Awaited::new(),
@@ -308,10 +314,12 @@ impl Cx {
     /// False if it may never run again. For operators that override [`run`](super::Operator::run).
     ///
     /// # Cancel safety
-    /// Nothing is taken from a port before it resolves; dropping it changes nothing. While it waits, and only then, the
-    /// operator counts as one that waits for others: a flow of which all do is at its end.
+    /// Nothing is taken from a port before it resolves; dropping it changes nothing. While it waits, and for nothing else
+    /// beside it (a timer, a channel: in a `select!`, say), the operator counts as one that waits for others: a flow of
+    /// which all do is at its end.
     pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
         self.asks_may_run = false;
+        self.among_others = true;
         self.until_ready(ports, |_, _| true).await
     }
 
@@ -342,9 +350,14 @@ impl Cx {
         mut may_run: impl FnMut(&P, &Cx) -> bool,
     ) -> bool {
         self.carry.let_go();
-        let mut asking = Asking { cx: self, ports, waits: false };
+        let waker = self.waker.take();
+        let mut asking = Asking { cx: self, ports, waits: false, waker };
         poll_fn(|task| {
-            let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
+            let own = asking.waker.as_ref().filter(|_| asking.cx.node.is_face(task.waker()));
+            let asked = match own {
+                Some(own) => asking.cx.poll_ready(asking.ports, &mut may_run, &mut Context::from_waker(own)),
+                None => asking.cx.poll_ready(asking.ports, &mut may_run, task),
+            };
             asking.waits = asked.is_pending();
             // The end of one run is the beginning of the next, if it does not have to wait.
             if asked != Poll::Ready(true) {
@@ -467,7 +480,10 @@ impl Cx {
             _ => self.show(asked, ports),
         }
         // Otherwise what it waits for comes by itself: the flow is not at rest.
-        if asked.needs_others() && !self.holds_token {
+        let for_others = asked.needs_others() && !self.holds_token;
+        if self.among_others {
+            self.node.note_wait(for_others);
+        } else if for_others {
             self.node.park();
         }
         Poll::Pending
@@ -533,7 +549,10 @@ impl Cx {
             return Poll::Ready(false);
         }
         self.node.show(asked.status(self.conditions.as_ref().and_then(|conditions| conditions.due())));
-        if asked.needs_others() && !self.holds_token {
+        let for_others = asked.needs_others() && !self.holds_token;
+        if self.among_others {
+            self.node.note_wait(for_others);
+        } else if for_others {
             self.node.park_refused();
         }
         Poll::Pending
@@ -719,6 +738,7 @@ struct Asking<'a, P: Ports> {
     cx: &'a mut Cx,
     ports: &'a mut P,
     waits: bool,
+    waker: Option<Waker>,
 }
 
 impl<P: Ports> Asking<'_, P> {
@@ -734,6 +754,7 @@ impl<P: Ports> Asking<'_, P> {
 impl<P: Ports> Drop for Asking<'_, P> {
     #[inline]
     fn drop(&mut self) {
+        self.cx.waker = self.waker.take();
         if self.waits {
             self.give_up();
         }
