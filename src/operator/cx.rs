@@ -354,10 +354,8 @@ impl Cx {
         let mut asking = Asking { cx: self, ports, waits: false, waker };
         poll_fn(|task| {
             let own = asking.waker.as_ref().filter(|_| asking.cx.node.is_face(task.waker()));
-            let asked = match own {
-                Some(own) => asking.cx.poll_ready(asking.ports, &mut may_run, &mut Context::from_waker(own)),
-                None => asking.cx.poll_ready(asking.ports, &mut may_run, task),
-            };
+            let task = &mut Context::from_waker(own.unwrap_or(task.waker()));
+            let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
             asking.waits = asked.is_pending();
             // The end of one run is the beginning of the next, if it does not have to wait.
             if asked != Poll::Ready(true) {
