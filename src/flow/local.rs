@@ -5,7 +5,7 @@
 
 use std::{marker::PhantomData, rc::Rc};
 
-use super::{Added, Checked, Flow, Report, Running, Targets, spawn::Threads};
+use super::{Added, Checked, Flow, Report, Running, Steps, Targets, spawn::Threads};
 use crate::{
     condition::Gate,
     error::Result,
@@ -110,6 +110,14 @@ impl LocalFlow {
     /// As there: the operators' `stop`s run in the background while the `LocalSet` or `LocalRuntime` lives.
     pub async fn run(&mut self) -> Result<Report> {
         self.flow.run().await
+    }
+
+    /// As [`Flow::steps`], on the present thread.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), for what can be known before anything runs.
+    pub fn steps(self) -> Result<Steps> {
+        self.flow.steps()
     }
 
     /// As [`Flow::spawn`], on the present thread. What it returns may be awaited, stopped and dropped on any.

@@ -148,6 +148,11 @@ impl Control {
         self.nodes.iter().for_each(|node| node.set_paused(paused));
     }
 
+    /// No run begins unless it is asked for; or every operator goes on by itself.
+    pub(crate) fn set_stepped(&self, stepped: bool) {
+        self.nodes.iter().for_each(|node| node.set_stepped(stepped));
+    }
+
     pub(crate) fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Acquire)
     }
@@ -170,11 +175,12 @@ impl Control {
         }
     }
 
-    fn status(&self, operator: usize) -> OperatorStatus {
+    pub(crate) fn status(&self, operator: usize) -> OperatorStatus {
         let shown = self.nodes[operator].shown();
         let (status, running) = shown.status();
         let waits = matches!(status, Status::Wait | Status::WaitEvent | Status::WaitTime(_));
         let mut waits_for = if waits { self.lacks(operator).all() } else { Vec::new() };
+        // That, and nothing beside it: what comes next is asked once it goes on.
         if self.is_paused() && waits {
             waits_for.push("the flow to be resumed".into());
         }

@@ -18,6 +18,7 @@ use super::{
     control::Handle,
     lane::{Lane, OwnStreams},
     node::{Method, Node},
+    permit::Permit,
     seat::{How, Setting, Surroundings},
 };
 use crate::{
@@ -375,6 +376,9 @@ impl Cx {
     ) -> Poll<bool> {
         self.end_run();
         if self.finished || self.node.is_finishing() {
+            if let Some(permit) = self.held_by() {
+                permit.leave(self.last());
+            }
             return Poll::Ready(false);
         }
         // An operator that is always ready lets others have a turn now and then, also where tokio's budget is off.
@@ -389,10 +393,7 @@ impl Cx {
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if self.node.is_paused() {
-            // Not at rest: somebody may resume it.
-            self.tell(Vec::new());
-            self.node.show(Status::WaitEvent);
+        if self.node.is_held() && !self.may_begin() {
             return Poll::Pending;
         }
         let budget = ready!(tokio::task::coop::poll_proceed(task));
@@ -416,8 +417,37 @@ impl Cx {
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
+        if let Some(permit) = self.held_by() {
+            permit.begin();
+        }
         self.begin();
         Poll::Ready(true)
+    }
+
+    /// Who steps through its runs.
+    #[inline]
+    fn held_by(&self) -> Option<&Permit> {
+        if self.node.is_held() { self.node.permit() } else { None }
+    }
+
+    /// It is paused, or stepped through: may a run begin all the same?
+    #[cold]
+    fn may_begin(&mut self) -> bool {
+        let paused = self.node.is_paused();
+        let mut lacks = Vec::new();
+        if let Some(permit) = self.node.permit() {
+            if permit.come(self.holds_token, || self.last()) {
+                if !paused {
+                    return true;
+                }
+                permit.refuse();
+            }
+            lacks.push("its turn to be stepped".into());
+        }
+        // Not at rest: somebody may let it go on.
+        self.tell(lacks);
+        self.node.show(Status::WaitEvent);
+        false
     }
 
     /// A run begins.
@@ -478,6 +508,10 @@ impl Cx {
             _ => self.show(asked, ports),
         }
         // Otherwise what it waits for comes by itself: the flow is not at rest.
+        if let Some(permit) = self.held_by() {
+            permit.refuse();
+            return Poll::Pending;
+        }
         let for_others = asked.needs_others() && !self.holds_token;
         if self.among_others {
             self.node.note_wait(for_others);
@@ -547,6 +581,10 @@ impl Cx {
             return Poll::Ready(false);
         }
         self.node.show(asked.status(self.conditions.as_ref().and_then(|conditions| conditions.due())));
+        if let Some(permit) = self.held_by() {
+            permit.refuse();
+            return Poll::Pending;
+        }
         let for_others = asked.needs_others() && !self.holds_token;
         if self.among_others {
             self.node.note_wait(for_others);

@@ -20,6 +20,7 @@ use std::{
 use futures::task::AtomicWaker;
 
 use super::{
+    permit::Permit,
     quiet::{Parking, Tokens, Woken},
     shown::{InRun, Shown, Watchers},
 };
@@ -47,7 +48,10 @@ pub(crate) struct Node {
     rest: Arc<Rest>,
     finish: AtomicBool,
     abort: AtomicBool,
-    paused: AtomicBool,
+    /// Bits of [`held`].
+    held: AtomicU8,
+    /// Whoever steps through its runs asks here.
+    permit: OnceLock<Permit>,
     ended: AtomicBool,
     /// The methods of the operator that are the trait's own: a bit for each.
     defaults: AtomicU8,
@@ -96,6 +100,12 @@ impl Drop for Worn {
     fn drop(&mut self) {
         self.face.0.face.store(0, Ordering::Relaxed);
     }
+}
+
+/// Why no run begins by itself.
+mod held {
+    pub(super) const PAUSED: u8 = 1;
+    pub(super) const STEPPED: u8 = 2;
 }
 
 /// In the middle of a run.
@@ -149,7 +159,8 @@ impl Node {
             rest: rest.clone(),
             finish: AtomicBool::new(false),
             abort: AtomicBool::new(false),
-            paused: AtomicBool::new(false),
+            held: AtomicU8::new(0),
+            permit: OnceLock::new(),
             ended: AtomicBool::new(false),
             defaults: AtomicU8::new(0),
             asked: AtomicU8::new(asked::ALLOWED),
@@ -225,8 +236,35 @@ impl Node {
 
     /// No run begins while it is paused.
     pub(crate) fn set_paused(self: &Arc<Self>, paused: bool) {
-        self.paused.store(paused, Ordering::Release);
+        self.hold(held::PAUSED, paused);
+    }
+
+    /// No run begins unless its permit says so.
+    pub(crate) fn set_stepped(self: &Arc<Self>, stepped: bool) {
+        if stepped {
+            self.permit.get_or_init(Permit::default);
+        }
+        self.hold(held::STEPPED, stepped);
+    }
+
+    fn hold(self: &Arc<Self>, why: u8, hold: bool) {
+        if hold {
+            self.held.fetch_or(why, Ordering::AcqRel);
+        } else {
+            self.held.fetch_and(!why, Ordering::AcqRel);
+        }
         self.wake_by_ref();
+    }
+
+    /// Where it is stepped through.
+    pub(crate) fn permit(&self) -> Option<&Permit> {
+        self.permit.get().filter(|_| self.held.load(Ordering::Acquire) & held::STEPPED != 0)
+    }
+
+    /// No run begins by itself.
+    #[inline]
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire) != 0
     }
 
     pub(super) fn is_aborted(&self) -> bool {
@@ -234,7 +272,7 @@ impl Node {
     }
 
     pub(super) fn is_paused(&self) -> bool {
-        self.paused.load(Ordering::Acquire)
+        self.held.load(Ordering::Acquire) & held::PAUSED != 0
     }
 
     /// Drops what it is doing.
@@ -246,6 +284,9 @@ impl Node {
     /// The operator has ended: its token goes for good.
     pub(crate) fn end(&self) {
         self.show(Status::Never);
+        if let Some(permit) = self.permit.get() {
+            permit.end();
+        }
         if !self.ended.swap(true, Ordering::AcqRel) && self.parking.end(&self.rest.tokens) {
             self.rest.flow.wake();
         }
@@ -385,6 +426,12 @@ impl Node {
         let polled = future(&mut Context::from_waker(&worn.waker));
         if self.at_port.load(Ordering::Relaxed) != at_port::NOTHING {
             self.end_wait(polled.is_pending(), worn);
+        }
+        if self.is_held()
+            && polled.is_pending()
+            && let Some(permit) = self.permit()
+        {
+            permit.polled(self.shown.in_run().is_some());
         }
         polled
     }
