@@ -1,13 +1,26 @@
-//! Model check of `operator/quiet.rs`: every interleaving of operators that wake each other. The file is included as it
-//! stands, with loom's primitives.
+//! Model check of `operator/quiet.rs`, every interleaving of operators that wake each other, and of `operator/watchers.rs`,
+//! every interleaving of an operator and one who watches it. The files are included as they stand, with loom's primitives.
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
+    pub(crate) use loom::sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
+    };
+
+    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().expect("no model panics with a lock")
+    }
 }
 
 #[allow(dead_code)]
 #[path = "../src/operator/quiet.rs"]
 mod quiet;
+
+#[allow(dead_code)]
+#[path = "../src/operator/watchers.rs"]
+mod watchers;
+
+use std::task::{Context, Poll, Waker};
 
 use loom::{
     model::Builder,
@@ -18,6 +31,7 @@ use loom::{
     thread,
 };
 use quiet::{Parking, Tokens, Woken};
+use watchers::{Watcher, Watchers};
 
 fn model(check: impl Fn() + Send + Sync + 'static) {
     bounded(3, check);
@@ -273,4 +287,41 @@ fn one_that_gives_up_waiting_has_a_token() {
             assert!(tokens.none());
         });
     }
+}
+
+/// Looks at whatever is marked as changed: what the operator shows then, if it is.
+fn look(watcher: &Watcher, shown: &AtomicUsize, seen: &mut usize) -> Poll<()> {
+    while let Poll::Ready(next) = watcher.poll_next(&mut Context::from_waker(Waker::noop())) {
+        if next.is_none() {
+            return Poll::Ready(());
+        }
+        *seen = shown.load(Ordering::Acquire);
+    }
+    Poll::Pending
+}
+
+/// What an operator shows last, a watcher sees last, whenever it has come and whenever it looks.
+#[test]
+fn a_watcher_misses_nothing() {
+    model(|| {
+        let (shown, watchers) = (Arc::new(AtomicUsize::new(0)), Arc::new(Watchers::default()));
+        let operator = {
+            let (shown, watchers) = (shown.clone(), watchers.clone());
+            thread::spawn(move || {
+                for now in [1, 2] {
+                    shown.store(now, Ordering::Release);
+                    watchers.tell(0);
+                }
+            })
+        };
+        let watcher = watchers.add(1);
+        let mut seen = usize::MAX;
+        assert!(look(&watcher, &shown, &mut seen).is_pending());
+        assert_ne!(seen, usize::MAX, "each is marked at first");
+        operator.join().unwrap();
+        assert!(look(&watcher, &shown, &mut seen).is_pending());
+        assert_eq!(seen, 2);
+        watchers.end();
+        assert!(look(&watcher, &shown, &mut seen).is_ready());
+    });
 }

@@ -14,7 +14,7 @@ use futures::{Stream, task::AtomicWaker};
 
 use super::{
     node::{Node, Rest},
-    shown::Watcher,
+    watchers::Watcher,
 };
 use crate::{condition::Status, error::Error, hub::link::HubState, sync::lock};
 

@@ -27,6 +27,7 @@ mod ports;
 pub(crate) mod quiet;
 pub(crate) mod seat;
 pub(crate) mod shown;
+pub(crate) mod watchers;
 
 use crate::error::Result;
 use node::Method;

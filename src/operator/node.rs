@@ -16,7 +16,8 @@ use futures::task::AtomicWaker;
 
 use super::{
     quiet::{Parking, Tokens, Woken},
-    shown::{Shown, Watchers},
+    shown::Shown,
+    watchers::Watchers,
 };
 use crate::condition::Status;
 use crate::error::{Error, ErrorKind, Result};
