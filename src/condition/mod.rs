@@ -131,7 +131,8 @@ pub trait Condition: Send + 'static {
     fn start(&mut self) {}
 
     /// May the operator run? Asking changes nothing. Unless it is ready, or never again, the waker is kept, and woken when
-    /// the answer may have changed.
+    /// the answer may have changed. One that may change its answer at any time keeps it always: then an operator that waits
+    /// for something else hears of it at once.
     ///
     /// [`Status::Wait`] says that another operator has to act, so that a flow in which all wait so has stalled, or is at its
     /// end; [`Status::WaitEvent`] and [`Status::WaitTime`] that it comes by itself.
