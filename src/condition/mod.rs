@@ -73,7 +73,7 @@ pub use periodic::{Every, MissedTicks, every};
 #[doc(hidden)]
 pub use port::PortState;
 pub use port::{OnPorts, PortId, at_least, at_most, batch, each, room, sum};
-pub(crate) use port::{PortFacts, named};
+pub(crate) use port::{PortFacts, count_at, named};
 pub use predicate::{Predicate, predicate};
 pub(crate) use room::{Room, look_for_room, room_for, room_problem};
 pub(crate) use set::Conditions;

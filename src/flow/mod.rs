@@ -327,7 +327,8 @@ impl Flow {
     }
 
     /// Joins an output to an input by a hub: a queue of one, two envelopes on each side, sizes from the output's
-    /// declaration or from the envelopes that are passed on. Or to several inputs, each by a hub of its own:
+    /// declaration or from the envelopes that are passed on; a longer queue, with one envelope more than messages, where
+    /// an operator waits for several messages or for room for several. Or to several inputs, each by a hub of its own:
     ///
     /// ```
     /// use wakeline::{Flow, Hub, operator::{sink, source}};
