@@ -764,9 +764,9 @@ on_both!(s5_a_named_stream_is_sent_on_only_when_the_output_says_so, async |devic
         async move {
             let (own, named) = (cx.stream()?.clone(), cx.stream_named("named")?);
             match now {
-                2 => ports.output.set_stream(&named),
+                2 => ports.output.set_stream(&named)?,
                 3 => {}
-                _ => ports.output.set_stream(None),
+                _ => ports.output.set_stream(None)?,
             }
             if now == 4 {
                 cx.finish();
@@ -808,7 +808,7 @@ on_both!(s5_an_operator_on_the_host_may_send_a_stream_too, async |device: Device
             cx.finish();
             let mut buffer = Buffer::new(&at, 64)?;
             stream.fill(&mut buffer, 9)?;
-            ports.output.set_stream(&stream);
+            ports.output.set_stream(&stream)?;
             ports.output.send(Host(buffer)).await
         }
         .boxed()

@@ -288,3 +288,51 @@ async fn s6_two_emulated_devices_in_one_flow() {
     freed(&one).await;
     freed(&two).await;
 }
+
+/// Two words that contradict each other are an error, whichever came last.
+#[tokio::test]
+async fn s4_a_pool_and_no_stream_of_its_own_is_an_error_before_running() {
+    let device = emulated();
+    let pool = StreamPool::builder(&device).name("narrow").build().unwrap();
+    let mut flow = Flow::new("s4");
+    let once = flow.add("once", source(async || Ok(None::<u32>)));
+    let one = flow.add("one", sink(async |_: u32| Ok(()))).on(&device).streams(&pool).without_own_stream();
+    let two = flow.add("two", sink(async |_: u32| Ok(()))).on(&device).without_own_stream().streams(&pool);
+    flow.connect(once.output, [one.input, two.input]);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    let told = error.to_string();
+    for name in ["one", "two"] {
+        let part =
+            format!("operator `{name}` is given the pool of streams `narrow` and is to have no stream of its own");
+        assert!(told.contains(&part), "{part}\n{told}");
+    }
+}
+
+/// Its work is not there.
+#[tokio::test]
+async fn s5_a_stream_of_another_device_is_not_sent_on() {
+    let (device, other) = (emulated(), emulated());
+    let far = Stream::named(&other, "far").unwrap();
+    let mut flow = Flow::new("s5");
+    let send = flow.add(
+        "send",
+        task(move |ports: &mut SourcePorts<u32>, cx: &mut Cx| {
+            let far = far.clone();
+            Box::pin(async move {
+                let near = cx.stream_named("near")?;
+                ports.output.set_stream(&near)?;
+                ports.output.set_stream(None)?;
+                ports.output.set_stream(&far)
+            })
+        }),
+    );
+    let send = send.on(&device);
+    let take = flow.add("take", sink(async |_: u32| Ok(())));
+    flow.connect(send.output, take.input);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    let told = error.to_string();
+    let part = format!("`send` is on {device}, and its messages are to carry a stream of {other}");
+    assert!(told.starts_with("operator `send`: ") && told.contains(&part), "{told}");
+}

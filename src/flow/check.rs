@@ -14,7 +14,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::{self, Hub, Since, fan, link::LinkPlan, queue::Full},
-    operator::{PortDecl, PortKind, lane::OwnStreams},
+    operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::lock,
 };
@@ -147,16 +147,20 @@ fn times(flow: &Flow, port: PortId) -> Option<Since> {
 
 /// The operators that were given a pool of streams.
 fn pooled(flow: &Flow) -> impl Iterator<Item = (usize, StreamPool)> {
-    flow.entries.iter().enumerate().filter_map(|(operator, entry)| match &lock(&entry.place).streams {
-        OwnStreams::Pool(pool) => Some((operator, pool.clone())),
-        OwnStreams::Default | OwnStreams::None => None,
-    })
+    flow.entries.iter().enumerate().filter_map(|(operator, entry)| Some((operator, lock(&entry.place).pool.clone()?)))
 }
 
-/// A pool's streams are on its operators' device.
+/// A pool's streams are on its operators' device; and who has a pool was not asked to have no stream.
 fn pools(flow: &Flow, problems: &mut Vec<String>) {
     for (operator, pool) in pooled(flow) {
         let (name, device) = (&flow.entries[operator].name, device_of(flow, operator));
+        if lock(&flow.entries[operator].place).without_own_stream {
+            problems.push(format!(
+                "operator `{name}` is given the pool of streams `{}` and is to have no stream of its own: say one or the \
+                 other, `.streams(..)` or `.without_own_stream()`",
+                pool.name()
+            ));
+        }
         if device != *pool.device() {
             let (on, of) = (if device.is_host() { "the host" } else { device.name() }, pool.device());
             let again = if on == of.name() { ", which was opened another time" } else { "" };
@@ -222,10 +226,7 @@ fn warn_of_small_pools(flow: &Flow) {
 
 /// How urgent an operator's streams are.
 fn priority(flow: &Flow, operator: usize) -> i32 {
-    match &lock(&flow.entries[operator].place).streams {
-        OwnStreams::Pool(pool) => pool.priority(),
-        OwnStreams::Default | OwnStreams::None => 0,
-    }
+    lock(&flow.entries[operator].place).pool.as_ref().map_or(0, StreamPool::priority)
 }
 
 /// The connections whose sizes and places can be known: those within the flow.
