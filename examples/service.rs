@@ -115,7 +115,7 @@ struct App {
 }
 
 /// The flow, at work, and the routes that lead to it.
-pub(crate) fn start(device: &Device, args: &Args) -> Result<(Router, Running)> {
+pub(crate) async fn start(device: &Device, args: &Args) -> Result<(Router, Running)> {
     let mut flow = Flow::new("shout");
     let load = flow.add("load", Load);
     let upper = flow.add("upper", Upper).on(device);
@@ -125,6 +125,8 @@ pub(crate) fn start(device: &Device, args: &Args) -> Result<(Router, Running)> {
     flow.connect_with(upper.shouted, unload.input, envelopes);
     let shout = flow.service_with("shout", load.texts, unload.output, Hub::bounded(args.places));
     let running = flow.spawn()?;
+    // Nobody is sent away while kernels are compiled; and what does not come to run says so here.
+    shout.clone().ready().await?;
 
     let shout = match args.overload {
         Overload::Shed => BoxCloneSyncService::new(ServiceBuilder::new().load_shed().service(shout)),
@@ -197,7 +199,7 @@ async fn serve(args: &Args) -> Result<Report> {
     };
     let at_address = |error: std::io::Error| Error::from(error).at(args.listen.to_string());
     let listener = TcpListener::bind(args.listen).await.map_err(at_address)?;
-    let (router, running) = start(&device, args)?;
+    let (router, running) = start(&device, args).await?;
     println!("listening on http://{}, with {device}", listener.local_addr()?);
     // Those who are connected get their answers before the flow ends, which then has nothing left to do.
     axum::serve(listener, router).with_graceful_shutdown(asked_to_end()).await?;

@@ -185,7 +185,7 @@ async fn e1_sigterm_drains_in_order() {
 /// The example's routes in this process, on a device of ours.
 async fn serve(device: &Device, options: &[&str]) -> (String, Running) {
     let args = service::Args::parse_from([&["service"], options].concat());
-    let (router, running) = service::start(device, &args).unwrap();
+    let (router, running) = service::start(device, &args).await.unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });

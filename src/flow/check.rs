@@ -338,6 +338,7 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
         mode: flow.mode,
         priority: priority(flow, connection.from.operator).min(priority(flow, connection.to.operator)),
         times: times(flow, connection.to),
+        stepped: false,
     }
 }
 
@@ -446,7 +447,7 @@ fn decl(flow: &Flow, port: PortId) -> &PortDecl {
     &flow.entries[port.operator].ports[port.port]
 }
 
-fn hub_name(flow: &Flow, connection: &Connection) -> String {
+pub(super) fn hub_name(flow: &Flow, connection: &Connection) -> String {
     format!("{} -> {}", port_name(flow, connection.from), port_name(flow, connection.to))
 }
 

@@ -442,13 +442,13 @@ impl Keeper<'_> {
             if Node::ask_again(nodes) {
                 return Poll::Pending;
             }
-            return Poll::Ready(self.at_rest());
+            return self.at_rest();
         }
         Poll::Pending
     }
 
     /// Nothing moves and nothing will: the end, or a stall?
-    fn at_rest(&self) -> Next {
+    fn at_rest(&self) -> Poll<Next> {
         let mut waits: Vec<String> = Vec::new();
         let mut stuck = false;
         for (index, _) in self.control.nodes.iter().enumerate().filter(|(_, node)| node.is_parked()) {
@@ -457,10 +457,14 @@ impl Keeper<'_> {
             waits.push(format!("`{}` waits for {}", self.control.names[index], lacks.all().join(" and for ")));
         }
         stuck |= self.hubs.iter().any(|hub| hub.state.queued() > 0);
-        if !stuck {
-            return Next::Done;
+        if stuck {
+            let text = format!("nothing can move any more:\n  - {}", waits.join("\n  - "));
+            return Poll::Ready(Next::Fail(Error::new(ErrorKind::Stalled, text)));
         }
-        Next::Fail(Error::new(ErrorKind::Stalled, format!("nothing can move any more:\n  - {}", waits.join("\n  - "))))
+        // What an operator waits for in the middle of a run has ended. It may send more then, which others are to get: one
+        // at a time, and nobody ends yet.
+        let mut in_run = self.control.nodes.iter().filter(|node| node.waits_in_run().is_some());
+        if in_run.any(|node| node.release()) { Poll::Pending } else { Poll::Ready(Next::Done) }
     }
 }
 

@@ -5,11 +5,11 @@
 
 use std::{marker::PhantomData, rc::Rc};
 
-use super::{Added, Checked, Flow, Report, Running, Targets, spawn::Threads};
+use super::{Added, Checked, Flow, Report, Running, Steps, Targets, spawn::Threads};
 use crate::{
     condition::Gate,
     error::Result,
-    hub::{Hub, Message},
+    hub::{HubOf, Message},
     operator::{LocalOperator, Operator, OutputHandle, Ports, local::Here},
     stream::CompletionMode,
 };
@@ -88,7 +88,7 @@ impl LocalFlow {
     }
 
     /// As [`Flow::connect_with`].
-    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: Hub) {
+    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOf<M>) {
         self.flow.connect_with(from, to, hub);
     }
 
@@ -110,6 +110,14 @@ impl LocalFlow {
     /// As there: the operators' `stop`s run in the background while the `LocalSet` or `LocalRuntime` lives.
     pub async fn run(&mut self) -> Result<Report> {
         self.flow.run().await
+    }
+
+    /// As [`Flow::steps`], on the present thread.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), for what can be known before anything runs.
+    pub fn steps(self) -> Result<Steps> {
+        self.flow.steps()
     }
 
     /// As [`Flow::spawn`], on the present thread. What it returns may be awaited, stopped and dropped on any.

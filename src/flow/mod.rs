@@ -19,6 +19,7 @@ mod report;
 mod running;
 mod service;
 mod spawn;
+mod steps;
 mod thread;
 
 use std::{
@@ -40,6 +41,7 @@ pub use local::LocalFlow;
 pub use report::{HubReport, OperatorReport, Report};
 pub use running::Running;
 pub use service::{ResponseFuture, Service};
+pub use steps::{Step, Steps};
 
 pub use crate::operator::{Changes, Handle, OperatorStatus};
 
@@ -397,7 +399,7 @@ impl Flow {
     /// Dropping the future aborts the flow: every operator's `stop` still runs, in the background, while the runtime
     /// lives. The operators are gone with it: a further `run` is an error.
     pub async fn run(&mut self) -> Result<Report> {
-        let mut running = self.launch(true)?;
+        let mut running = self.launch(true, false)?;
         let outcome = (&mut running).await;
         for (operator, mut seat) in running.seats() {
             let entry = &mut self.entries[operator];
@@ -413,11 +415,12 @@ impl Flow {
     /// # Errors
     /// As [`run`](Self::run), for what can be known before anything runs.
     pub fn spawn(mut self) -> Result<Running> {
-        self.launch(false)
+        self.launch(false, false)
     }
 
     /// `keep`: the operators are wanted back.
-    fn launch(&mut self, keep: bool) -> Result<Running> {
+    /// `stepped`: no run begins, and no hub moves anything, but by hand.
+    fn launch(&mut self, keep: bool, stepped: bool) -> Result<Running> {
         let (plans, checked) = check::plan(self)?;
         spawn::require_runtime(self.threads)?;
         checked.trace(&self.name);
@@ -427,6 +430,9 @@ impl Flow {
         }
         let own_threads = self.own_threads()?;
         let control = Control::new(self.name.clone(), self.entries.iter().map(|entry| entry.name.clone()).collect());
+        if stepped {
+            control.set_stepped(true);
+        }
         let how = How { mode: self.mode, timed: self.device_times };
         let (gates, spawn) = (self.gates.clone(), spawn::spawner(self.threads));
         let surroundings = Arc::new(Surroundings { how, gates, control: control.clone(), spawn });
@@ -448,7 +454,8 @@ impl Flow {
         let joints = plans
             .into_iter()
             .zip(&self.connections)
-            .map(|(plan, connection)| {
+            .map(|(mut plan, connection)| {
+                plan.stepped = stepped;
                 let port = |id: PortId| (id.operator, self.entries[id.operator].ports[id.port].name);
                 drive::Joint {
                     plan,
@@ -465,6 +472,10 @@ impl Flow {
     }
 
     /// The threads of those operators that have one of their own.
+    fn hub_names(&self) -> Vec<Arc<str>> {
+        self.connections.iter().map(|connection| check::hub_name(self, connection).into()).collect()
+    }
+
     fn own_threads(&self) -> Result<Vec<Option<OwnThread>>> {
         let threads = self.entries.iter().map(|entry| {
             let plan = lock(&entry.place).own_thread.filter(|_| !spawn::in_simulation());

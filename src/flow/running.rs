@@ -4,7 +4,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use tokio::sync::oneshot;
@@ -25,12 +25,14 @@ pub struct Running {
     control: Arc<Control>,
     finished: oneshot::Receiver<Finished>,
     seats: Vec<(usize, Box<dyn Seat>)>,
+    /// How it ended, if somebody looked before this was awaited.
+    outcome: Option<Result<Report>>,
     done: bool,
 }
 
 impl Running {
     pub(super) fn new(control: Arc<Control>, finished: oneshot::Receiver<Finished>) -> Self {
-        Self { control, finished, seats: Vec::new(), done: false }
+        Self { control, finished, seats: Vec::new(), outcome: None, done: false }
     }
 
     /// The flow, for whoever asks, pauses or stops it while this is awaited. Its methods are here, too.
@@ -65,6 +67,22 @@ impl Running {
         self.control.abort();
     }
 
+    /// Whether it has ended.
+    pub(super) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.done || self.outcome.is_some() {
+            return Poll::Ready(());
+        }
+        Pin::new(&mut self.finished).poll(cx).map(|finished| {
+            self.outcome = Some(match finished {
+                Ok(finished) => {
+                    self.seats = finished.seats;
+                    finished.outcome
+                }
+                Err(_) => Err(Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")),
+            });
+        })
+    }
+
     /// The operators by their numbers, once it has resolved.
     pub(super) fn seats(mut self) -> Vec<(usize, Box<dyn Seat>)> {
         std::mem::take(&mut self.seats)
@@ -78,16 +96,10 @@ impl Future for Running {
         if self.done {
             return Poll::Ready(Err(Error::new(ErrorKind::Usage, "this flow's end was awaited before")));
         }
-        Pin::new(&mut self.finished).poll(cx).map(|finished| {
-            self.done = true;
-            match finished {
-                Ok(finished) => {
-                    self.seats = finished.seats;
-                    finished.outcome
-                }
-                Err(_) => Err(Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")),
-            }
-        })
+        ready!(self.poll_over(cx));
+        self.done = true;
+        let gone = || Err(Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran"));
+        Poll::Ready(self.outcome.take().unwrap_or_else(gone))
     }
 }
 

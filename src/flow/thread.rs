@@ -14,6 +14,8 @@
 
 use std::{
     io,
+    pin::pin,
+    task::{Context, Waker},
     thread::{self, JoinHandle},
 };
 
@@ -47,11 +49,11 @@ impl OwnThread {
         let body = move || {
             let _inside = runtime.enter();
             if let Some(core) = core
-                && let Err(error) = pin(core)
+                && let Err(error) = pin_to(core)
             {
                 tracing::warn!(core, %error, "an operator's thread could not be pinned");
             }
-            pollster::block_on(work(queue));
+            to_its_end(work(queue));
         };
         // A name with a zero in it would be a panic.
         let builder = thread::Builder::new().name(name.replace('\0', ""));
@@ -91,9 +93,20 @@ pub(super) async fn at_home<T: Send + 'static>(
     }
 }
 
+/// Polls a future to its end on the present thread. Not with `thread::park`, which whatever blocks in the operator uses
+/// too: that would swallow a wake that comes meanwhile.
+fn to_its_end(future: impl Future<Output = ()>) {
+    let (parker, unparker) = parking::pair();
+    let waker = Waker::from(unparker);
+    let mut future = pin!(future);
+    while future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+        parker.park();
+    }
+}
+
 async fn work(mut jobs: mpsc::UnboundedReceiver<Job>) {
     while let Some(job) = jobs.recv().await {
-        let next = std::pin::pin!(jobs.recv());
+        let next = pin!(jobs.recv());
         if let Either::Right(_) = select(job, next).await {
             // The keeper is gone, and the runtime with it: nobody waits for what this would come to.
             return;
@@ -105,14 +118,14 @@ async fn work(mut jobs: mpsc::UnboundedReceiver<Job>) {
 /// nothing about it, since that may be pinned itself.
 pub(super) fn try_core(core: usize) -> io::Result<()> {
     thread::scope(|scope| {
-        let trying = thread::Builder::new().spawn_scoped(scope, || pin(core))?;
+        let trying = thread::Builder::new().spawn_scoped(scope, || pin_to(core))?;
         trying.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     })
 }
 
 /// Pins the present thread.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn pin(core: usize) -> io::Result<()> {
+fn pin_to(core: usize) -> io::Result<()> {
     use rustix::thread::{CpuSet, sched_setaffinity};
 
     if core >= CpuSet::MAX_CPU {
@@ -124,6 +137,6 @@ fn pin(core: usize) -> io::Result<()> {
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn pin(_core: usize) -> io::Result<()> {
+fn pin_to(_core: usize) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }

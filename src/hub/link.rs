@@ -60,6 +60,8 @@ pub(crate) struct LinkPlan {
     pub(crate) priority: i32,
     /// Since when messages wait is written down for the reader.
     pub(crate) times: Option<Since>,
+    /// It moves nothing by itself: it is stepped through.
+    pub(crate) stepped: bool,
 }
 
 /// A hub at work.
@@ -77,7 +79,18 @@ pub(super) struct Link<M: Message> {
     pub(super) blanks: Option<Arc<Pool>>,
     pub(super) arrivals: Option<Arc<Pool>>,
     pub(super) copies: Option<Stream>,
+    /// Moves are made by whoever steps.
+    stepped: AtomicBool,
     pub(super) failed: OnceLock<Error>,
+}
+
+/// What has become of a move.
+#[derive(Default)]
+struct Moved {
+    /// The message's, if it was moved.
+    bytes: Option<u64>,
+    /// There may be more to move.
+    again: bool,
 }
 
 /// How a message is read that is kept, and until when.
@@ -106,6 +119,10 @@ pub(crate) trait HubState: Send + Sync {
     fn counts(&self) -> Counts;
     /// The last copy that was enqueued.
     fn last_copy(&self) -> Option<Ticket>;
+    /// Of one that is stepped through: moves one message, if it can. Its bytes.
+    fn step(&self) -> Result<Option<u64>>;
+    /// It goes on by itself.
+    fn go_on(&self);
     /// Its name.
     fn name(&self) -> &Arc<str>;
     /// How many envelopes of a pool lie in its queue.
@@ -159,6 +176,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
         blanks,
         arrivals,
         copies,
+        stepped: AtomicBool::new(plan.stepped),
         failed: OnceLock::new(),
     });
     if let Some(pool) = &link.blanks {
@@ -197,6 +215,7 @@ pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
         blanks: None,
         arrivals: None,
         copies: None,
+        stepped: AtomicBool::new(false),
         failed: OnceLock::new(),
     });
     (Sender::new(link.clone()), Receiver::new(link))
@@ -205,23 +224,30 @@ pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
 impl<M: Message> Link<M> {
     /// Moves every message that can be moved.
     pub(super) fn pump(&self) -> Result<()> {
-        let mut replaced = Replaced::new();
-        while let Some(mut message) = self.queue.begin_move() {
-            let outcome = self.bring(&mut message.message, &mut replaced);
-            if matches!(outcome, Ok(true)) {
-                self.note_time(&mut message, Since::Arrived);
-            }
-            let (orphan, again) = self.queue.end_move(message, matches!(outcome, Ok(true)));
-            drop(orphan);
-            replaced.clear();
-            if let Err(error) = outcome {
-                return Err(self.fail(error));
-            }
-            if !again {
-                break;
-            }
+        if self.stepped.load(Ordering::Acquire) {
+            return Ok(());
         }
+        while self.move_one()?.again {}
         Ok(())
+    }
+
+    /// Moves the first message that is to be moved, if it can be.
+    fn move_one(&self) -> Result<Moved> {
+        let mut replaced = Replaced::new();
+        let Some(mut message) = self.queue.begin_move() else { return Ok(Moved::default()) };
+        let outcome = self.bring(&mut message.message, &mut replaced);
+        let moved = matches!(outcome, Ok(true));
+        let bytes = moved.then(|| message.message.size_in_bytes() as u64);
+        if moved {
+            self.note_time(&mut message, Since::Arrived);
+        }
+        let (orphan, again) = self.queue.end_move(message, moved);
+        drop(orphan);
+        drop(replaced);
+        match outcome {
+            Ok(_) => Ok(Moved { bytes, again }),
+            Err(error) => Err(self.fail(error)),
+        }
     }
 
     #[inline]
@@ -311,6 +337,17 @@ impl<M: Message> HubState for Link<M> {
         self.copies.as_ref().map(Stream::ticket)
     }
 
+    fn step(&self) -> Result<Option<u64>> {
+        // What was handed back is tried again at the next step.
+        self.move_one().map(|moved| moved.bytes)
+    }
+
+    fn go_on(&self) {
+        self.stepped.store(false, Ordering::Release);
+        // An error is kept for both ends.
+        let _ = self.pump();
+    }
+
     fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -346,6 +383,9 @@ impl<M: Message> HubState for Link<M> {
             return Some(format!("a message in hub `{}`", self.name));
         }
         let arrivals = self.arrivals.as_ref()?;
+        if self.stepped.load(Ordering::Acquire) && arrivals.has(1) {
+            return Some(format!("hub `{}` to move a message", self.name));
+        }
         Some(format!("an envelope {}: {}", self.at_reader(), arrivals.whereabouts(hubs)))
     }
 }

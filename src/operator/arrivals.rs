@@ -3,12 +3,12 @@
 use std::{
     fmt,
     sync::Arc,
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
 };
 
 use tokio::time::Instant;
 
-use super::{carry::Carry, lane::Stamps, plan::Binder, ports::Traffic};
+use super::{carry::Carry, lane::Stamps, plan::Binder, ports::Traffic, shown::InRun};
 use crate::{
     condition::{Alarm, Counted, Front, Need, Readiness, Wanted, after},
     error::Result,
@@ -227,6 +227,20 @@ impl<M: Message> Intake<M> {
     #[inline]
     pub(super) fn let_go(&self) {
         self.carry.let_go_between_runs();
+    }
+
+    /// A wait for a message, which may be one in the middle of a run: true if there is one, false if none will come.
+    pub(super) fn poll_received(
+        &self,
+        task: &mut Context<'_>,
+        ask: impl FnOnce(&mut Context<'_>) -> Readiness,
+    ) -> Poll<bool> {
+        self.carry.poll_port(InRun::Receives, task, |task| match ask(task) {
+            Readiness::READY => Ok(true),
+            Readiness::NEVER => Ok(false),
+            _ if self.carry.node().is_released() => Ok(false),
+            asked => Err(asked),
+        })
     }
 
     /// The next message, if there is one: counted, and its stamp noted. `again`: also the newest that was taken before, of

@@ -13,17 +13,22 @@
 //! at a flag.
 
 use std::{
+    future::poll_fn,
     mem,
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    task::{Context, Poll, Waker},
 };
 
 use smallvec::SmallVec;
 use tracing::{Dispatch, Span, span::Id};
 
+use super::{node::Node, shown::InRun};
 use crate::{
+    condition::Readiness,
     error::Result,
     hub::{MergePolicy, Metadata, Reply, baggage::Load},
     sync::lock,
@@ -33,6 +38,9 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Carry {
     operator: Arc<str>,
+    node: Arc<Node>,
+    /// The node's own: for its ports to keep.
+    waker: Waker,
     policy: MergePolicy,
     any: AtomicBool,
     /// A run is under way; otherwise each message that is taken begins anew.
@@ -57,9 +65,11 @@ struct Held {
 }
 
 impl Carry {
-    pub(crate) fn new(operator: Arc<str>, policy: MergePolicy) -> Self {
+    pub(crate) fn new(operator: Arc<str>, policy: MergePolicy, node: Arc<Node>) -> Self {
         Self {
             operator,
+            waker: Waker::from(node.clone()),
+            node,
             policy,
             any: AtomicBool::new(false),
             running: AtomicBool::new(false),
@@ -70,6 +80,30 @@ impl Carry {
 
     pub(super) fn policy(&self) -> MergePolicy {
         self.policy
+    }
+
+    pub(super) fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// A wait of one of its ports, maybe in the middle of a run. See [`Node::poll_port`].
+    pub(super) fn poll_port<T>(
+        &self,
+        what: InRun,
+        task: &mut Context<'_>,
+        wait: impl FnOnce(&mut Context<'_>) -> std::result::Result<T, Readiness>,
+    ) -> Poll<T> {
+        self.node.poll_port(&self.waker, what, task, wait)
+    }
+
+    /// Something of the operator's own, which keeps the node's waker as its ports do: it says by itself that it holds a token.
+    pub(super) async fn attend<T>(&self, own: impl Future<Output = T>) -> T {
+        let mut own = pin!(own);
+        poll_fn(|task| {
+            let ours = self.node.is_face(task.waker());
+            if ours { own.as_mut().poll(&mut Context::from_waker(&self.waker)) } else { own.as_mut().poll(task) }
+        })
+        .await
     }
 
     #[inline]

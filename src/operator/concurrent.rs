@@ -30,12 +30,14 @@ use tokio::sync::mpsc;
 use super::{
     Cx, Operator, Ports,
     attend::attended,
+    carry::Carry,
     node::{Method, Node},
     plan::Binder,
     seat::caught,
+    shown::InRun,
 };
 use crate::{
-    condition::{Need, PortId},
+    condition::{Need, PortId, Readiness},
     error::{Error, ErrorKind, Result},
 };
 
@@ -146,6 +148,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
         // `may_run` and `after` are called, unlike those of others that have a `run` of their own.
         cx.not_written(Method::Run);
         let (tell, mut done) = mpsc::unbounded_channel();
+        let carry = cx.carry().clone();
         let mut workers = Workers(Vec::with_capacity(self.runs));
         let mut idle = Vec::with_capacity(self.runs);
         for worker in 0..self.runs {
@@ -164,11 +167,11 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                 if under_way == 0 {
                     return Ok(());
                 }
-                done.recv().await
+                carry.attend(done.recv()).await
             } else {
                 cx.holds_token(under_way > 0);
                 let ended = {
-                    let ended = pin!(done.recv());
+                    let ended = pin!(carry.attend(done.recv()));
                     let ready = pin!(cx.until_ready(ports, |ports, cx| self.operator.may_run(ports, cx)));
                     match select(ended, ready).await {
                         Either::Left((ended, _)) => Some(ended),
@@ -200,7 +203,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                 outcome?;
                 cx.busy += busy;
                 ending |= finished;
-                pass_on(&mut set, ports).await?;
+                pass_on(&mut set, ports, &carry, under_way > 1).await?;
                 idle.push((worker, set));
                 under_way -= 1;
                 next += 1;
@@ -290,8 +293,8 @@ fn hand_over<P: Ports>(ports: &mut P, inlets: &mut [Option<Box<dyn Any + Send>>]
     handed
 }
 
-/// Sends what a worker's run has sent.
-async fn pass_on<P: Ports>(from: &mut P, to: &mut P) -> Result<()> {
+/// Sends what a worker's run has sent; `others`: there are more that are under way.
+async fn pass_on<P: Ports>(from: &mut P, to: &mut P, carry: &Carry, others: bool) -> Result<()> {
     let mut kept = Vec::new();
     from.visit(&mut |_, port| kept.push(port.kept()));
     let mut kept = kept.into_iter();
@@ -300,15 +303,21 @@ async fn pass_on<P: Ports>(from: &mut P, to: &mut P) -> Result<()> {
             port.accept(kept);
         }
     });
+    let waits = if others { Readiness::WAIT_EVENT } else { Readiness::WAIT };
     poll_fn(|task| {
-        let mut flushed = Poll::Ready(Ok(()));
-        to.visit(&mut |_, port| match port.poll_flush(task) {
-            Poll::Ready(Ok(())) => {}
-            Poll::Pending if flushed.is_pending() => {}
-            other if matches!(flushed, Poll::Ready(Err(_))) => drop(other),
-            other => flushed = other,
-        });
-        flushed
+        carry.poll_port(InRun::Sends, task, |task| {
+            let mut flushed = Poll::Ready(Ok(()));
+            to.visit(&mut |_, port| match port.poll_flush(task) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Pending if flushed.is_pending() => {}
+                other if matches!(flushed, Poll::Ready(Err(_))) => drop(other),
+                other => flushed = other,
+            });
+            match flushed {
+                Poll::Ready(flushed) => Ok(flushed),
+                Poll::Pending => Err(waits),
+            }
+        })
     })
     .await
 }

@@ -14,6 +14,7 @@ use futures::{Stream, task::AtomicWaker};
 
 use super::{
     node::{Node, Rest},
+    shown::InRun,
     watchers::Watcher,
 };
 use crate::{condition::Status, error::Error, hub::link::HubState, sync::lock};
@@ -81,7 +82,8 @@ pub struct OperatorStatus {
     /// Its name.
     pub name: Arc<str>,
     /// What all of its conditions say together: [`Ready`](Status::Ready) also while it runs, and before its first turn;
-    /// [`Never`](Status::Never) once it has ended.
+    /// [`Never`](Status::Never) once it has ended; [`Wait`](Status::Wait) while a run of it waits for others in its middle,
+    /// for room say.
     pub status: Status,
     /// Whether a run is under way.
     pub running: bool,
@@ -147,6 +149,11 @@ impl Control {
         self.nodes.iter().for_each(|node| node.set_paused(paused));
     }
 
+    /// No run begins unless it is asked for; or every operator goes on by itself.
+    pub(crate) fn set_stepped(&self, stepped: bool) {
+        self.nodes.iter().for_each(|node| node.set_stepped(stepped));
+    }
+
     pub(crate) fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Acquire)
     }
@@ -156,8 +163,12 @@ impl Control {
         let hubs = self.hubs();
         let own = hubs.of.get(operator).into_iter().flatten().map(|at| &hubs.all[*at]);
         let all = || hubs.all.iter().map(|hub| &*hub.state);
-        let from = own.clone().filter(|hub| hub.from == operator && hub.writer_waits);
-        let to = own.filter(|hub| hub.to == operator && hub.reader_waits);
+        // In the middle of a run it is not what its ports were declared to wait for, but one of the two.
+        let in_run = self.nodes[operator].shown().in_run();
+        let sends = |declared| in_run.map_or(declared, |waits| waits == InRun::Sends);
+        let receives = |declared| in_run.map_or(declared, |waits| waits == InRun::Receives);
+        let from = own.clone().filter(|hub| hub.from == operator && sends(hub.writer_waits));
+        let to = own.filter(|hub| hub.to == operator && receives(hub.reader_waits));
         Lacks {
             room: from.filter_map(|hub| hub.state.writer_lacks(&mut all())).collect(),
             messages: to.filter_map(|hub| hub.state.reader_lacks(&mut all())).collect(),
@@ -165,11 +176,12 @@ impl Control {
         }
     }
 
-    fn status(&self, operator: usize) -> OperatorStatus {
+    pub(crate) fn status(&self, operator: usize) -> OperatorStatus {
         let shown = self.nodes[operator].shown();
         let (status, running) = shown.status();
         let waits = matches!(status, Status::Wait | Status::WaitEvent | Status::WaitTime(_));
         let mut waits_for = if waits { self.lacks(operator).all() } else { Vec::new() };
+        // That, and nothing beside it: what comes next is asked once it goes on.
         if self.is_paused() && waits {
             waits_for.push("the flow to be resumed".into());
         }

@@ -19,6 +19,7 @@ use super::{
     fruitless::Fruitless,
     lane::{Lane, OwnStreams},
     node::{Method, Node},
+    permit::Permit,
     seat::{How, Setting, Surroundings},
 };
 use crate::{
@@ -44,6 +45,10 @@ pub struct Cx {
     /// Its runs are timed on the device, where they have a stream of their own.
     timed: bool,
     node: Arc<Node>,
+    /// The node's own waker, for what its runs wait for to keep. Away while that is asked.
+    waker: Option<Waker>,
+    /// Its wait for the next run may be one of several things that it waits for.
+    among_others: bool,
     finished: bool,
     /// What the next run waits for.
     awaited: Awaited,
@@ -85,11 +90,13 @@ impl Cx {
         let How { mode, timed } = flow.how;
         Self {
             lane: Lane::new(&name, &device, &streams, mode),
-            carry: Arc::new(Carry::new(name.clone(), merge)),
+            carry: Arc::new(Carry::new(name.clone(), merge, node.clone())),
             name,
             device,
             stream: None,
             timed,
+            waker: Some(Waker::from(node.clone())),
+            among_others: false,
             node,
             finished: false,
             awaited: Awaited::new(),
@@ -311,10 +318,12 @@ impl Cx {
     /// False if it may never run again. For operators that override [`run`](super::Operator::run).
     ///
     /// # Cancel safety
-    /// Nothing is taken from a port before it resolves; dropping it changes nothing. While it waits, and only then, the
-    /// operator counts as one that waits for others: a flow of which all do is at its end.
+    /// Nothing is taken from a port before it resolves; dropping it changes nothing. While it waits, and for nothing else
+    /// beside it (a timer, a channel: in a `select!`, say), the operator counts as one that waits for others: a flow of
+    /// which all do is at its end.
     pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
         self.asks_may_run = false;
+        self.among_others = true;
         self.until_ready(ports, |_, _| true).await
     }
 
@@ -345,9 +354,14 @@ impl Cx {
         mut may_run: impl FnMut(&P, &Cx) -> bool,
     ) -> bool {
         self.carry.let_go();
-        let mut asking = Asking { cx: self, ports, waits: false };
+        let waker = self.waker.take();
+        let mut asking = Asking { cx: self, ports, waits: false, waker };
         poll_fn(|task| {
-            let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
+            let own = asking.waker.as_ref().filter(|_| asking.cx.node.is_face(task.waker()));
+            let asked = match own {
+                Some(own) => asking.cx.poll_ready(asking.ports, &mut may_run, &mut Context::from_waker(own)),
+                None => asking.cx.poll_ready(asking.ports, &mut may_run, task),
+            };
             asking.waits = asked.is_pending();
             // The end of one run is the beginning of the next, if it does not have to wait.
             if asked != Poll::Ready(true) {
@@ -367,6 +381,9 @@ impl Cx {
     ) -> Poll<bool> {
         self.end_run();
         if self.finished || self.node.is_finishing() {
+            if let Some(permit) = self.held_by() {
+                permit.leave(self.last());
+            }
             return Poll::Ready(false);
         }
         // An operator that is always ready lets others have a turn now and then, also where tokio's budget is off.
@@ -382,10 +399,7 @@ impl Cx {
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if self.node.is_paused() {
-            // Not at rest: somebody may resume it.
-            self.tell(Vec::new());
-            self.node.show(Status::WaitEvent);
+        if self.node.is_held() && !self.may_begin() {
             return Poll::Pending;
         }
         let budget = ready!(tokio::task::coop::poll_proceed(task));
@@ -409,8 +423,37 @@ impl Cx {
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
+        if let Some(permit) = self.held_by() {
+            permit.begin();
+        }
         self.begin();
         Poll::Ready(true)
+    }
+
+    /// Who steps through its runs.
+    #[inline]
+    fn held_by(&self) -> Option<&Permit> {
+        if self.node.is_held() { self.node.permit() } else { None }
+    }
+
+    /// It is paused, or stepped through: may a run begin all the same?
+    #[cold]
+    fn may_begin(&mut self) -> bool {
+        let paused = self.node.is_paused();
+        let mut lacks = Vec::new();
+        if let Some(permit) = self.node.permit() {
+            if permit.come(self.holds_token, || self.last()) {
+                if !paused {
+                    return true;
+                }
+                permit.refuse();
+            }
+            lacks.push("its turn to be stepped".into());
+        }
+        // Not at rest: somebody may let it go on.
+        self.tell(lacks);
+        self.node.show(Status::WaitEvent);
+        false
     }
 
     /// A run begins.
@@ -464,7 +507,14 @@ impl Cx {
             _ => self.show(asked, ports),
         }
         // Otherwise what it waits for comes by itself: the flow is not at rest.
-        if asked.needs_others() && !self.holds_token {
+        if let Some(permit) = self.held_by() {
+            permit.refuse();
+            return Poll::Pending;
+        }
+        let for_others = asked.needs_others() && !self.holds_token;
+        if self.among_others {
+            self.node.note_wait(for_others);
+        } else if for_others {
             self.node.park();
         }
         Poll::Pending
@@ -530,7 +580,14 @@ impl Cx {
             return Poll::Ready(false);
         }
         self.node.show(asked.status(self.conditions.as_ref().and_then(|conditions| conditions.due())));
-        if asked.needs_others() && !self.holds_token {
+        if let Some(permit) = self.held_by() {
+            permit.refuse();
+            return Poll::Pending;
+        }
+        let for_others = asked.needs_others() && !self.holds_token;
+        if self.among_others {
+            self.node.note_wait(for_others);
+        } else if for_others {
             self.node.park_refused();
         }
         Poll::Pending
@@ -716,10 +773,12 @@ struct Asking<'a, P: Ports> {
     cx: &'a mut Cx,
     ports: &'a mut P,
     waits: bool,
+    waker: Option<Waker>,
 }
 
 impl<P: Ports> Drop for Asking<'_, P> {
     fn drop(&mut self) {
+        self.cx.waker = self.waker.take();
         if self.waits {
             self.ports.visit(&mut |_, port| port.rest());
             self.cx.awaited.iter_mut().for_each(HostAccess::rest);

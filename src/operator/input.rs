@@ -5,7 +5,7 @@ use std::{
     fmt,
     future::poll_fn,
     slice,
-    task::{Context, Poll, Waker},
+    task::{Context, Waker},
 };
 
 use tokio::time::Instant;
@@ -106,7 +106,8 @@ impl<M: Message> Input<M> {
         self.arrivals.has_ended()
     }
 
-    /// Waits for the next message. `None` when the last sender is gone and nothing is left.
+    /// Waits for the next message. `None` when the last sender is gone and nothing is left, and when the flow has gone quiet:
+    /// nothing is under way that could send one.
     ///
     /// # Errors
     /// As [`Input::try_take`].
@@ -116,12 +117,7 @@ impl<M: Message> Input<M> {
     pub async fn recv(&mut self) -> Result<Option<M>> {
         self.intake.let_go();
         let waiting = Wait(slice::from_mut(&mut self.arrivals));
-        let there = poll_fn(|cx| match waiting.0[0].poll_new(cx) {
-            Readiness::READY => Poll::Ready(true),
-            Readiness::NEVER => Poll::Ready(false),
-            _ => Poll::Pending,
-        });
-        let there = there.await;
+        let there = poll_fn(|task| self.intake.poll_received(task, |task| waiting.0[0].poll_new(task))).await;
         drop(waiting);
         if there { self.try_take() } else { Ok(None) }
     }

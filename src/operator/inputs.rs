@@ -14,7 +14,7 @@ use std::{
     fmt,
     future::poll_fn,
     ops::BitOr,
-    task::{Context, Poll, Waker},
+    task::{Context, Waker},
 };
 
 use tokio::time::Instant;
@@ -160,7 +160,7 @@ impl<M: Message> Inputs<M> {
     }
 
     /// Waits for the next message of whichever connection, and gives that one's number too. `None` when all senders
-    /// are gone and nothing is left.
+    /// are gone and nothing is left, and when the flow has gone quiet: nothing is under way that could send one.
     ///
     /// # Errors
     /// As [`Inputs::try_take_any`].
@@ -170,16 +170,21 @@ impl<M: Message> Inputs<M> {
     pub async fn recv_any(&mut self) -> Result<Option<(usize, M)>> {
         self.intake.let_go();
         let waiting = Wait(&mut self.connections);
-        let there = poll_fn(|cx| {
-            let mut ended = true;
-            for connection in &mut *waiting.0 {
-                match connection.poll_new(cx) {
-                    Readiness::READY => return Poll::Ready(true),
-                    Readiness::NEVER => {}
-                    _ => ended = false,
+        let there = poll_fn(|task| {
+            self.intake.poll_received(task, |task| {
+                let mut all = Readiness::NEVER;
+                for connection in &mut *waiting.0 {
+                    match (connection.poll_new(task), all) {
+                        (Readiness::READY, _) => return Readiness::READY,
+                        (Readiness::NEVER, _) => {}
+                        // Whichever comes first.
+                        (asked, Readiness::NEVER) => all = asked,
+                        (asked, before) if before.needs_others() => all = asked,
+                        _ => {}
+                    }
                 }
-            }
-            if ended { Poll::Ready(false) } else { Poll::Pending }
+                all
+            })
         });
         let there = there.await;
         drop(waiting);

@@ -23,6 +23,7 @@ pub(crate) mod lent;
 pub(crate) mod local;
 pub(crate) mod node;
 mod output;
+pub(crate) mod permit;
 mod plan;
 mod ports;
 pub(crate) mod quiet;

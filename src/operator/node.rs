@@ -1,13 +1,18 @@
 //! [`Node`]: an operator's task as its wakers see it.
 //!
-//! Everything that an operator awaits is polled with the node's waker, which wakes the tokio task behind it and keeps
-//! the [tokens](super::quiet) right. The node also carries the two words from outside: end after this run, and abort.
+//! Whatever wakes an operator does it by its node, which wakes the tokio task behind it and keeps the [tokens](super::quiet)
+//! right. The node also carries the words from outside: end after this run, pause, abort.
+//!
+//! There are two wakers. The operator's future is polled with its [`Face`], and whoever it awaits something of keeps a
+//! clone of that. Its ports keep the node's own instead. So a wait at a port in the middle of a run can be told from all
+//! others: if nobody has a clone of the face, nothing but the flow's other operators can wake this one, and it gives its
+//! token back while it waits, as between two runs.
 
 use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence},
     },
     task::{Context, Poll, Wake, Waker},
 };
@@ -15,11 +20,12 @@ use std::{
 use futures::task::AtomicWaker;
 
 use super::{
+    permit::Permit,
     quiet::{Parking, Tokens, Woken},
-    shown::Shown,
+    shown::{InRun, Shown},
     watchers::Watchers,
 };
-use crate::condition::Status;
+use crate::condition::{Readiness, Status};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What all nodes of a flow share.
@@ -43,14 +49,73 @@ pub(crate) struct Node {
     rest: Arc<Rest>,
     finish: AtomicBool,
     abort: AtomicBool,
-    paused: AtomicBool,
+    /// Bits of [`held`].
+    held: AtomicU8,
+    /// Whoever steps through its runs asks here.
+    permit: OnceLock<Permit>,
     ended: AtomicBool,
     /// The methods of the operator that are the trait's own: a bit for each.
     defaults: AtomicU8,
     asked: AtomicU8,
     agreed: AtomicBool,
+    /// The address of its face, while it wears one.
+    face: AtomicUsize,
+    /// What it waits at in the middle of a run, as found by the present poll: one of [`at_port`]. Its own task's.
+    at_port: AtomicU8,
+    /// Nothing comes to it any more, though the other end of its hub is there.
+    released: AtomicBool,
     operator: usize,
     pub(super) shown: Shown,
+}
+
+/// What an operator's future is polled with, in place of the node's own waker.
+pub(super) struct Face(Arc<Node>);
+
+impl Wake for Face {
+    fn wake(self: Arc<Self>) {
+        self.0.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake_by_ref();
+    }
+}
+
+/// A face that is worn, with the waker made of it. Taken off when it is dropped.
+pub(super) struct Worn {
+    face: Arc<Face>,
+    waker: Waker,
+}
+
+impl Worn {
+    /// Nobody else can wake the operator by it.
+    fn is_held_by_nobody(&self) -> bool {
+        let alone = Arc::strong_count(&self.face) == 2;
+        // Whoever woke by it and dropped it after that: the wake is seen, too.
+        fence(Ordering::Acquire);
+        alone
+    }
+}
+
+impl Drop for Worn {
+    fn drop(&mut self) {
+        self.face.0.face.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Why no run begins by itself.
+mod held {
+    pub(super) const PAUSED: u8 = 1;
+    pub(super) const STEPPED: u8 = 2;
+}
+
+/// In the middle of a run.
+mod at_port {
+    pub(super) const NOTHING: u8 = 0;
+    /// For others of the flow.
+    pub(super) const OTHERS: u8 = 1;
+    /// For what comes by itself, if for others too.
+    pub(super) const MORE: u8 = 2;
 }
 
 /// A method that an operator may write.
@@ -95,11 +160,15 @@ impl Node {
             rest: rest.clone(),
             finish: AtomicBool::new(false),
             abort: AtomicBool::new(false),
-            paused: AtomicBool::new(false),
+            held: AtomicU8::new(0),
+            permit: OnceLock::new(),
             ended: AtomicBool::new(false),
             defaults: AtomicU8::new(0),
             asked: AtomicU8::new(asked::ALLOWED),
             agreed: AtomicBool::new(false),
+            face: AtomicUsize::new(0),
+            at_port: AtomicU8::new(at_port::NOTHING),
+            released: AtomicBool::new(false),
             operator,
             shown: Shown::new(),
         })
@@ -168,8 +237,35 @@ impl Node {
 
     /// No run begins while it is paused.
     pub(crate) fn set_paused(self: &Arc<Self>, paused: bool) {
-        self.paused.store(paused, Ordering::Release);
+        self.hold(held::PAUSED, paused);
+    }
+
+    /// No run begins unless its permit says so.
+    pub(crate) fn set_stepped(self: &Arc<Self>, stepped: bool) {
+        if stepped {
+            self.permit.get_or_init(Permit::default);
+        }
+        self.hold(held::STEPPED, stepped);
+    }
+
+    fn hold(self: &Arc<Self>, why: u8, hold: bool) {
+        if hold {
+            self.held.fetch_or(why, Ordering::AcqRel);
+        } else {
+            self.held.fetch_and(!why, Ordering::AcqRel);
+        }
         self.wake_by_ref();
+    }
+
+    /// Where it is stepped through.
+    pub(crate) fn permit(&self) -> Option<&Permit> {
+        self.permit.get().filter(|_| self.held.load(Ordering::Acquire) & held::STEPPED != 0)
+    }
+
+    /// No run begins by itself.
+    #[inline]
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire) != 0
     }
 
     pub(super) fn is_aborted(&self) -> bool {
@@ -177,7 +273,7 @@ impl Node {
     }
 
     pub(super) fn is_paused(&self) -> bool {
-        self.paused.load(Ordering::Acquire)
+        self.held.load(Ordering::Acquire) & held::PAUSED != 0
     }
 
     /// Drops what it is doing.
@@ -189,6 +285,9 @@ impl Node {
     /// The operator has ended: its token goes for good.
     pub(crate) fn end(&self) {
         self.show(Status::Never);
+        if let Some(permit) = self.permit.get() {
+            permit.end();
+        }
         if !self.ended.swap(true, Ordering::AcqRel) && self.parking.end(&self.rest.tokens) {
             self.rest.flow.wake();
         }
@@ -241,10 +340,78 @@ impl Node {
         !refused.is_empty()
     }
 
-    /// Polls a future of the operator's, with the node's waker. Once it is aborted, an error in its place.
-    pub(crate) fn poll<T>(
+    /// For the operator's future to be polled with.
+    pub(super) fn wear_face(self: &Arc<Self>) -> Worn {
+        let face = Arc::new(Face(self.clone()));
+        self.face.store(Arc::as_ptr(&face).addr(), Ordering::Relaxed);
+        Worn { waker: Waker::from(face.clone()), face }
+    }
+
+    /// Whether that is the face, as the operator's future was given it. A combinator has a waker of its own, and polls
+    /// again only what was woken by that.
+    #[inline]
+    pub(super) fn is_face(&self, waker: &Waker) -> bool {
+        waker.data().addr() == self.face.load(Ordering::Relaxed)
+    }
+
+    /// A wait at a port, maybe in the middle of a run: polled with `own`, the node's waker. `wait` says what is waited for.
+    #[cold]
+    pub(super) fn poll_port<T>(
         &self,
-        waker: &Waker,
+        own: &Waker,
+        what: InRun,
+        task: &mut Context<'_>,
+        wait: impl FnOnce(&mut Context<'_>) -> std::result::Result<T, Readiness>,
+    ) -> Poll<T> {
+        let ours = self.is_face(task.waker());
+        let answer = if ours { wait(&mut Context::from_waker(own)) } else { wait(task) };
+        match answer {
+            Ok(answer) => {
+                if self.shown.in_run().is_some() {
+                    self.show_running();
+                }
+                Poll::Ready(answer)
+            }
+            Err(asked) => {
+                let alone = ours && asked.needs_others();
+                self.note_wait(alone);
+                if self.shown.show_in_run(what) {
+                    self.rest.watchers.tell(self.operator);
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The operator waits in the present poll; `for_others`: for nothing but others of its flow.
+    pub(super) fn note_wait(&self, for_others: bool) {
+        let before = self.at_port.load(Ordering::Relaxed);
+        let now = if for_others { at_port::OTHERS } else { at_port::MORE };
+        self.at_port.store(before.max(now), Ordering::Relaxed);
+    }
+
+    /// What it waits for in the middle of a run, if it does and holds no token.
+    pub(crate) fn waits_in_run(&self) -> Option<InRun> {
+        self.shown.in_run().filter(|_| self.is_parked())
+    }
+
+    /// Nothing will come to it: what it waits for in the middle of a run has ended. False if it was told before.
+    pub(crate) fn release(self: &Arc<Self>) -> bool {
+        let first = !self.released.swap(true, Ordering::AcqRel);
+        if first {
+            self.wake_by_ref();
+        }
+        first
+    }
+
+    pub(super) fn is_released(&self) -> bool {
+        self.released.load(Ordering::Acquire)
+    }
+
+    /// Polls the operator's future, with its face. Once it is aborted, an error in its place.
+    pub(super) fn poll<T>(
+        &self,
+        worn: &Worn,
         task: &mut Context<'_>,
         future: impl FnOnce(&mut Context<'_>) -> Poll<Result<T>>,
     ) -> Poll<Result<T>> {
@@ -257,7 +424,27 @@ impl Node {
         if self.abort.load(Ordering::Acquire) {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
-        future(&mut Context::from_waker(waker))
+        let polled = future(&mut Context::from_waker(&worn.waker));
+        if self.at_port.load(Ordering::Relaxed) != at_port::NOTHING {
+            self.end_wait(polled.is_pending(), worn);
+        }
+        if self.is_held()
+            && polled.is_pending()
+            && let Some(permit) = self.permit()
+        {
+            permit.polled(self.shown.in_run().is_some());
+        }
+        polled
+    }
+
+    /// The poll in which it came to wait at a port is over.
+    #[cold]
+    fn end_wait(&self, pending: bool, worn: &Worn) {
+        let only_others = self.at_port.load(Ordering::Relaxed) == at_port::OTHERS;
+        self.at_port.store(at_port::NOTHING, Ordering::Relaxed);
+        if pending && only_others && worn.is_held_by_nobody() {
+            self.park();
+        }
     }
 }
 

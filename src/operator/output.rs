@@ -16,6 +16,7 @@ use super::{
     lane::Lane,
     plan::{Binder, Plan, PortKind, PortOptions},
     ports::{AnyPort, OutputPort, Port, Traffic},
+    shown::InRun,
 };
 use crate::{
     condition::{self, Counted, PortState, Readiness, Room},
@@ -66,8 +67,8 @@ pub struct Offer<M> {
 impl<M: Message> Output<M> {
     /// Sends a message, waiting for room if there is none. The first of a run finds room: the port's condition said so.
     ///
-    /// A wait for room in the middle of a run counts as work under way: a flow whose operators all wait so is not told
-    /// to be stalled. Send no more in a run than its conditions promise, or give the hub room for it.
+    /// A wait for room in the middle of a run holds up what the operator has taken. Best sends no more in a run than its
+    /// conditions promise, or has a hub with room for it.
     ///
     /// The order of device work travels with it: whoever uses an envelope next comes after all that was enqueued on it.
     ///
@@ -93,9 +94,11 @@ impl<M: Message> Output<M> {
                 pending.wait().await?;
                 continue;
             }
-            let answer = poll_fn(|cx| match self.to.poll_send(&mut message, cx.waker()) {
-                Answer::Wait => Poll::Pending,
-                answer => Poll::Ready(answer),
+            let answer = poll_fn(|task| {
+                self.carry.poll_port(InRun::Sends, task, |task| match self.to.poll_send(&mut message, task.waker()) {
+                    Answer::Wait => Err(Readiness::WAIT),
+                    answer => Ok(answer),
+                })
             });
             if answer.await == Answer::Never {
                 return Err(self.to.closed());
@@ -235,8 +238,7 @@ impl<M: Message> Output<M> {
 
 impl<T: Plain> Output<Envelope<T>> {
     /// A blank envelope of the hub's, to fill and to send. It is there: the port's condition said so before the
-    /// operator ran; a second one in the same run is waited for, and as with [`send`](Self::send) that wait counts as work
-    /// under way.
+    /// operator ran; a second one in the same run is waited for.
     ///
     /// # Errors
     /// [`Usage`](crate::ErrorKind::Usage) if nobody said how large the hub's envelopes are, [`Closed`](crate::ErrorKind::Closed) if
@@ -245,7 +247,17 @@ impl<T: Plain> Output<Envelope<T>> {
     /// # Cancel safety
     /// An envelope is taken only as the future resolves: dropping it loses none.
     pub async fn blank(&mut self) -> Result<Envelope<T>> {
-        poll_fn(|cx| self.poll_blank(cx)).await
+        if let Some(raw) = self.to.blank()? {
+            return Ok(Envelope::of_raw(raw));
+        }
+        let carry = self.carry.clone();
+        poll_fn(|task| {
+            carry.poll_port(InRun::Sends, task, |task| match self.poll_blank(task) {
+                Poll::Ready(blank) => Ok(blank),
+                Poll::Pending => Err(Readiness::WAIT),
+            })
+        })
+        .await
     }
 
     pub(crate) fn poll_blank(&mut self, cx: &mut Context<'_>) -> Poll<Result<Envelope<T>>> {

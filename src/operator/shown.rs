@@ -33,7 +33,18 @@ mod code {
     pub(super) const WAIT_EVENT: u64 = 3;
     pub(super) const NEVER: u64 = 4;
     pub(super) const RUNNING: u64 = 5;
+    pub(super) const SENDS: u64 = 6;
+    pub(super) const RECEIVES: u64 = 7;
     pub(super) const BITS: u32 = 3;
+}
+
+/// What an operator waits for in the middle of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InRun {
+    /// Room, or a blank envelope.
+    Sends,
+    /// A message.
+    Receives,
 }
 
 impl Shown {
@@ -60,6 +71,23 @@ impl Shown {
     #[inline]
     pub(crate) fn running(&self) -> bool {
         self.set(code::RUNNING)
+    }
+
+    /// A run waits.
+    pub(crate) fn show_in_run(&self, what: InRun) -> bool {
+        self.set(match what {
+            InRun::Sends => code::SENDS,
+            InRun::Receives => code::RECEIVES,
+        })
+    }
+
+    /// What a run waits for.
+    pub(crate) fn in_run(&self) -> Option<InRun> {
+        match self.state.load(Ordering::Acquire) {
+            code::SENDS => Some(InRun::Sends),
+            code::RECEIVES => Some(InRun::Receives),
+            _ => None,
+        }
     }
 
     #[inline]
@@ -103,6 +131,7 @@ impl Shown {
             code::NEVER => Status::Never,
             code::WAIT_TIME => Status::WaitTime(self.made + Duration::from_nanos(state >> code::BITS)),
             code::RUNNING => return (Status::Ready, true),
+            code::SENDS | code::RECEIVES => return (Status::Wait, true),
             _ => Status::Ready,
         };
         (status, false)

@@ -1,0 +1,453 @@
+//! [`Steps`]: a flow that is run by hand, one step at a time.
+//!
+//! Operators and hubs are as in any run, and the operators are tasks as ever; only that no run begins unless its
+//! [permit](crate::operator::permit) says so, and no hub moves anything by itself. A generation asks each operator in the
+//! order of adding for one run, and then each hub in the order of connecting for one move:
+//!
+//! ```text
+//!   ┌─> operator 1 ──> operator 2 ──> .. ──> hub 1 ──> hub 2 ──> .. ──┐   each: asked; if it can, a step,
+//!   └──────────────── something has moved ────────────────────────────┤   and its device work waited for
+//!                                                                     │ nothing has
+//!   wait until somebody is woken <── it may come by itself (time, events, from outside) ──┤
+//!   let all go on: the end, or a stall <── all wait for each other ────────────────────────┘
+//! ```
+
+use std::{
+    fmt,
+    future::poll_fn,
+    io::Write,
+    sync::Arc,
+    task::{Context, Poll, Wake},
+};
+
+use tokio::time::Instant;
+
+use super::{Flow, Handle, Running};
+use crate::{
+    condition::Status,
+    device::human,
+    error::{Error, ErrorKind, Result},
+    hub::link::HubState,
+    operator::{
+        control::{Control, Hubs},
+        permit::Outcome,
+    },
+    stream::Ticket,
+};
+
+/// A flow that is run step by step, to look at what it does: one run of one operator at a time, in the order of adding,
+/// and each copy of a message to its reader's device by itself, in the order of connecting. Each step's device work is
+/// done before it is over. From [`Flow::steps`].
+///
+/// ```
+/// use wakeline::{Flow, operator::{sink, source}};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let mut flow = Flow::new("steps");
+/// let mut numbers = 1..=2;
+/// let source = flow.add("source", source(move || std::future::ready(Ok(numbers.next()))));
+/// let sink = flow.add("sink", sink(async |number: i32| { println!("{number}"); Ok(()) }));
+/// flow.connect(source.output, sink.input);
+///
+/// let mut steps = flow.steps()?.log_to(std::io::stderr());
+/// let mut done = Vec::new();
+/// while let Some(step) = steps.next().await {
+///     done.push(step.to_string());
+/// }
+/// assert_eq!(done, ["source: run 1", "sink: run 1", "source: run 2", "sink: run 2", "source: run 3", "source: ended", "sink: ended"]);
+/// let report = steps.run_on().await?;             // it has ended; in the middle of it, this runs the rest
+/// # assert_eq!(report.operators[1].runs, 2);
+/// # Ok::<(), wakeline::Error>(())
+/// # }).unwrap();
+/// ```
+///
+/// An operator that has a loop of its own and never asks [`Cx::ready`](crate::operator::Cx::ready) is not stepped: it goes
+/// on by itself. So does whoever uses an ingress or an egress.
+///
+/// Dropping it aborts the flow, as dropping [`Running`] does.
+#[must_use = "dropping it aborts the flow"]
+pub struct Steps {
+    running: Running,
+    control: Arc<Control>,
+    hub_names: Vec<Arc<str>>,
+    /// Counted from 1.
+    generation: u64,
+    /// Whose turn it is: the operators, and then the hubs.
+    turn: usize,
+    /// It was asked for a run, at that moment.
+    asked: Option<Instant>,
+    /// This generation has moved something.
+    moved: bool,
+    /// A step that has been made, what is left of its device work, and when it began.
+    settling: Option<(Step, Vec<Ticket>, Instant)>,
+    /// By operator: those whose end was told.
+    ended: Vec<bool>,
+    /// By operator: those who have begun a run that is not over.
+    began: Vec<bool>,
+    log: Option<Log>,
+    hub_logs: Vec<(usize, Log)>,
+    /// By hub: as told last.
+    seen: Vec<Seen>,
+    over: bool,
+}
+
+type Log = Box<dyn Write + Send>;
+
+/// One step of a flow. See [`Steps`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Step {
+    /// An operator has run, and its device work is done.
+    Ran {
+        /// Its name.
+        operator: Arc<str>,
+        /// Counted from 1.
+        run: u64,
+    },
+    /// An operator has begun a run, and waits in its middle for others: for room, say.
+    Began {
+        /// Its name.
+        operator: Arc<str>,
+        /// Counted from 1.
+        run: u64,
+    },
+    /// An operator has ended, and will not run again.
+    Ended {
+        /// Its name.
+        operator: Arc<str>,
+    },
+    /// A hub has copied a message to its reader's device.
+    Moved {
+        /// Its name: `read.lines -> upper.lines`.
+        hub: Arc<str>,
+        /// The message's.
+        bytes: u64,
+    },
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ran { operator, run } => write!(f, "{operator}: run {run}"),
+            Self::Began { operator, run } => write!(f, "{operator}: run {run} waits in its middle"),
+            Self::Ended { operator } => write!(f, "{operator}: ended"),
+            Self::Moved { hub, bytes } => write!(f, "{hub}: moved {}", human::bytes(*bytes)),
+        }
+    }
+}
+
+/// What has passed a hub, and what lies in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    queued: u64,
+    taken: u64,
+    dropped: u64,
+    untaken: u64,
+}
+
+impl Seen {
+    fn of(hub: &dyn HubState) -> Self {
+        let counts = hub.counts();
+        Self { queued: hub.queued() as u64, taken: counts.taken, dropped: counts.dropped, untaken: counts.untaken }
+    }
+
+    fn sent(&self) -> u64 {
+        self.queued + self.taken + self.dropped + self.untaken
+    }
+
+    /// `1 message in, 2 taken: 1 queued`
+    fn since(&self, before: &Self) -> String {
+        let changes = [
+            ("in", self.sent().saturating_sub(before.sent())),
+            ("taken", self.taken.saturating_sub(before.taken)),
+            ("dropped", self.dropped.saturating_sub(before.dropped)),
+            ("left untaken", self.untaken.saturating_sub(before.untaken)),
+        ];
+        let told = changes.iter().filter(|(_, count)| *count > 0).map(|(what, count)| format!("{count} {what}"));
+        format!("{}: {} queued", told.collect::<Vec<_>>().join(", "), self.queued)
+    }
+}
+
+impl Flow {
+    /// Runs the flow by hand, step by step. See [`Steps`].
+    ///
+    /// # Errors
+    /// As [`Flow::spawn`].
+    pub fn steps(mut self) -> Result<Steps> {
+        let running = self.launch(false, true)?;
+        let control = running.handle().0;
+        let operators = control.nodes.len();
+        let hub_names = self.hub_names();
+        Ok(Steps {
+            running,
+            control,
+            generation: 0,
+            turn: operators + hub_names.len(),
+            asked: None,
+            moved: true,
+            settling: None,
+            ended: vec![false; operators],
+            began: vec![false; operators],
+            log: None,
+            hub_logs: Vec::new(),
+            seen: vec![Seen::default(); hub_names.len()],
+            hub_names,
+            over: false,
+        })
+    }
+}
+
+impl Steps {
+    /// Writes a line for each event: each generation, what each operator does or what it waits for, what is put into hubs,
+    /// moved by them and taken from them. A writer that fails is not written to again.
+    pub fn log_to(mut self, writer: impl Write + Send + 'static) -> Self {
+        self.log = Some(Box::new(writer));
+        self
+    }
+
+    /// Writes a line for each event of one hub, which has the name that reports and [`Checked`](super::Checked) have it by:
+    /// `read.lines -> upper.lines`.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if there is none of that name; the message has those that there are.
+    pub fn log_hub_to(mut self, hub: &str, writer: impl Write + Send + 'static) -> Result<Self> {
+        let Some(at) = self.hub_names.iter().position(|name| **name == *hub) else {
+            let names: Vec<_> = self.hub_names.iter().map(|name| format!("`{name}`")).collect();
+            let text = format!("flow `{}` has no hub `{hub}`: its hubs are {}", self.control.name, names.join(", "));
+            return Err(Error::new(ErrorKind::Usage, text));
+        };
+        self.hub_logs.push((at, Box::new(writer)));
+        Ok(self)
+    }
+
+    /// The next step, once it is made. `None` when the flow has ended, well or not: [`run_on`](Self::run_on) then says how.
+    ///
+    /// A generation in which nothing moves ends the flow, unless something may still come by itself: from a timer, a device,
+    /// or from outside. That is waited for.
+    ///
+    /// # Cancel safety
+    /// Dropping it loses nothing: the next call goes on with the same step.
+    pub async fn next(&mut self) -> Option<Step> {
+        loop {
+            if let Some(step) = self.settle().await {
+                return Some(step);
+            }
+            if self.over {
+                return None;
+            }
+            let operators = self.control.nodes.len();
+            if self.turn == operators + self.hub_names.len() {
+                self.end_generation().await;
+            } else if self.turn < operators {
+                self.ask_operator(self.turn).await;
+            } else {
+                self.ask_hub(self.turn - operators);
+            }
+        }
+    }
+
+    /// The generation that the last step was part of, counted from 1.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The flow: asks how it stands, stops, aborts it.
+    pub fn handle(&self) -> Handle {
+        self.running.handle()
+    }
+
+    /// Lets it run on by itself, as after [`Flow::spawn`].
+    pub fn run_on(self) -> Running {
+        self.go_on();
+        self.running
+    }
+
+    fn go_on(&self) {
+        // The hubs first: once all operators wait for each other, the flow is at its end.
+        self.control.hubs().all.iter().for_each(|hub| hub.state.go_on());
+        self.control.set_stepped(false);
+    }
+
+    /// Waits for the device work of the step that was made.
+    async fn settle(&mut self) -> Option<Step> {
+        while let Some(last) = self.settling.as_mut()?.1.last() {
+            // What goes wrong with it is the flow's to tell.
+            let _ = last.completed().await;
+            self.settling.as_mut()?.1.pop();
+        }
+        let (step, _, since) = self.settling.take()?;
+        self.write(|| format!("  {step} ({:.1?})", since.elapsed()));
+        if let Step::Moved { hub, .. } = &step {
+            let at = self.hub_names.iter().position(|name| name == hub);
+            self.write_hub(at, || step.to_string());
+        }
+        self.tell_hubs();
+        Some(step)
+    }
+
+    fn made(&mut self, step: Step, last: Vec<Ticket>, since: Instant) {
+        self.moved = true;
+        self.settling = Some((step, last, since));
+    }
+
+    async fn ask_operator(&mut self, at: usize) {
+        let node = self.control.nodes[at].clone();
+        let operator = self.control.names[at].clone();
+        let Some(permit) = node.permit().filter(|_| !self.ended[at]) else {
+            self.turn += 1;
+            return;
+        };
+        if self.asked.is_none() {
+            permit.ask();
+            node.wake_by_ref();
+        }
+        let since = *self.asked.get_or_insert_with(Instant::now);
+        let outcome = poll_fn(|task| match permit.poll_outcome(task) {
+            Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+            // It may never have begun.
+            Poll::Pending => self.running.poll_over(task).map(|()| None),
+        });
+        let Some(outcome) = outcome.await else { return self.end() };
+        self.asked = None;
+        // The end of one that has ended with that comes next.
+        self.turn += usize::from(!matches!(outcome, Outcome::Ran(_)) || !permit.has_ended());
+        let runs = node.shown().runs();
+        match outcome {
+            Outcome::Ran(last) => {
+                self.began[at] = false;
+                self.made(Step::Ran { operator, run: runs }, last, since);
+            }
+            Outcome::Waits if !std::mem::replace(&mut self.began[at], true) => {
+                self.made(Step::Began { operator, run: runs + 1 }, Vec::new(), since);
+            }
+            Outcome::Ended => {
+                self.ended[at] = true;
+                self.made(Step::Ended { operator }, Vec::new(), since);
+            }
+            Outcome::Waits | Outcome::Refused => {
+                let control = self.control.clone();
+                self.write(|| {
+                    let status = control.status(at);
+                    match &status.waits_for[..] {
+                        [] => format!("  {operator}: goes on by itself"),
+                        waits => format!("  {operator}: waits for {}", waits.join(" and for ")),
+                    }
+                });
+            }
+        }
+    }
+
+    fn ask_hub(&mut self, at: usize) {
+        self.turn += 1;
+        let since = Instant::now();
+        let hubs = self.hubs();
+        let Some(hub) = hubs.all.get(at) else { return };
+        match hub.state.step() {
+            Ok(None) => {}
+            Ok(Some(bytes)) => {
+                let step = Step::Moved { hub: hub.state.name().clone(), bytes };
+                self.made(step, hub.state.last_copy().into_iter().collect(), since);
+            }
+            // Both of its ends hear of it.
+            Err(error) => self.write(|| format!("  {}: {error}", hub.state.name())),
+        }
+    }
+
+    async fn end_generation(&mut self) {
+        if !self.moved {
+            if self.is_quiet() {
+                self.write(|| "nothing can move any more".into());
+                self.go_on();
+                poll_fn(|task| self.running.poll_over(task)).await;
+                return self.end();
+            }
+            self.write(|| "nothing moves before something comes".into());
+            poll_fn(
+                |task| if self.running.poll_over(task).is_ready() { Poll::Ready(()) } else { self.poll_stirred(task) },
+            )
+            .await;
+            // Not waited for again, if this was dropped.
+            self.moved = true;
+        }
+        self.generation += 1;
+        (self.turn, self.moved) = (0, false);
+        self.control.nodes.iter().filter_map(|node| node.permit()).for_each(|permit| permit.calm());
+        let generation = self.generation;
+        self.write(|| format!("generation {generation}"));
+    }
+
+    /// Nothing comes by itself: everybody who has not ended waits for others.
+    fn is_quiet(&self) -> bool {
+        self.control.nodes.iter().all(|node| {
+            let at_door = node.permit().is_some_and(|permit| permit.is_at_door());
+            node.has_ended() || node.is_parked() || (at_door && node.shown().status().0 == Status::Wait)
+        })
+    }
+
+    fn poll_stirred(&self, task: &mut Context<'_>) -> Poll<()> {
+        let mut stirred = Poll::Pending;
+        for permit in self.control.nodes.iter().filter_map(|node| node.permit()) {
+            if permit.poll_stirred(task).is_ready() {
+                stirred = Poll::Ready(());
+            }
+        }
+        stirred
+    }
+
+    fn end(&mut self) {
+        self.over = true;
+        let failure = self.handle().failure();
+        self.write(|| match failure {
+            None => "the flow has ended".into(),
+            Some(error) => format!("the flow has failed: {error}"),
+        });
+    }
+
+    fn hubs(&self) -> Arc<Hubs> {
+        self.control.hubs()
+    }
+
+    /// Writes what has become of the hubs' messages.
+    fn tell_hubs(&mut self) {
+        for (at, hub) in self.hubs().all.iter().enumerate() {
+            let (now, name) = (Seen::of(&*hub.state), hub.state.name());
+            let before = std::mem::replace(&mut self.seen[at], now);
+            if now != before {
+                self.write(|| format!("    {name}: {}", now.since(&before)));
+                self.write_hub(Some(at), || now.since(&before));
+            }
+        }
+    }
+
+    fn write(&mut self, line: impl FnOnce() -> String) {
+        if let Some(log) = &mut self.log
+            && let Err(error) = writeln!(log, "{}", line())
+        {
+            tracing::warn!(%error, "the log of a flow's steps ends here");
+            self.log = None;
+        }
+    }
+
+    fn write_hub(&mut self, hub: Option<usize>, line: impl Fn() -> String) {
+        let generation = self.generation;
+        self.hub_logs.retain_mut(|(at, log)| {
+            if Some(*at) != hub {
+                return true;
+            }
+            let written = writeln!(log, "generation {generation}: {}", line());
+            if let Err(error) = &written {
+                tracing::warn!(%error, "the log of a hub ends here");
+            }
+            written.is_ok()
+        });
+    }
+}
+
+impl fmt::Debug for Steps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Steps")
+            .field("flow", &self.control.name)
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
+    }
+}

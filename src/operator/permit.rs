@@ -1,0 +1,184 @@
+//! [`Permit`]: one run at a time of an operator that is stepped through.
+//!
+//! ```text
+//!             ask               a run begins             it has ended
+//!   NONE ───────────> ASKED ───────────────────> BEGUN ────────────────> RAN
+//!    ^                  │ its conditions are       │ it waits in its        │
+//!    │                  v not ready                v middle: told, and      │
+//!    ├──────────── REFUSED                           BEGUN it stays         │
+//!    └── outcome ───────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! Used only where somebody steps, and by one at a time: a lock for each word costs nobody anything.
+
+use std::{
+    sync::Mutex,
+    task::{Context, Poll, Waker},
+};
+
+use crate::{stream::Ticket, sync::lock};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Permit(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    state: State,
+    /// It waits for its next run, and asks here before that.
+    at_door: bool,
+    /// The last work of the run.
+    last: Vec<Ticket>,
+    /// The run waits for others.
+    waits: bool,
+    /// It was woken by something else than the question whether it may run.
+    stirred: bool,
+    /// The operator has ended: its last run is told first.
+    ended: bool,
+    waker: Option<Waker>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    None,
+    Asked,
+    Refused,
+    Begun,
+    Ran,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// It cannot run now; or it has no runs, and does by itself what it does.
+    Refused,
+    /// A run has begun, and waits in its middle for others.
+    Waits,
+    /// It has run; this is its last work.
+    Ran(Vec<Ticket>),
+    /// It has ended.
+    Ended,
+}
+
+impl Permit {
+    /// One run, if its conditions are ready. One that is under way goes on.
+    pub(crate) fn ask(&self) {
+        let mut inner = lock(&self.0);
+        if inner.state == State::None {
+            inner.state = State::Asked;
+        }
+    }
+
+    /// It wants to run. True if it may. `busy`: not all of its last run has ended; otherwise `last` is that one's work.
+    pub(super) fn come(&self, busy: bool, last: impl FnOnce() -> Vec<Ticket>) -> bool {
+        let mut inner = lock(&self.0);
+        inner.at_door = true;
+        match inner.state {
+            State::Asked => return true,
+            State::Begun if !busy => {
+                inner.last = last();
+                inner.state = State::Ran;
+            }
+            State::Begun => {}
+            State::None | State::Refused | State::Ran => inner.stirred = true,
+        }
+        inner.tell();
+        false
+    }
+
+    /// Its conditions are ready.
+    pub(super) fn begin(&self) {
+        let mut inner = lock(&self.0);
+        (inner.state, inner.at_door, inner.waits) = (State::Begun, false, false);
+    }
+
+    /// Its conditions are not ready.
+    pub(super) fn refuse(&self) {
+        let mut inner = lock(&self.0);
+        if inner.state == State::Asked {
+            inner.state = State::Refused;
+            inner.tell();
+        }
+    }
+
+    /// It was polled, and is pending; `waits`: in the middle of a run, for others.
+    pub(super) fn polled(&self, waits: bool) {
+        let mut inner = lock(&self.0);
+        match inner.state {
+            State::Begun => inner.waits = waits,
+            _ if inner.at_door => return,
+            // It has a loop of its own, and no runs.
+            State::Asked => inner.state = State::Refused,
+            _ => inner.stirred = true,
+        }
+        inner.tell();
+    }
+
+    /// That was its last run, and it is about to end.
+    pub(super) fn leave(&self, last: Vec<Ticket>) {
+        lock(&self.0).last = last;
+    }
+
+    pub(super) fn end(&self) {
+        let mut inner = lock(&self.0);
+        inner.ended = true;
+        if inner.state == State::Begun {
+            inner.state = State::Ran;
+        }
+        inner.tell();
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        lock(&self.0).ended
+    }
+
+    /// It waits for the question whether it may run.
+    pub(crate) fn is_at_door(&self) -> bool {
+        lock(&self.0).at_door
+    }
+
+    /// What became of the run that was asked for.
+    pub(crate) fn poll_outcome(&self, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let mut inner = lock(&self.0);
+        match inner.state {
+            State::Refused if !inner.ended => {
+                inner.state = State::None;
+                Poll::Ready(Outcome::Refused)
+            }
+            State::Ran => {
+                inner.state = State::None;
+                Poll::Ready(Outcome::Ran(std::mem::take(&mut inner.last)))
+            }
+            _ if inner.ended => Poll::Ready(Outcome::Ended),
+            State::Begun if inner.waits => Poll::Ready(Outcome::Waits),
+            _ => {
+                inner.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// What woke it before this is known.
+    pub(crate) fn calm(&self) {
+        lock(&self.0).stirred = false;
+    }
+
+    /// Something has woken it.
+    pub(crate) fn poll_stirred(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut inner = lock(&self.0);
+        if inner.stirred {
+            return Poll::Ready(());
+        }
+        inner.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Inner {
+    fn tell(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}

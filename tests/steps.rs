@@ -1,0 +1,411 @@
+//! L5: a flow run by hand, step by step, with its log.
+
+mod common;
+
+use std::{
+    io::Write,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use common::*;
+use futures::FutureExt;
+use tokio::time::Instant;
+use wakeline::{
+    condition::{count, every},
+    flow::{LocalFlow, Step, Steps},
+    operator::concurrent,
+    prelude::*,
+};
+
+/// What is left of a flow's steps.
+async fn rest(steps: &mut Steps) -> Vec<String> {
+    let mut made = Vec::new();
+    while let Some(step) = within(steps.next()).await {
+        made.push(step.to_string());
+    }
+    made
+}
+
+fn numbers(up_to: u32) -> impl Operator<Ports = SourcePorts<u32>> {
+    let mut numbers = 1..=up_to;
+    source(move || std::future::ready(Ok(numbers.next())))
+}
+
+fn note(seen: &Shared<u32>) -> impl Operator<Ports = SinkPorts<u32>> {
+    let seen = seen.clone();
+    sink(move |number| {
+        lock(&seen).push(number);
+        std::future::ready(Ok(()))
+    })
+}
+
+/// Text that somebody writes to.
+#[derive(Clone, Default)]
+struct Lines(Shared<u8>);
+
+impl Lines {
+    /// Without the times.
+    fn get(&self) -> Vec<String> {
+        let text = String::from_utf8(lock(&self.0).clone()).unwrap();
+        text.lines().map(|line| line.split(" (").next().unwrap_or_default().to_string()).collect()
+    }
+}
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        lock(&self.0).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Adds one on the device, held up there if somebody holds it.
+struct Held {
+    hold: Shared<Hold>,
+    enqueued: Arc<AtomicBool>,
+}
+
+impl Operator for Held {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut envelope = ports.input.take()?;
+        lock(&self.hold).push(hold(cx.stream()?));
+        increment::launch(cx.stream()?, &mut envelope)?;
+        self.enqueued.store(true, Ordering::SeqCst);
+        ports.output.send(envelope).await
+    }
+}
+
+on_both!(l5_one_operator_at_a_time_in_order_of_adding_and_transfers_are_steps_too, async |device: Device| {
+    let (seen, log, hub) = (shared(), Lines::default(), Lines::default());
+    let mut flow = Flow::new("l5");
+    let produce = flow.add("produce", Produce::new([vec![1_u32], vec![2]]));
+    let add = flow.add("add", Increment).on(&device);
+    let consume = flow.add("consume", Collect(seen.clone()));
+    flow.connect_with(produce.output, add.input, Hub::bounded(2).envelopes(2).envelope_bytes(4));
+    flow.connect_with(add.output, consume.input, Hub::bounded(2).envelopes(2));
+    let steps = flow.steps().unwrap().log_to(log.clone());
+    let mut steps = steps.log_hub_to("add.output -> consume.input", hub.clone()).unwrap();
+    let made = rest(&mut steps).await;
+    assert_eq!(
+        made,
+        [
+            "produce: run 1",
+            "produce.output -> add.input: moved 4 B",
+            "produce: run 2",
+            "produce: ended",
+            "add: run 1",
+            "produce.output -> add.input: moved 4 B",
+            "add.output -> consume.input: moved 4 B",
+            "add: run 2",
+            "consume: run 1",
+            "add.output -> consume.input: moved 4 B",
+            "add: ended",
+            "consume: run 2",
+            "consume: ended",
+        ]
+    );
+    let report = steps.run_on().await.unwrap();
+    assert_eq!(*lock(&seen), [[2], [3]]);
+    assert_eq!(report.operator("add").unwrap().runs, 2);
+
+    let log = log.get();
+    assert_eq!(
+        log[..8],
+        [
+            "generation 1",
+            "  produce: run 1",
+            "    produce.output -> add.input: 1 in: 1 queued",
+            "  add: waits for hub `produce.output -> add.input` to move a message",
+            "  consume: waits for a message in hub `add.output -> consume.input`",
+            "  produce.output -> add.input: moved 4 B",
+            "generation 2",
+            "  produce: run 2",
+        ]
+    );
+    assert_eq!(log.last().unwrap(), "the flow has ended");
+    assert_eq!(
+        hub.get(),
+        [
+            "generation 2: 1 in: 1 queued",
+            "generation 2: add.output -> consume.input: moved 4 B",
+            "generation 3: 1 in: 2 queued",
+            "generation 3: 1 taken: 1 queued",
+            "generation 3: add.output -> consume.input: moved 4 B",
+            "generation 4: 1 taken: 0 queued",
+        ]
+    );
+});
+
+on_both!(l5_a_step_waits_for_its_device_work, async |device: Device| {
+    let (held, enqueued, seen) = (shared(), Arc::new(AtomicBool::new(false)), shared());
+    let mut flow = Flow::new("l5");
+    let produce = flow.add("produce", Produce::new([vec![1_u32]]));
+    let add = flow.add("add", Held { hold: held.clone(), enqueued: enqueued.clone() }).on(&device);
+    let consume = flow.add("consume", Collect(seen.clone()));
+    flow.connect_with(produce.output, add.input, Hub::bounded(1).envelope_bytes(4));
+    flow.connect(add.output, consume.input);
+    let mut steps = flow.steps().unwrap();
+    assert_eq!(steps.next().await.unwrap().to_string(), "produce: run 1");
+    assert_eq!(steps.next().await.unwrap().to_string(), "produce: ended");
+    assert_eq!(steps.next().await.unwrap().to_string(), "produce.output -> add.input: moved 4 B");
+    // Asked again and again, as in a `select!`: nothing is lost by that.
+    until("it is enqueued", || {
+        assert!(steps.next().now_or_never().is_none(), "its device work is held up");
+        enqueued.load(Ordering::SeqCst)
+    })
+    .await;
+    for _ in 0..100 {
+        assert!(steps.next().now_or_never().is_none(), "its device work is held up");
+        tokio::task::yield_now().await;
+    }
+    lock(&held).clear();
+    assert_eq!(steps.next().await.unwrap().to_string(), "add: run 1");
+    within(steps.run_on()).await.unwrap();
+    assert_eq!(*lock(&seen), [[2]]);
+});
+
+#[tokio::test]
+async fn l5_step_until_a_flag_and_run_on() {
+    let seen = shared();
+    let mut flow = Flow::new("l5");
+    let source = flow.add("source", numbers(1000));
+    let middle = flow.add("middle", pass_on::<u32>());
+    let sink = flow.add("sink", note(&seen));
+    flow.connect(source.output, middle.input);
+    flow.connect(middle.output, sink.input);
+    let mut steps = flow.steps().unwrap();
+    while let Some(step) = within(steps.next()).await {
+        if step == (Step::Ran { operator: "sink".into(), run: 3 }) {
+            break;
+        }
+    }
+    assert_eq!(steps.generation(), 3);
+    assert_eq!(*lock(&seen), [1, 2, 3], "and no more while nobody steps");
+    let report = within(steps.run_on()).await.unwrap();
+    assert_eq!(report.operator("sink").unwrap().runs, 1000);
+    assert_eq!(*lock(&seen), (1..=1000).collect::<Vec<_>>());
+}
+
+#[derive(Ports)]
+struct TwicePorts {
+    #[input]
+    input: Input<u32>,
+    #[output]
+    output: Output<u32>,
+}
+
+/// Sends three for one: more than its condition promises room for.
+struct Thrice;
+
+impl Operator for Thrice {
+    type Ports = TwicePorts;
+
+    async fn compute(&mut self, ports: &mut TwicePorts, _cx: &mut Cx) -> Result<()> {
+        let number = ports.input.take()?;
+        for _ in 0..3 {
+            ports.output.send(number).await?;
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn l5_a_run_that_waits_in_its_middle_holds_nobody_up() {
+    let (seen, log) = (shared(), Lines::default());
+    let mut flow = Flow::new("l5");
+    let source = flow.add("source", numbers(1));
+    let thrice = flow.add("thrice", Thrice);
+    let sink = flow.add("sink", note(&seen));
+    flow.connect(source.output, thrice.input);
+    flow.connect(thrice.output, sink.input);
+    let mut steps = flow.steps().unwrap().log_to(log.clone());
+    let made = rest(&mut steps).await;
+    // The sink's taking lets the run go on at once: how far it has come at its next turn is its own affair.
+    assert_eq!(made[..3], ["source: run 1", "thrice: run 1 waits in its middle", "sink: run 1"]);
+    assert!(made.iter().filter(|step| *step == "thrice: run 1").count() == 1, "{made:?}");
+    assert!(made.contains(&"sink: run 3".to_string()), "{made:?}");
+    within(steps.run_on()).await.unwrap();
+    assert_eq!(*lock(&seen), [1, 1, 1]);
+}
+
+/// A generation in which nothing moves is not the end of a flow whose next period will come.
+#[tokio::test(start_paused = true)]
+async fn l5_what_comes_by_itself_is_waited_for() {
+    let (seen, began) = (shared(), Instant::now());
+    let mut flow = Flow::new("l5");
+    let source = flow.add("source", numbers(9)).when(every(Duration::from_secs(10))).when(count(3));
+    let sink = flow.add("sink", note(&seen));
+    flow.connect(source.output, sink.input);
+    let mut steps = flow.steps().unwrap();
+    let mut times = Vec::new();
+    while let Some(step) = steps.next().await {
+        if matches!(&step, Step::Ran { operator, .. } if **operator == *"source") {
+            times.push(began.elapsed().as_secs());
+        }
+    }
+    steps.run_on().await.unwrap();
+    assert_eq!(times, [0, 10, 20]);
+    assert_eq!(*lock(&seen), [1, 2, 3]);
+}
+
+#[tokio::test]
+async fn l5_messages_from_outside_are_stepped() {
+    let seen = shared();
+    let mut flow = Flow::new("l5");
+    let sink = flow.add("sink", note(&seen));
+    let ingress = flow.ingress("ingress", sink.input);
+    let mut steps = flow.steps().unwrap();
+    let sending = tokio::spawn(async move {
+        for number in 1..=3 {
+            ingress.send(number).await.unwrap();
+        }
+    });
+    let made = rest(&mut steps).await;
+    sending.await.unwrap();
+    let runs: Vec<_> = made.iter().filter(|step| step.starts_with("sink: run")).collect();
+    assert_eq!(runs, ["sink: run 1", "sink: run 2", "sink: run 3"]);
+    within(steps.run_on()).await.unwrap();
+    assert_eq!(*lock(&seen), [1, 2, 3]);
+}
+
+#[tokio::test]
+async fn l5_failures_and_stalls_are_told_at_the_end() {
+    let mut flow = Flow::new("l5");
+    let source = flow.add("source", numbers(9));
+    let sink = flow.add("sink", sink(|_: u32| std::future::ready(Err(Error::other("no more")))));
+    flow.connect(source.output, sink.input);
+    let log = Lines::default();
+    let mut steps = flow.steps().unwrap().log_to(log.clone());
+    let made = rest(&mut steps).await;
+    assert_eq!(made[0], "source: run 1");
+    assert!(log.get().last().unwrap().starts_with("the flow has failed: operator `sink`: no more"), "{:?}", log.get());
+    let error = steps.run_on().await.unwrap_err();
+    assert!(error.to_string().contains("operator `sink`: no more"), "{error}");
+
+    // Each waits for the other's first message.
+    let mut flow = Flow::new("l5");
+    let source = flow.add("source", numbers(2));
+    let pair = flow.add("pair", Pair);
+    flow.connect(source.output, pair.left);
+    flow.connect(pair.back, pair.right);
+    let mut steps = flow.steps().unwrap();
+    assert_eq!(rest(&mut steps).await[0], "source: run 1");
+    let error = steps.run_on().await.unwrap_err();
+    assert!(error.is_stalled(), "{error}");
+    assert!(error.to_string().contains("`pair` waits for a message in hub `pair.back -> pair.right`"), "{error}");
+}
+
+#[derive(Ports)]
+struct PairPorts {
+    #[input]
+    left: Input<u32>,
+    #[input]
+    right: Input<u32>,
+    #[output]
+    back: Output<u32>,
+}
+
+struct Pair;
+
+impl Operator for Pair {
+    type Ports = PairPorts;
+
+    async fn compute(&mut self, ports: &mut PairPorts, _cx: &mut Cx) -> Result<()> {
+        let sum = ports.left.take()? + ports.right.take()?;
+        ports.back.send(sum).await
+    }
+}
+
+/// Several runs at a time, threads of their own, one thread for all: a step is a step.
+#[tokio::test]
+async fn l5_any_flow_can_be_stepped() {
+    let seen = shared();
+    let mut flow = Flow::new("l5");
+    let source = flow.add("source", numbers(4)).on_own_thread();
+    let middle = flow.add("middle", concurrent(2, map(|number: u32| std::future::ready(Ok(number)))));
+    let sink = flow.add("sink", note(&seen));
+    flow.connect(source.output, middle.input);
+    flow.connect(middle.output, sink.input);
+    let mut steps = flow.steps().unwrap();
+    let made = rest(&mut steps).await;
+    assert_eq!(
+        made[..6],
+        ["source: run 1", "middle: run 1", "sink: run 1", "source: run 2", "middle: run 2", "sink: run 2"]
+    );
+    within(steps.run_on()).await.unwrap();
+    assert_eq!(*lock(&seen), [1, 2, 3, 4]);
+
+    let seen = shared();
+    let here = async {
+        let mut flow = LocalFlow::new("l5");
+        let source = flow.add("source", numbers(2));
+        let sink = flow.add("sink", note(&seen));
+        flow.connect(source.output, sink.input);
+        let mut steps = flow.steps().unwrap();
+        let made = rest(&mut steps).await;
+        assert_eq!(made[..4], ["source: run 1", "sink: run 1", "source: run 2", "sink: run 2"]);
+        steps.run_on().await.unwrap();
+    };
+    tokio::task::LocalSet::new().run_until(within(here)).await;
+    assert_eq!(*lock(&seen), [1, 2]);
+}
+
+#[tokio::test]
+async fn l5_an_unknown_hub_is_an_error_with_those_that_there_are() {
+    let mut flow = Flow::new("l5");
+    let source = flow.add("source", numbers(2));
+    let sink = flow.add("sink", note(&shared()));
+    flow.connect(source.output, sink.input);
+    let steps = flow.steps().unwrap();
+    let error = steps.log_hub_to("source -> sink", Lines::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    let told = "flow `l5` has no hub `source -> sink`: its hubs are `source.output -> sink.input`";
+    assert!(error.to_string().contains(told), "{error}");
+}
+
+/// Counts its `stop`s.
+struct Stops(Arc<AtomicU64>);
+
+impl Operator for Stops {
+    type Ports = SourcePorts<u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        ports.output.send(1).await
+    }
+
+    async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn l5_dropped_it_aborts_and_stopped_it_drains() {
+    for drains in [false, true] {
+        let stops = Arc::new(AtomicU64::new(0));
+        let mut flow = Flow::new("l5");
+        let source = flow.add("source", Stops(stops.clone()));
+        let sink = flow.add("sink", note(&shared()));
+        flow.connect(source.output, sink.input);
+        let mut steps = flow.steps().unwrap();
+        assert_eq!(steps.next().await.unwrap().to_string(), "source: run 1");
+        if drains {
+            steps.handle().stop();
+            let made = rest(&mut steps).await;
+            assert!(made.contains(&"sink: run 1".to_string()), "what is under way goes to its end: {made:?}");
+            within(steps.run_on()).await.unwrap();
+        } else {
+            drop(steps);
+        }
+        until("it has stopped", || stops.load(Ordering::SeqCst) == 1).await;
+    }
+}

@@ -1,0 +1,297 @@
+//! Waits in the middle of a run: for room, for a blank envelope, for a message. They are seen from outside, and a flow that
+//! hangs in them is told so (Q7, Q8, C14).
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use common::*;
+use futures::FutureExt;
+use tokio::{
+    sync::{Notify, mpsc},
+    time::Instant,
+};
+use wakeline::{condition::Status, prelude::*};
+
+/// Writes down what comes.
+fn each<M: wakeline::Message + Sync>(seen: &Shared<M>) -> impl Operator<Ports = SinkPorts<M>> {
+    let seen = seen.clone();
+    sink(move |message: M| {
+        lock(&seen).push(message);
+        std::future::ready(Ok(()))
+    })
+}
+
+#[derive(Ports)]
+struct LoopPorts {
+    #[output]
+    forth: Output<u32>,
+    #[input]
+    back: Input<u32>,
+    #[output(optional)]
+    result: Output<u32>,
+}
+
+/// A loop of its own: sends a number that counts down with each round, and a result when nothing comes back any more.
+fn rounds(from: u32) -> impl Operator<Ports = LoopPorts> {
+    task(move |ports: &mut LoopPorts, _cx| {
+        async move {
+            let (mut number, mut seen) = (from, 0);
+            ports.forth.send(number).await?;
+            while let Some(back) = ports.back.recv().await? {
+                seen += 1;
+                number = back;
+                if number > 0 {
+                    ports.forth.send(number - 1).await?;
+                }
+            }
+            ports.result.send(seen).await
+        }
+        .boxed()
+    })
+}
+
+async fn q7(from: u32) {
+    let results = shared();
+    let mut flow = Flow::new("q7");
+    // The first in the order of adding is the one that is behind: it must not end before it has the result.
+    let sink = flow.add("sink", each(&results));
+    let rounds = flow.add("rounds", rounds(from));
+    let back = flow.add("back", pass_on::<u32>());
+    flow.connect(rounds.forth, back.input);
+    flow.connect(back.output, rounds.back);
+    flow.connect(rounds.result, sink.input);
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&results), [from + 1]);
+}
+
+#[tokio::test]
+async fn q7_a_cycle_of_loops_ends_when_it_is_quiet_and_its_last_word_is_heard() {
+    q7(1000).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn q7_a_cycle_of_loops_ends_on_two_threads() {
+    for _ in 0..200 {
+        q7(10).await;
+    }
+}
+
+#[derive(Ports)]
+struct SplitPorts {
+    #[output]
+    left: Output<u32>,
+    #[output]
+    right: Output<u32>,
+}
+
+#[derive(Ports)]
+struct PairPorts {
+    #[input]
+    left: Input<u32>,
+    #[input]
+    right: Input<u32>,
+}
+
+/// The writer sends twice to the left, where there is one place, before it sends to the right, which the reader waits for.
+#[tokio::test]
+async fn q8_operators_that_wait_for_each_other_in_the_middle_of_a_run_are_a_stall() {
+    let mut flow = Flow::new("q8");
+    let split = flow.add(
+        "split",
+        task(|ports: &mut SplitPorts, cx| {
+            async move {
+                while cx.ready(ports).await {
+                    ports.left.send(1).await?;
+                    ports.left.send(2).await?;
+                    ports.right.send(3).await?;
+                }
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let pair = flow.add(
+        "pair",
+        task(|ports: &mut PairPorts, _cx| {
+            async move {
+                while let Some(_right) = ports.right.recv().await? {
+                    ports.left.recv().await?;
+                }
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    flow.connect(split.left, pair.left);
+    flow.connect(split.right, pair.right);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+    let told = error.to_string();
+    assert!(told.contains("`split` waits for room in hub `split.left -> pair.left`: all 1 places are taken"), "{told}");
+    assert!(told.contains("`pair` waits for a message in hub `split.right -> pair.right`"), "{told}");
+}
+
+/// All envelopes are in the hands of one who asks for more.
+#[tokio::test]
+async fn q8_an_operator_that_waits_for_a_blank_which_it_has_itself_is_a_stall() {
+    #[derive(Ports)]
+    struct BlankPorts {
+        #[output(envelope_bytes = 64)]
+        output: Output<Envelope<u8>>,
+    }
+    let mut flow = Flow::new("q8");
+    let greedy = flow.add(
+        "greedy",
+        task(|ports: &mut BlankPorts, _cx| {
+            async move {
+                let mut all = Vec::new();
+                loop {
+                    all.push(ports.output.blank().await?);
+                }
+            }
+            .boxed()
+        }),
+    );
+    let sink = flow.add("sink", sink(|_: Envelope<u8>| std::future::ready(Ok(()))));
+    flow.connect_with(greedy.output, sink.input, Hub::bounded(1).envelopes(2));
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+    assert!(error.to_string().contains("`greedy` waits for a blank envelope"), "{error}");
+}
+
+/// What comes from elsewhere may come at any time: nobody is at rest who waits for that, too.
+#[tokio::test]
+async fn c12_a_wait_for_something_else_beside_a_port_is_no_stall() {
+    #[derive(Clone, Copy)]
+    enum Beside {
+        Port,
+        Condition,
+    }
+    async fn waits(beside: Beside) {
+        let (tell, heard) = mpsc::unbounded_channel::<u32>();
+        let (listens, asked) = (Arc::new(Notify::new()), shared());
+        let (heard, waits, seen) = (Arc::new(tokio::sync::Mutex::new(heard)), listens.clone(), asked.clone());
+        let mut flow = Flow::new("c12");
+        let rounds = flow.add(
+            "rounds",
+            task(move |ports: &mut LoopPorts, cx| {
+                let (heard, waits, seen) = (heard.clone(), waits.clone(), seen.clone());
+                async move {
+                    let mut heard = heard.lock().await;
+                    loop {
+                        let there = async {
+                            match beside {
+                                Beside::Port => ports.back.recv().await.is_ok_and(|back| back.is_some()),
+                                Beside::Condition => cx.ready(ports).await,
+                            }
+                        };
+                        waits.notify_one();
+                        tokio::select! {
+                            biased;
+                            there = there => if !there { return Ok(()) },
+                            word = heard.recv() => {
+                                let Some(word) = word else { return Ok(()) };
+                                lock(&seen).push(word);
+                                ports.forth.send(word).await?;
+                            }
+                        }
+                        let _ = ports.back.try_take()?;
+                    }
+                }
+                .boxed()
+            }),
+        );
+        let back = flow.add("back", pass_on::<u32>());
+        let nobody = flow.add("nobody", sink(|_: u32| std::future::ready(Ok(()))));
+        flow.connect(rounds.forth, back.input);
+        flow.connect(back.output, rounds.back);
+        flow.connect(rounds.result, nobody.input);
+        let mut running = flow.spawn().unwrap();
+        for word in 0..100 {
+            listens.notified().await;
+            tell.send(word).unwrap();
+        }
+        until("all was heard", || lock(&asked).len() == 100).await;
+        assert!((&mut running).now_or_never().is_none(), "it waits for more");
+        drop(tell);
+        within(running).await.unwrap();
+    }
+    waits(Beside::Port).await;
+    waits(Beside::Condition).await;
+}
+
+#[tokio::test]
+async fn c14_a_run_that_waits_in_its_middle_says_what_for() {
+    let (go, reads) = (Arc::new(Notify::new()), shared());
+    let (gone, seen) = (go.clone(), reads.clone());
+    let mut flow = Flow::new("c14");
+    let writer = flow.add(
+        "writer",
+        task(|ports: &mut SplitPorts, _cx| {
+            async move {
+                for number in 0..3 {
+                    ports.left.send(number).await?;
+                }
+                ports.right.send(3).await
+            }
+            .boxed()
+        }),
+    );
+    let reader = flow.add(
+        "reader",
+        task(move |ports: &mut PairPorts, _cx| {
+            let (go, seen) = (gone.clone(), seen.clone());
+            async move {
+                go.notified().await;
+                while let Some(number) = ports.left.recv().await? {
+                    lock(&seen).push(number);
+                }
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    flow.connect(writer.left, reader.left);
+    flow.connect(writer.right, reader.right);
+    let running = flow.spawn().unwrap();
+    until("the writer waits", || running.status()[0].status == Status::Wait).await;
+    let [writer, reader] = &running.status()[..] else { panic!("two operators") };
+    assert!(writer.running, "it is in the middle of a run");
+    assert_eq!(writer.waits_for, ["room in hub `writer.left -> reader.left`: all 1 places are taken"]);
+    assert_eq!(reader.status, Status::Ready);
+    go.notify_one();
+    within(running).await.unwrap();
+    assert_eq!(*lock(&reads), [0, 1, 2]);
+}
+
+/// A timer is no operator of the flow: who waits for it is not at rest, and wakes when it is due.
+#[tokio::test(start_paused = true)]
+async fn c6_a_timer_beside_a_wait_for_a_message_is_waited_for() {
+    let seen = shared();
+    let times = seen.clone();
+    let mut flow = Flow::new("c6");
+    let rounds = flow.add(
+        "rounds",
+        task(move |ports: &mut LoopPorts, _cx| {
+            let times = times.clone();
+            async move {
+                let began = Instant::now();
+                for round in 0..3 {
+                    let back = tokio::time::timeout(Duration::from_secs(5), ports.back.recv()).await;
+                    assert!(back.is_err(), "nothing comes in round {round}");
+                    lock(&times).push(began.elapsed().as_secs());
+                }
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let back = flow.add("back", pass_on::<u32>());
+    let nobody = flow.add("nobody", sink(|_: u32| std::future::ready(Ok(()))));
+    flow.connect(rounds.forth, back.input);
+    flow.connect(back.output, rounds.back);
+    flow.connect(rounds.result, nobody.input);
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [5, 10, 15]);
+}
