@@ -206,40 +206,6 @@ async fn sizes_that_make_no_sense_are_reported_before_running() {
     );
 }
 
-/// Hears what this thread is warned of.
-#[derive(Clone, Default)]
-struct Warnings(Shared<String>);
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-
-    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Text(String);
-        impl tracing::field::Visit for Text {
-            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                self.0.push_str(&format!("{field}={value:?}; "));
-            }
-        }
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        lock(&self.0).push(text.0);
-    }
-
-    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
-
-    fn enter(&self, _span: &tracing::span::Id) {}
-
-    fn exit(&self, _span: &tracing::span::Id) {}
-}
-
 /// A message that is left where it is allows the next run at once. Who leaves it a thousand times is warned of, once; who
 /// takes or sends something now and then is not.
 #[tokio::test]
@@ -288,7 +254,7 @@ async fn an_operator_that_takes_nothing_is_warned_of() {
         flow.connect(lazy.output, end.input);
         let report = within(flow.run()).await.unwrap();
         assert_eq!(report.operator("lazy").unwrap().runs, 5000);
-        let told = std::mem::take(&mut *lock(&warnings.0));
+        let told = warnings.told();
         assert_eq!(told.len(), usize::from(warned), "takes {takes}, sends {sends}: {told:?}");
         if warned {
             for part in ["has run 1024 times in a row", "operator=\"lazy\"", "port=\"input\""] {

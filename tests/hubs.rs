@@ -535,7 +535,7 @@ async fn h14_plain_connect_has_room_and_envelopes_for_what_is_waited_for() {
         async fn compute(&mut self, ports: &mut EnvelopesPorts, _cx: &mut Cx) -> Result<()> {
             let mut batch = Vec::new();
             for envelope in ports.input.take_batch()? {
-                batch.extend_from_slice(&envelope.read().await?);
+                batch.extend_from_slice(envelope.read().await?);
             }
             lock(&self.0).push(batch);
             Ok(())
