@@ -233,10 +233,10 @@ async fn an_operator_that_takes_nothing_is_warned_of() {
             if self.runs == 5000 {
                 cx.finish();
             }
-            if self.runs % self.takes == 0 {
+            if self.runs.is_multiple_of(self.takes) {
                 ports.input.take()?;
             }
-            if self.runs % self.sends == 0 {
+            if self.runs.is_multiple_of(self.sends) {
                 ports.output.send(1).await?;
             }
             Ok(())
