@@ -440,12 +440,16 @@ enum Phase {
     Stop,
 }
 
+/// Where somebody speaks, and what.
+type Speech = (Phase, fn(&Handle));
+type Turn<P> = dyn FnMut(&mut P, &mut Cx) -> Result<()> + Send;
+
 /// In one of its methods it asks how its flow stands, and ends it.
 struct Speaks<P> {
-    at: Option<(Phase, fn(&Handle))>,
+    at: Option<Speech>,
     heard: Shared<Vec<OperatorStatus>>,
     stopped: Arc<AtomicUsize>,
-    turn: Box<dyn FnMut(&mut P, &mut Cx) -> Result<()> + Send>,
+    turn: Box<Turn<P>>,
 }
 
 impl<P> Speaks<P> {
@@ -492,7 +496,7 @@ impl<P: wakeline::operator::Ports> Operator for Speaks<P> {
 async fn spoken(who: usize, at: Phase, word: fn(&Handle)) -> (Result<Report>, Vec<OperatorStatus>, usize) {
     let (heard, stopped) = (shared(), Arc::new(AtomicUsize::new(0)));
     fn speaks<P>(
-        at: Option<(Phase, fn(&Handle))>,
+        at: Option<Speech>,
         heard: &Shared<Vec<OperatorStatus>>,
         stopped: &Arc<AtomicUsize>,
         turn: impl FnMut(&mut P, &mut Cx) -> Result<()> + Send + 'static,
