@@ -1,16 +1,19 @@
 //! [`Watchers`]: those who want to hear whenever an operator shows something else.
 //!
-//! An operator shows how it stands at every turn, and mostly nobody watches: then that costs it a look at a count, and,
-//! where something has changed, a fence before it.
+//! An operator shows how it stands at every turn, and mostly nobody watches: then that costs it a look at a count, and no
+//! fence. So one who comes at the same moment may be overlooked, and may not see what was shown. It is up to whoever comes
+//! to see to that: he wakes every operator, whose next poll finds that somebody has come, and marks it again.
 //!
 //! ```text
-//!   operator:  show ──> fence ──> anybody there? ── yes ──> marked as changed, watchers woken
-//!   watcher:   said to be there, all marked ──> fence ──> [ unmark one ──> look at what it shows ]*
+//!   operator:  polled ──> has anybody come? ──> ... ──> show ──> anybody there? ── yes ──> marked, watchers woken
+//!                  ^              └── yes ──> marked
+//!   watcher:   said to have come ──> all operators woken ──> [ unmark one ──> look at what it shows ]*
 //! ```
 //!
-//! Of the two fences one comes first. If it is the operator's, the watcher's first look finds what is shown; if the
-//! watcher's, the operator finds that somebody is there. So nothing is missed, and what an operator shows last, a watcher
-//! sees last. A mark is taken away before the look: what comes in between is marked again.
+//! A poll that follows the wake comes after all that was said before it, and after all that the operator has shown before.
+//! An operator that has ended is polled no more: for what it shows last there is a fence, here and with whoever comes. So
+//! what an operator shows last, a watcher sees last. A mark is taken away before the look: what comes in between is marked
+//! again.
 
 use std::{
     collections::VecDeque,
@@ -25,6 +28,8 @@ use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, fence, lock};
 pub(crate) struct Watchers {
     /// Written with the lock.
     count: AtomicUsize,
+    /// How many have ever come. Written with the lock.
+    came: AtomicUsize,
     /// Nothing changes any more. Written with the lock.
     over: AtomicBool,
     all: Mutex<Vec<Weak<Watcher>>>,
@@ -45,7 +50,7 @@ struct Changed {
 }
 
 impl Watchers {
-    /// One more, to whom all of so many operators have changed.
+    /// One more, to whom all of so many operators have changed. Whoever calls it wakes all of them.
     pub(crate) fn add(&self, operators: usize) -> Arc<Watcher> {
         let mut all = lock(&self.all);
         let over = self.over.load(Ordering::Relaxed);
@@ -54,6 +59,7 @@ impl Watchers {
         all.retain(|watcher| watcher.strong_count() > 0);
         all.push(Arc::downgrade(&watcher));
         self.count.store(all.len(), Ordering::Relaxed);
+        self.came.store(self.came.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::SeqCst);
         watcher
     }
@@ -61,14 +67,33 @@ impl Watchers {
     /// An operator has come to show something else.
     #[inline]
     pub(crate) fn tell(&self, operator: usize) {
-        fence(Ordering::SeqCst);
         if self.count.load(Ordering::Relaxed) > 0 {
-            self.each(|changed| {
-                if !std::mem::replace(&mut changed.is[operator], true) {
-                    changed.order.push_back(operator);
-                }
-            });
+            self.mark(operator);
         }
+    }
+
+    /// An operator is polled; `seen`: how many had come when it was polled last.
+    #[inline]
+    pub(crate) fn look(&self, operator: usize, seen: &AtomicUsize) {
+        let came = self.came.load(Ordering::Relaxed);
+        if seen.load(Ordering::Relaxed) != came {
+            seen.store(came, Ordering::Relaxed);
+            self.mark(operator);
+        }
+    }
+
+    /// An operator has ended: it is not polled again.
+    pub(crate) fn tell_last(&self, operator: usize) {
+        fence(Ordering::SeqCst);
+        self.tell(operator);
+    }
+
+    fn mark(&self, operator: usize) {
+        self.each(|changed| {
+            if !std::mem::replace(&mut changed.is[operator], true) {
+                changed.order.push_back(operator);
+            }
+        });
     }
 
     /// Nothing changes any more.
