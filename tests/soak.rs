@@ -157,9 +157,12 @@ fn threads() -> Vec<String> {
     names
 }
 
-/// A device that is gone has taken its threads along.
+/// A device that is gone has taken its threads along: its workers and its lookout.
 async fn only_threads_of_nobody() {
-    until("the device's threads have ended", || !threads().iter().any(|name| name.contains("emulated"))).await;
+    until("the device's threads have ended", || {
+        !threads().iter().any(|name| name.starts_with("emulated") || name.starts_with("wakeline"))
+    })
+    .await;
 }
 
 /// So many flows, `at_a_time` beside each other, and all of them ended: those whose handle was dropped end by themselves.
@@ -236,7 +239,7 @@ fn l3_a_thousand_flows_leave_nothing_behind() {
             many(&device(), seed, 4, 160).await;
             only_threads_of_nobody().await;
             assert_eq!(threads(), before);
-            held.push(allocations::held());
+            held.push(held_at_rest().await);
         }
         assert_eq!(held, [held[0]; 6], "bytes");
     });
