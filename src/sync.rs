@@ -1,11 +1,11 @@
 //! The primitives that the protocols are written with.
 //!
-//! `stream/completion.rs`, `hub/queue.rs` and `operator/quiet.rs` use nothing else of the crate. The model checks in
+//! `stream/completion.rs`, `hub/queue.rs`, `operator/quiet.rs` and `operator/watchers.rs` use nothing else of the crate. The model checks in
 //! `tests/loom_*.rs` include those files as they stand, beside a module of this name with loom's primitives in it.
 
 pub(crate) use std::sync::{
     Mutex,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
 /// Locks, whatever a panicking thread left behind: the protocols keep their state whole at every step.

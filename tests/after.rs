@@ -1,4 +1,5 @@
-//! Scenarios L1 and L7: `may_run` before a run, `after` when its device work is done.
+//! Scenarios L1, L7 and L8: `may_run` before a run, `after` when its device work is done, and a word to the flow from any
+//! method.
 
 mod common;
 
@@ -13,7 +14,9 @@ use std::{
 use common::*;
 use tokio::sync::oneshot;
 use wakeline::{
+    condition::Status,
     device::{Emulated, Faults, Simulation},
+    flow::{Handle, OperatorStatus},
     memory::BufferState,
     prelude::*,
 };
@@ -425,4 +428,150 @@ async fn l7_a_method_that_would_never_be_called_is_an_error() {
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     let told = error.to_string();
     assert!(told.starts_with("operator `loops`: ") && told.contains("never called its `after`"), "{told}");
+}
+
+/// The methods of an operator's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Start,
+    MayRun,
+    Compute,
+    After,
+    Stop,
+}
+
+/// Where somebody speaks, and what.
+type Speech = (Phase, fn(&Handle));
+type Turn<P> = dyn FnMut(&mut P, &mut Cx) -> Result<()> + Send;
+
+/// In one of its methods it asks how its flow stands, and ends it.
+struct Speaks<P> {
+    at: Option<Speech>,
+    heard: Shared<Vec<OperatorStatus>>,
+    stopped: Arc<AtomicUsize>,
+    turn: Box<Turn<P>>,
+}
+
+impl<P> Speaks<P> {
+    fn speak(&mut self, phase: Phase, cx: &Cx) {
+        if let Some((_, word)) = self.at.filter(|(at, _)| *at == phase) {
+            lock(&self.heard).push(cx.flow().status());
+            word(&cx.flow());
+        }
+    }
+}
+
+impl<P: wakeline::operator::Ports> Operator for Speaks<P> {
+    type Ports = P;
+
+    async fn start(&mut self, cx: &mut Cx) -> Result<()> {
+        self.speak(Phase::Start, cx);
+        Ok(())
+    }
+
+    fn may_run(&mut self, _ports: &P, cx: &Cx) -> bool {
+        self.speak(Phase::MayRun, cx);
+        true
+    }
+
+    async fn compute(&mut self, ports: &mut P, cx: &mut Cx) -> Result<()> {
+        self.speak(Phase::Compute, cx);
+        (self.turn)(ports, cx)
+    }
+
+    async fn after(&mut self, _ports: &mut P, cx: &mut Cx) -> Result<()> {
+        self.speak(Phase::After, cx);
+        Ok(())
+    }
+
+    async fn stop(&mut self, cx: &mut Cx) -> Result<()> {
+        self.speak(Phase::Stop, cx);
+        self.stopped.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Three operators, of which one says a word in one of its methods. The flow ends in the way that it says, and by itself
+/// where it says it in the end: how it ended, what the operator has heard first, and how many `stop`s have run.
+async fn spoken(who: usize, at: Phase, word: fn(&Handle)) -> (Result<Report>, Vec<OperatorStatus>, usize) {
+    let (heard, stopped) = (shared(), Arc::new(AtomicUsize::new(0)));
+    fn speaks<P>(
+        at: Option<Speech>,
+        heard: &Shared<Vec<OperatorStatus>>,
+        stopped: &Arc<AtomicUsize>,
+        turn: impl FnMut(&mut P, &mut Cx) -> Result<()> + Send + 'static,
+    ) -> Speaks<P> {
+        Speaks { at, heard: heard.clone(), stopped: stopped.clone(), turn: Box::new(turn) }
+    }
+    let at = |number| (who == number).then_some((at, word));
+    let ends = matches!(at(who), Some((Phase::Stop, _)));
+    let mut sent = 0;
+    let mut flow = Flow::new("l8");
+    let first = flow.add(
+        "first",
+        speaks(at(0), &heard, &stopped, move |ports: &mut SourcePorts<u32>, cx| {
+            sent += 1;
+            if ends && sent == 100 {
+                cx.finish();
+            }
+            ports.output.try_send(sent).map(|refused| refused.expect("there is room"))
+        }),
+    );
+    let second = flow.add(
+        "second",
+        speaks(at(1), &heard, &stopped, |ports: &mut MapPorts<u32, u32>, _cx| {
+            let number = ports.input.take()?;
+            ports.output.try_send(number).map(|refused| refused.expect("there is room"))
+        }),
+    );
+    let third = speaks(at(2), &heard, &stopped, |ports: &mut SinkPorts<u32>, _cx| ports.input.take().map(drop));
+    let third = flow.add("third", third);
+    flow.connect(first.output, second.input);
+    flow.connect(second.output, third.input);
+    let outcome = within(flow.run()).await;
+    let heard = lock(&heard).first().cloned().expect("it has come to that");
+    (outcome, heard, stopped.load(Ordering::Relaxed))
+}
+
+const PHASES: [Phase; 5] = [Phase::Start, Phase::MayRun, Phase::Compute, Phase::After, Phase::Stop];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l8_a_status_and_a_stop_from_each_method_of_each_operator() {
+    for phase in PHASES {
+        for who in 0..3 {
+            let (outcome, heard, stopped) = spoken(who, phase, Handle::stop).await;
+            let case = format!("{phase:?} of operator {who}: {heard:?}");
+            let report = outcome.unwrap();
+            let sent = report.operator("first").unwrap().messages_out;
+            assert_eq!(report.operator("third").unwrap().messages_in, sent, "it is drained. {case}");
+            assert_eq!((report.untaken, stopped), (0, 3), "{case}");
+            assert_eq!(heard.iter().map(|operator| &*operator.name).collect::<Vec<_>>(), ["first", "second", "third"]);
+            let own = &heard[who];
+            match phase {
+                Phase::Start => {
+                    assert!(heard.iter().all(|operator| (operator.running, operator.runs) == (false, 0)), "{case}")
+                }
+                Phase::Compute => assert!(own.running && own.status == Status::Ready, "{case}"),
+                Phase::MayRun => assert!(!own.running && own.runs == 0, "its first run is still to come. {case}"),
+                Phase::After => assert_eq!(own.runs, 1, "its run has ended. {case}"),
+                Phase::Stop => assert!(heard.iter().all(|operator| operator.status == Status::Never), "{case}"),
+            }
+        }
+    }
+}
+
+/// The other end, at once: every `stop` runs, and no method says a word twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l4_an_abort_from_each_method_of_each_operator() {
+    for phase in PHASES {
+        for who in 0..3 {
+            let (outcome, _, stopped) = spoken(who, phase, Handle::abort).await;
+            match phase {
+                // It has ended by then.
+                Phase::Stop => _ = outcome.unwrap(),
+                _ => assert!(outcome.unwrap_err().is_cancelled(), "{phase:?} of operator {who}"),
+            }
+            assert_eq!(stopped, 3, "{phase:?} of operator {who}");
+        }
+    }
 }

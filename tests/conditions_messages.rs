@@ -237,7 +237,7 @@ async fn c1_a_minimum_above_the_queue_is_an_error_before_running() {
     flow.connect_with(send[0].output, four.input, Hub::bounded(3));
     let three = flow.add("three", sink(|_: u32| ready(Ok(()))));
     let three = three.clone().when(batch(three.input, 3, ms(1)));
-    flow.connect(send[1].output, three.input);
+    flow.connect_with(send[1].output, three.input, Hub::bounded(1));
     let both = flow.add("both", Both(notes.clone()));
     let both = both.clone().when(sum([both.left.into(), both.right.into()], 9));
     let both = both.clone().when(each([(both.left.into(), 5), (both.left.into(), 1)]));

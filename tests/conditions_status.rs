@@ -1,10 +1,18 @@
-//! Scenario C14, what operators wait for as others see it; and when a flow whose operators all wait is at its end.
+//! Scenarios C13 and C14, what operators wait for as others see it, and what that costs; and when a flow whose operators
+//! all wait is at its end.
 
 #[path = "common/clock.rs"]
 mod clock;
 mod common;
 
-use std::{future::ready, sync::Arc};
+use std::{
+    future::ready,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Context,
+};
 
 use clock::*;
 use common::{until as becomes, *};
@@ -14,7 +22,10 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use wakeline::{
-    condition::{Gate, Status, any_of, at_least, count, every, predicate, until},
+    condition::{
+        AsyncState, Asynchronous, Condition, Count, Gate, IntoCondition, Status, When, any_of, at_least, count, every,
+        predicate, until,
+    },
     flow::{Handle, OperatorStatus},
     prelude::*,
 };
@@ -417,4 +428,100 @@ async fn c14_a_stop_ends_every_wait() {
     let report = within(running).await.unwrap();
     assert_eq!(begun.elapsed(), ms(0));
     assert_eq!((report.operator("take").unwrap().messages_in, report.untaken), (1, 0));
+}
+
+/// Whatever else an operator waits for: that it is paused shows at once, and that it is to run no more ends it at once.
+#[tokio::test(start_paused = true)]
+async fn c14_what_is_said_to_one_who_waits_for_something_else() {
+    let state = Asynchronous::new();
+    let (gate, left) = (Gate::open(), count(-1));
+    let conditions: [fn(&Gate, &Count, &Asynchronous) -> When; 3] = [
+        |gate, _, _| gate.clone().into_condition(),
+        |_, left, _| left.clone().into_condition(),
+        |_, _, state| state.clone().into_condition(),
+    ];
+    let mut flow = Flow::new("c14");
+    for (number, condition) in conditions.into_iter().enumerate() {
+        let waits = flow.add(format!("waits {number}"), runs(|(): &mut (), _cx: &mut Cx| Ok(())));
+        let _ = waits.when(every(ms(1_000_000))).when(condition(&gate, &left, &state));
+    }
+    let running = flow.spawn().unwrap();
+    let flow = running.handle();
+    let all = || flow.status().into_iter().map(|operator| operator.status).collect::<Vec<_>>();
+    settled().await;
+    assert!(all().iter().all(|status| matches!(status, Status::WaitTime(_))), "{:?}", all());
+    let begun = Instant::now();
+    gate.pause();
+    state.set(AsyncState::EventWaiting);
+    settled().await;
+    assert!(matches!(all()[..], [Status::WaitEvent, Status::WaitTime(_), Status::WaitEvent]), "{:?}", all());
+    gate.end();
+    left.reset(0);
+    state.set(AsyncState::Never);
+    let report = within(running).await.unwrap();
+    assert_eq!(begun.elapsed(), ms(0), "the next tick is far away");
+    assert!(report.operators.iter().all(|operator| operator.runs == 1));
+}
+
+/// Of this thread: nanoseconds of a processor, and how often it has gone to sleep by itself.
+#[cfg(target_os = "linux")]
+fn used() -> (u64, u64) {
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/thread-self/{file}")).unwrap();
+    let nanos = read("schedstat").split_whitespace().next().unwrap().parse().unwrap();
+    let status = read("status");
+    let switches = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    (nanos, switches.trim().parse().unwrap())
+}
+
+/// Not known here.
+#[cfg(not(target_os = "linux"))]
+fn used() -> (u64, u64) {
+    (0, 0)
+}
+
+/// A condition that counts how often it is asked, and says yes to nobody.
+struct Asked(Arc<AtomicUsize>);
+
+impl Condition for Asked {
+    fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Status::WaitEvent
+    }
+}
+
+/// 10,000 operators, each in one of four waits, all on this thread; then two seconds of a clock that nobody pauses.
+#[tokio::test]
+async fn c13_who_waits_uses_no_processor() {
+    const QUARTER: usize = 2500;
+    let (gate, asked) = (Gate::paused(), Arc::new(AtomicUsize::new(0)));
+    let mut flow = Flow::new("c13");
+    for number in 0..QUARTER {
+        let send = flow.add(format!("gate {number}"), source(|| ready(Ok(Some(1_u32))))).when(gate.clone());
+        let take = flow.add(format!("message {number}"), sink(|_: u32| ready(Ok(()))));
+        flow.connect(send.output, take.input);
+        let idle = || runs(|(): &mut (), _cx: &mut Cx| Ok(()));
+        let _ = flow.add(format!("time {number}"), idle()).when(every(ms(1_000_000)));
+        let _ = flow.add(format!("asked {number}"), idle()).when(Asked(asked.clone()));
+    }
+    let running = flow.spawn().unwrap();
+    let mut changes = running.handle().changes();
+    let mut waits = std::collections::HashSet::new();
+    while waits.len() < 4 * QUARTER {
+        let OperatorStatus { name, status, .. } = changes.next().await.unwrap();
+        match status {
+            Status::Wait | Status::WaitEvent | Status::WaitTime(_) => waits.insert(name),
+            _ => waits.remove(&name),
+        };
+    }
+    drop(changes);
+    settled().await;
+    let asked_before = asked.load(Ordering::Relaxed);
+    let (nanos, switches) = used();
+    sleep(ms(2000)).await;
+    let (nanos, switches) = (used().0 - nanos, used().1 - switches);
+    assert_eq!(asked.load(Ordering::Relaxed), asked_before, "nobody is asked");
+    assert!(nanos < 20_000_000, "{nanos} ns of 2 s are more than one in a hundred");
+    assert!(switches < 20, "woken {switches} times");
+    running.abort();
+    assert!(within(running).await.unwrap_err().is_cancelled());
 }

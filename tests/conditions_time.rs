@@ -236,3 +236,38 @@ async fn c10_a_stop_ends_what_runs_for_a_message_or_a_tick() {
     assert_eq!(taken, [1, 2, 3, 4, 5, 6], "sent at 0, 7, 14, 21, 28, 35");
     assert_eq!(report.untaken, 0);
 }
+
+/// A count that is used up is one side that is over, until somebody resets it: then at once, and not at the next tick.
+#[tokio::test(start_paused = true)]
+async fn c5_a_count_in_either_or_is_heard_when_it_is_reset() {
+    let (notes, left) = (Notes::begin(), count(2));
+    let mut flow = Flow::new("c5");
+    let either = any_of(left.clone(), every(ms(10)));
+    let _ = flow.add("tick", Ticks::new(&notes, &[])).when(either).when(count(8));
+    let resets = left.clone();
+    let resets = task(move |(): &mut (), _cx: &mut Cx| {
+        let resets = resets.clone();
+        Box::pin(async move {
+            tokio::time::sleep(ms(15)).await;
+            resets.reset(3);
+            Ok(())
+        })
+    });
+    let _ = flow.add("resets", resets);
+    within(flow.run()).await.unwrap();
+    // The tick at 10 was one of the others; those at 15 are the count's own.
+    assert_eq!(notes.times(), [0, 0, 10, 15, 15, 15, 20, 30]);
+    assert_eq!(left.left(), 0);
+}
+
+/// Two that share a count: the last run of the one is the end of the other, which waits for something that never comes.
+#[tokio::test(start_paused = true)]
+async fn c5_a_count_that_another_has_used_up_ends_who_shares_it() {
+    let (notes, left, gate) = (Notes::begin(), count(3), Gate::paused());
+    let mut flow = Flow::new("c5");
+    let _ = flow.add("runs", Ticks::new(&notes, &[10, 10, 10])).when(left.clone());
+    let _ = flow.add("waits", Ticks::new(&notes, &[])).when(gate.clone()).when(left.clone());
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(notes.times(), [0, 10, 20]);
+    assert_eq!((report.operator("waits").unwrap().runs, gate.is_open()), (0, false));
+}

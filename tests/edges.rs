@@ -205,3 +205,61 @@ async fn sizes_that_make_no_sense_are_reported_before_running() {
         "{told}"
     );
 }
+
+/// A message that is left where it is allows the next run at once. Who leaves it a thousand times is warned of, once; who
+/// takes or sends something now and then is not.
+#[tokio::test]
+async fn an_operator_that_takes_nothing_is_warned_of() {
+    /// Takes, or sends, in every so many runs.
+    struct Lazy {
+        runs: u32,
+        takes: u32,
+        sends: u32,
+    }
+
+    #[derive(Ports)]
+    struct LazyPorts {
+        #[input]
+        input: Input<u32>,
+        #[output]
+        output: Output<u32>,
+    }
+
+    impl Operator for Lazy {
+        type Ports = LazyPorts;
+
+        async fn compute(&mut self, ports: &mut LazyPorts, cx: &mut Cx) -> Result<()> {
+            self.runs += 1;
+            if self.runs == 5000 {
+                cx.finish();
+            }
+            if self.runs.is_multiple_of(self.takes) {
+                ports.input.take()?;
+            }
+            if self.runs.is_multiple_of(self.sends) {
+                ports.output.send(1).await?;
+            }
+            Ok(())
+        }
+    }
+
+    for (takes, sends, warned) in [(u32::MAX, u32::MAX, true), (700, u32::MAX, false), (u32::MAX, 700, false)] {
+        let warnings = Warnings::default();
+        let _hearing = tracing::subscriber::set_default(warnings.clone());
+        let mut flow = Flow::new("lazy");
+        let send = flow.add("send", source(async || Ok(Some(1_u32))));
+        let lazy = flow.add("lazy", Lazy { runs: 0, takes, sends });
+        let end = flow.add("end", sink(async |_: u32| Ok(())));
+        flow.connect(send.output, lazy.input);
+        flow.connect(lazy.output, end.input);
+        let report = within(flow.run()).await.unwrap();
+        assert_eq!(report.operator("lazy").unwrap().runs, 5000);
+        let told = warnings.told();
+        assert_eq!(told.len(), usize::from(warned), "takes {takes}, sends {sends}: {told:?}");
+        if warned {
+            for part in ["has run 1024 times in a row", "operator=\"lazy\"", "port=\"input\""] {
+                assert!(told[0].contains(part), "{part} in: {}", told[0]);
+            }
+        }
+    }
+}

@@ -10,7 +10,11 @@ use std::{
 use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
-use wakeline::{device::Emulated, prelude::*};
+use wakeline::{
+    condition::{IntoCondition, PortId, When, any_of, at_least, each, sum},
+    device::Emulated,
+    prelude::*,
+};
 
 on_both!(h1_produce_increment_peek, async |device: Device| {
     let seen = shared();
@@ -364,3 +368,197 @@ on_both!(h15_starvation_names_both_hubs, async |device: Device| {
     drop(flow);
     freed(&device).await;
 });
+
+#[derive(Ports)]
+struct FourPorts {
+    #[input(at_least = 4)]
+    left: Input<u32>,
+    #[input(optional)]
+    right: Input<u32>,
+}
+
+#[derive(Ports)]
+#[ports(sum(left, right) = 4)]
+struct SumPorts {
+    #[input]
+    left: Input<u32>,
+    #[input]
+    right: Input<u32>,
+}
+
+#[derive(Ports)]
+struct EitherPorts {
+    #[input(optional)]
+    left: Input<u32>,
+    #[input(optional)]
+    right: Input<u32>,
+}
+
+#[derive(Ports)]
+struct BatchPorts {
+    #[input(batch = 4, within = "1h")]
+    left: Input<u32>,
+    #[input(optional)]
+    right: Input<u32>,
+}
+
+#[derive(Ports)]
+struct RoomPorts {
+    #[output(room = 3)]
+    output: Output<u32>,
+}
+
+/// How many messages lie at each port when an operator runs; all come from one side.
+async fn lie_there<P: Ports>(
+    read: fn(&mut P) -> [&mut Input<u32>; 2],
+    add: impl FnOnce(&mut Flow, OnRun<P>) -> [wakeline::operator::InputHandle<u32>; 2],
+) -> Vec<usize> {
+    let (seen, mut numbers) = (shared(), 0..10);
+    let mut flow = Flow::new("h14");
+    let send = flow.add("send", source(move || std::future::ready(Ok(numbers.next()))));
+    let silent = flow.add("silent", source(|| std::future::ready(Ok(None::<u32>))));
+    let [left, right] = add(&mut flow, OnRun { read, seen: seen.clone() });
+    flow.connect(send.output, left);
+    flow.connect(silent.output, right);
+    within(flow.run()).await.unwrap();
+    std::mem::take(&mut *lock(&seen))
+}
+
+struct OnRun<P> {
+    read: fn(&mut P) -> [&mut Input<u32>; 2],
+    seen: Shared<usize>,
+}
+
+impl<P: Ports> Operator for OnRun<P> {
+    type Ports = P;
+
+    async fn compute(&mut self, ports: &mut P, _cx: &mut Cx) -> Result<()> {
+        let mut taken = 0;
+        for input in (self.read)(ports) {
+            while input.try_take()?.is_some() {
+                taken += 1;
+            }
+        }
+        lock(&self.seen).push(taken);
+        Ok(())
+    }
+}
+
+/// Where nobody says how many a queue holds, it is as many as are waited for, whoever waits and however that was said.
+#[tokio::test]
+async fn h14_plain_connect_holds_what_is_waited_for() {
+    let four = lie_there(
+        |ports: &mut FourPorts| [&mut ports.left, &mut ports.right],
+        |flow, operator| {
+            let added = flow.add("take", operator);
+            [added.left, added.right]
+        },
+    );
+    assert_eq!(four.await, [4, 4, 2]);
+    let batch = lie_there(
+        |ports: &mut BatchPorts| [&mut ports.left, &mut ports.right],
+        |flow, operator| {
+            let added = flow.add("take", operator);
+            [added.left, added.right]
+        },
+    );
+    assert_eq!(batch.await, [4, 4, 2]);
+    let together = lie_there(
+        |ports: &mut SumPorts| [&mut ports.left, &mut ports.right],
+        |flow, operator| {
+            let added = flow.add("take", operator);
+            [added.left, added.right]
+        },
+    );
+    assert_eq!(together.await, [4, 4, 2]);
+    let whens: [fn(PortId, PortId) -> When; 4] = [
+        |left, _| at_least(left, 4).into_condition(),
+        |left, _| each([(left, 4)]).into_condition(),
+        |left, right| sum([left, right], 4).into_condition(),
+        |left, right| any_of(at_least(right, 1), at_least(left, 4)),
+    ];
+    for (at, when) in whens.into_iter().enumerate() {
+        let outside = lie_there(
+            |ports: &mut EitherPorts| [&mut ports.left, &mut ports.right],
+            |flow, operator| {
+                let added = flow.add("take", operator);
+                let added = added.clone().when(when(added.left.into(), added.right.into()));
+                [added.left, added.right]
+            },
+        );
+        assert_eq!(outside.await, [4, 4, 2], "condition {at}");
+    }
+}
+
+/// The same for room at an output, and for envelopes: as many as are waited for, and one more.
+#[tokio::test]
+async fn h14_plain_connect_has_room_and_envelopes_for_what_is_waited_for() {
+    let seen = shared();
+    let noted = seen.clone();
+    let mut flow = Flow::new("h14");
+    let send = flow.add(
+        "send",
+        task(|ports: &mut RoomPorts, cx: &mut Cx| {
+            Box::pin(async move {
+                for _ in 0..3 {
+                    assert!(cx.ready(ports).await);
+                    for number in 0..3 {
+                        assert!(ports.output.try_send(number)?.is_ok(), "there is room for three");
+                    }
+                }
+                Ok(())
+            })
+        }),
+    );
+    let take = flow.add(
+        "take",
+        sink(move |number: u32| {
+            lock(&noted).push(number);
+            std::future::ready(Ok(()))
+        }),
+    );
+    flow.connect(send.output, take.input);
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [0, 1, 2, 0, 1, 2, 0, 1, 2]);
+
+    #[derive(Ports)]
+    struct EnvelopesPorts {
+        #[input(at_least = 4)]
+        input: Input<Envelope<u32>>,
+    }
+
+    struct Batches(Shared<Vec<u32>>);
+
+    impl Operator for Batches {
+        type Ports = EnvelopesPorts;
+
+        async fn compute(&mut self, ports: &mut EnvelopesPorts, _cx: &mut Cx) -> Result<()> {
+            let mut batch = Vec::new();
+            for envelope in ports.input.take_batch()? {
+                batch.extend_from_slice(envelope.read().await?);
+            }
+            lock(&self.0).push(batch);
+            Ok(())
+        }
+    }
+
+    for (hub, wanted) in [
+        (Hub::default().envelope_bytes(4), None),
+        (Hub::bounded(6).envelope_bytes(4), None),
+        (Hub::default().envelope_bytes(4).envelopes(3), Some("waits for 4 messages, and it has 3 envelopes")),
+    ] {
+        let seen = shared();
+        let device = emulated();
+        let mut flow = Flow::new("h14");
+        let produce = flow.add("produce", Produce::new((0..10).map(|n| vec![n])));
+        let add = flow.add("add", Increment).on(&device);
+        let batches = flow.add("batches", Batches(seen.clone()));
+        flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(4).envelopes(8));
+        flow.connect_with(add.output, batches.input, hub);
+        match (within(flow.run()).await, wanted) {
+            (Ok(_), None) => assert_eq!(*lock(&seen), [vec![1, 2, 3, 4], vec![5, 6, 7, 8], vec![9, 10]]),
+            (Err(error), Some(wanted)) => assert!(error.to_string().contains(wanted), "{error}"),
+            (outcome, _) => panic!("{hub:?}: {outcome:?}"),
+        }
+    }
+}

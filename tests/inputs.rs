@@ -1,5 +1,8 @@
-//! Scenario Q5: any number of senders on one port, and what an operator can do with them.
+//! Scenario Q5: any number of senders on one port, and what an operator can do with them; and Q9: metadata, which the
+//! messages of several senders bring together.
 
+#[path = "common/clock.rs"]
+mod clock;
 mod common;
 
 use std::sync::{
@@ -7,9 +10,10 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use clock::{Notes, at_until, runs};
 use common::*;
 use futures::FutureExt;
-use wakeline::{Inputs, prelude::*};
+use wakeline::{Inputs, hub::MergePolicy, prelude::*};
 
 #[derive(Ports)]
 struct MergePorts {
@@ -257,4 +261,129 @@ impl Operator for Fork {
         ports.output.send(message).await?;
         ports.merged.send(message).await
     }
+}
+
+#[derive(Ports)]
+struct AnyPorts {
+    #[input(at_least = 1)]
+    parts: Inputs<u64>,
+}
+
+/// A number that is said is of all connections together, also if it is one: nobody waits for who is silent.
+#[tokio::test(start_paused = true)]
+async fn c1_one_message_of_whichever_connection() {
+    let notes = Notes::begin();
+    let noted = notes.clone();
+    let mut flow = Flow::new("c1");
+    let merge = flow.add(
+        "merge",
+        runs(move |ports: &mut AnyPorts, _cx: &mut Cx| {
+            noted.add(ports.parts.take_batch()?.collect::<Vec<_>>());
+            Ok(())
+        }),
+    );
+    let (one, other) = (flow.add("one", at_until(50, [(10, 1), (30, 3)])), flow.add("other", at_until(50, [(20, 2)])));
+    flow.connect(one.output, merge.parts);
+    flow.connect(other.output, merge.parts);
+    within(flow.run()).await.unwrap();
+    assert_eq!(notes.all(), [(10, vec![1]), (20, vec![2]), (30, vec![3])]);
+}
+
+/// Sends numbers, each with metadata: itself under a name of its sender's, and under one that all use.
+fn labelled(name: &'static str, mut numbers: std::ops::Range<u64>) -> impl Operator<Ports = SourcePorts<u64>> {
+    runs(move |ports: &mut SourcePorts<u64>, cx: &mut Cx| {
+        let Some(number) = numbers.next() else {
+            cx.finish();
+            return Ok(());
+        };
+        cx.insert_metadata(name, number);
+        cx.insert_metadata("number", number);
+        ports.output.try_send(number).map(|refused| refused.expect("there is room"))
+    })
+}
+
+/// The metadata of a run, by name.
+fn values(cx: &Cx) -> Vec<(String, u64)> {
+    let metadata = cx.metadata();
+    metadata.names().map(|name| (name.to_owned(), *metadata.get::<u64>(name).unwrap())).collect()
+}
+
+fn named(values: &[(&str, u64)]) -> Vec<(String, u64)> {
+    values.iter().map(|(name, value)| (name.to_string(), *value)).collect()
+}
+
+/// From operator to operator, to every reader of a fan-out, changed on the way; and no message takes along what came with
+/// another.
+#[tokio::test]
+async fn q9_metadata_travels_with_its_message() {
+    let mut flow = Flow::new("q9");
+    let send = flow.add("send", labelled("sent", 0..4));
+    let change = runs(|ports: &mut MapPorts<u64, u64>, cx: &mut Cx| {
+        let number = ports.input.take()?;
+        if number == 1 {
+            assert!(cx.remove_metadata("sent") && !cx.remove_metadata("nothing"));
+            cx.insert_metadata("changed", 10 * number);
+        }
+        ports.output.try_send(number).map(|refused| refused.expect("there is room"))
+    });
+    let change = flow.add("change", change);
+    flow.connect(send.output, change.input);
+    let (one, two) = (shared(), shared());
+    let note = |seen: &Shared<(u64, Vec<(String, u64)>)>| {
+        let seen = seen.clone();
+        runs(move |ports: &mut SinkPorts<u64>, cx: &mut Cx| {
+            lock(&seen).push((ports.input.take()?, values(cx)));
+            Ok(())
+        })
+    };
+    let readers = [flow.add("one", note(&one)).input, flow.add("two", note(&two)).input];
+    flow.connect(change.output, readers);
+    within(flow.run()).await.unwrap();
+    let wanted = [
+        (0, named(&[("number", 0), ("sent", 0)])),
+        (1, named(&[("changed", 10), ("number", 1)])),
+        (2, named(&[("number", 2), ("sent", 2)])),
+        (3, named(&[("number", 3), ("sent", 3)])),
+    ];
+    assert_eq!(*lock(&one), wanted);
+    assert_eq!(*lock(&two), wanted);
+}
+
+/// Two messages of one run, both with a value of one name: the later's counts, the earlier's, or it is the operator's error.
+#[tokio::test]
+async fn q9_metadata_merges_by_the_operators_policy() {
+    let run = async |policy: Option<MergePolicy>| {
+        let seen = shared();
+        let noted = seen.clone();
+        let mut flow = Flow::new("q9");
+        let merge = runs(move |ports: &mut MergePorts, cx: &mut Cx| {
+            let taken: Vec<_> = ports.parts.take()?.collect();
+            lock(&noted).push((taken, values(cx)));
+            Ok(())
+        });
+        let mut merge = flow.add("merge", merge);
+        if let Some(policy) = policy {
+            merge = merge.merge_metadata(policy);
+        }
+        let (left, right) = (flow.add("left", labelled("left", 1..3)), flow.add("right", labelled("right", 11..13)));
+        flow.connect(left.output, merge.parts);
+        flow.connect(right.output, merge.parts);
+        let outcome = within(flow.run()).await;
+        (outcome, std::mem::take(&mut *lock(&seen)))
+    };
+    for (policy, numbers) in
+        [(None, [11, 12]), (Some(MergePolicy::Update), [11, 12]), (Some(MergePolicy::Reject), [1, 2])]
+    {
+        let (outcome, seen) = run(policy).await;
+        outcome.unwrap();
+        let wanted = numbers.map(|number| {
+            let n = number % 10;
+            (vec![n, 10 + n], named(&[("left", n), ("number", number), ("right", 10 + n)]))
+        });
+        assert_eq!(seen, wanted, "{policy:?}");
+    }
+    let (outcome, seen) = run(Some(MergePolicy::Raise)).await;
+    let told = outcome.unwrap_err().to_string();
+    assert!(told.starts_with("operator `merge`: ") && told.contains("metadata `number`"), "{told}");
+    assert!(seen.is_empty());
 }

@@ -1,13 +1,26 @@
-//! Model check of `operator/quiet.rs`: every interleaving of operators that wake each other. The file is included as it
-//! stands, with loom's primitives.
+//! Model check of `operator/quiet.rs`, every interleaving of operators that wake each other, and of `operator/watchers.rs`,
+//! every interleaving of an operator and one who watches it. The files are included as they stand, with loom's primitives.
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
+    pub(crate) use loom::sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
+    };
+
+    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().expect("no model panics with a lock")
+    }
 }
 
 #[allow(dead_code)]
 #[path = "../src/operator/quiet.rs"]
 mod quiet;
+
+#[allow(dead_code)]
+#[path = "../src/operator/watchers.rs"]
+mod watchers;
+
+use std::task::{Context, Poll, Waker};
 
 use loom::{
     model::Builder,
@@ -18,6 +31,7 @@ use loom::{
     thread,
 };
 use quiet::{Parking, Tokens, Woken};
+use watchers::{Watcher, Watchers};
 
 fn model(check: impl Fn() + Send + Sync + 'static) {
     bounded(3, check);
@@ -271,6 +285,80 @@ fn one_that_gives_up_waiting_has_a_token() {
             assert!(!tokens.none(), "it goes on without a token");
             assert!(parking.end(&tokens), "the last token, and nobody is told");
             assert!(tokens.none());
+        });
+    }
+}
+
+/// Looks at whatever is marked as changed: what the operator shows then, if it is.
+fn look(watcher: &Watcher, shown: &AtomicUsize, seen: &mut usize) -> Poll<()> {
+    while let Poll::Ready(next) = watcher.poll_next(&mut Context::from_waker(Waker::noop())) {
+        if next.is_none() {
+            return Poll::Ready(());
+        }
+        *seen = shown.load(Ordering::Acquire);
+    }
+    Poll::Pending
+}
+
+/// An operator's task as a watcher sees it.
+struct Shows {
+    watchers: Watchers,
+    now: AtomicUsize,
+    watched: AtomicUsize,
+    woken: AtomicBool,
+    turns: AtomicUsize,
+}
+
+impl Shows {
+    /// It is woken.
+    fn new() -> Self {
+        let [now, watched, turns] = [0; 3].map(AtomicUsize::new);
+        Self { watchers: Watchers::default(), now, watched, woken: AtomicBool::new(true), turns }
+    }
+
+    /// Polled while it is woken. In its first turn it shows something, and something else; or its end, and that is the last.
+    fn drive(&self, ends: bool) {
+        while self.woken.swap(false, Ordering::AcqRel) {
+            self.watchers.look(0, &self.watched);
+            if self.turns.fetch_add(1, Ordering::Relaxed) > 0 {
+                continue;
+            }
+            self.now.store(1, Ordering::Release);
+            self.watchers.tell(0);
+            self.now.store(2, Ordering::Release);
+            if ends {
+                self.watchers.tell_last(0);
+                return;
+            }
+            self.watchers.tell(0);
+        }
+    }
+}
+
+/// What an operator shows last, a watcher sees last, whenever it has come and whenever it looks.
+#[test]
+fn a_watcher_misses_nothing() {
+    for ends in [false, true] {
+        model(move || {
+            let shows = Arc::new(Shows::new());
+            let operator = {
+                let shows = shows.clone();
+                thread::spawn(move || shows.drive(ends))
+            };
+            let watcher = shows.watchers.add(1);
+            shows.woken.swap(true, Ordering::AcqRel);
+            let mut seen = usize::MAX;
+            assert!(look(&watcher, &shows.now, &mut seen).is_pending());
+            assert_ne!(seen, usize::MAX, "each is marked at first");
+            operator.join().unwrap();
+            if !ends {
+                // Its task is run again, if it was woken too late for the first time.
+                shows.drive(ends);
+            }
+            assert!(look(&watcher, &shows.now, &mut seen).is_pending());
+            assert_eq!(seen, 2, "ends: {ends}");
+            shows.watchers.end();
+            assert!(look(&watcher, &shows.now, &mut seen).is_ready());
         });
     }
 }

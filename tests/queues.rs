@@ -391,3 +391,112 @@ async fn q8_a_stall_names_who_waits_for_what() {
     assert!(told.contains("`pair` waits for a message in hub `split.right -> pair.right`"), "{told}");
     assert_eq!(census.live(), 0, "what lay in the queues is freed");
 }
+
+/// Nobody waits for a time-out to find out that all is done: no time passes.
+#[tokio::test(start_paused = true)]
+async fn q6_run_returns_at_once() {
+    let begun = tokio::time::Instant::now();
+    q6_two_inputs(false, 2).await;
+    let rounds = Arc::new(AtomicU64::new(0));
+    let mut flow = Flow::new("q6");
+    let feed = flow.add("feed", Feed { begin: 10, rounds });
+    let back = flow.add("back", pass_on::<u32>());
+    flow.connect(feed.forth, back.input);
+    flow.connect(back.output, feed.back);
+    within(flow.run()).await.unwrap();
+    assert_eq!(begun.elapsed(), std::time::Duration::ZERO);
+}
+
+/// `first -> second -> first`, round and round, one message without an end.
+fn endless_loop() -> (Flow, Arc<AtomicU64>) {
+    let rounds = Arc::new(AtomicU64::new(0));
+    let counted = rounds.clone();
+    let mut flow = Flow::new("q7");
+    let mut begun = false;
+    let first = flow.add(
+        "first",
+        task(move |ports: &mut LoopPorts, cx| {
+            let rounds = counted.clone();
+            let begin = !std::mem::replace(&mut begun, true);
+            async move {
+                if begin {
+                    ports.forth.send(0).await?;
+                }
+                while cx.ready(ports).await {
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                    let number = ports.back.take()?;
+                    ports.forth.send(number + 1).await?;
+                }
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let second = flow.add("second", pass_on::<u32>());
+    flow.connect(first.forth, second.input);
+    flow.connect(second.output, first.back);
+    (flow, rounds)
+}
+
+/// A loop that no source leads to would never end by itself: a stop ends each of its operators after its present run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn q7_a_loop_without_an_end_can_be_stopped() {
+    for turns in 0..50 {
+        let (flow, rounds) = endless_loop();
+        let running = flow.spawn().unwrap();
+        until("it goes round", || rounds.load(Ordering::Relaxed) > 10 * turns).await;
+        running.stop();
+        let report = within(running).await.unwrap();
+        assert!(report.untaken <= 1, "there is one message: {report}");
+
+        let (flow, rounds) = endless_loop();
+        let running = flow.spawn().unwrap();
+        until("it goes round", || rounds.load(Ordering::Relaxed) > 10 * turns).await;
+        running.abort();
+        assert!(within(running).await.unwrap_err().is_cancelled());
+    }
+}
+
+/// A loop of two, behind a source that feeds it: what goes round, goes round until one of them asks whether it is to end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn q7_a_loop_that_a_source_leads_to_asks_whether_it_is_to_end() {
+    #[derive(Ports)]
+    struct JunctionPorts {
+        #[input(at_least = 1)]
+        any: wakeline::Inputs<u32>,
+        #[output]
+        forth: Output<u32>,
+    }
+
+    struct Junction(Arc<AtomicU64>);
+
+    impl Operator for Junction {
+        type Ports = JunctionPorts;
+
+        async fn compute(&mut self, ports: &mut JunctionPorts, cx: &mut Cx) -> Result<()> {
+            let Some((_, number)) = ports.any.try_take_any()? else { unreachable!("its condition said so") };
+            self.0.fetch_add(1, Ordering::Relaxed);
+            if cx.flow().is_stopping() {
+                return Ok(());
+            }
+            ports.forth.send(number).await
+        }
+    }
+
+    for round in 0..50 {
+        let rounds = Arc::new(AtomicU64::new(0));
+        let mut flow = Flow::new("q7");
+        let mut once = Some(7);
+        let begin = flow.add("begin", source(move || ready(Ok(once.take()))));
+        let junction = flow.add("junction", Junction(rounds.clone()));
+        let back = flow.add("back", pass_on::<u32>());
+        flow.connect(begin.output, junction.any);
+        flow.connect(junction.forth, back.input);
+        flow.connect(back.output, junction.any);
+        let running = flow.spawn().unwrap();
+        until("it goes round", || rounds.load(Ordering::Relaxed) > 10 * round).await;
+        running.stop();
+        let report = within(running).await.unwrap();
+        assert_eq!(report.untaken, 0, "it has gone quiet: {report}");
+    }
+}

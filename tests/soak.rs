@@ -1,18 +1,25 @@
-//! A thousand flows in one process, each ended at a moment of its own: nothing of them is left.
+//! What is left after many: a thousand flows in one process, each ended at a moment of its own; ten million messages through
+//! one hub. All allocations of the process are counted, so the tests take turns.
 
 mod common;
 
 #[path = "../benches/support/allocations.rs"]
 mod allocations;
 
-use std::{task::Poll, time::Duration};
+use std::{
+    sync::Mutex,
+    task::Poll,
+    time::{Duration, Instant},
+};
 
 use common::*;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use tokio::runtime::Builder;
 use wakeline::{
     condition::{Gate, count, every},
     flow::Handle,
     prelude::*,
+    stream::StreamPool,
 };
 
 #[derive(Ports)]
@@ -141,59 +148,193 @@ async fn one(device: &Device, random: &mut StdRng) {
     }
 }
 
-fn threads() -> usize {
-    std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
+/// The names of this process's threads.
+fn threads() -> Vec<String> {
+    let names = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let names = names.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
+    let mut names: Vec<_> = names.collect();
+    names.sort_unstable();
+    names
 }
 
-/// `flows` flows, several at a time; then what there is of tasks, threads and bytes once all has come to rest.
-async fn round(device: &Device, seed: u64, flows: u64) -> (usize, usize, i64) {
-    const AT_A_TIME: u64 = 4;
-    let lanes = (0..AT_A_TIME).map(|lane| {
+/// A device that is gone has taken its threads along: its workers and its lookout.
+async fn only_threads_of_nobody() {
+    until("the device's threads have ended", || {
+        !threads().iter().any(|name| name.starts_with("emulated") || name.starts_with("wakeline"))
+    })
+    .await;
+}
+
+/// So many flows, `at_a_time` beside each other, and all of them ended: those whose handle was dropped end by themselves.
+async fn many(device: &Device, seed: u64, at_a_time: u64, flows: u64) {
+    let lanes = (0..at_a_time).map(|lane| {
         let device = device.clone();
         tokio::spawn(async move {
-            let mut random = StdRng::seed_from_u64(seed * AT_A_TIME + lane);
-            for _ in 0..flows / AT_A_TIME {
+            let mut random = StdRng::seed_from_u64(seed * at_a_time + lane);
+            for _ in 0..flows / at_a_time {
                 one(&device, &mut random).await;
+                if at_a_time == 1 {
+                    only_tasks(2).await;
+                }
             }
         })
     });
     for lane in lanes.collect::<Vec<_>>() {
         lane.await.expect("no flow panics");
     }
-    // Those whose handle was dropped end in the background.
-    let metrics = tokio::runtime::Handle::current().metrics();
-    while metrics.num_alive_tasks() > 1 || device.memory_in_use() > 0 {
-        tokio::task::yield_now().await;
-    }
-    (metrics.num_alive_tasks(), threads(), allocations::held())
+    only_tasks(1).await;
+    until("all memory of the device is given back", || device.memory_in_use() == 0).await;
+    assert_eq!(StreamPool::default_of(device).expect("it has streams").in_use(), 0, "streams that nobody gave back");
 }
 
-#[test]
-fn l3_a_thousand_flows_leave_nothing_behind() {
+async fn only_tasks(left: usize) {
+    let metrics = tokio::runtime::Handle::current().metrics();
+    until("all tasks have ended", || metrics.num_alive_tasks() <= left).await;
+}
+
+/// Bytes that are held when nothing goes on: the least that was seen until it became no less for a while.
+async fn held_at_rest() -> i64 {
+    let (mut least, mut since) = (allocations::held(), 0);
+    while since < 100 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        since += 1;
+        if allocations::held() < least {
+            (least, since) = (allocations::held(), 0);
+        }
+    }
+    least
+}
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Runs a test whose process has nothing else to do; what panics as planned says nothing.
+fn alone(builder: &mut Builder, test: impl Future<Output = ()> + Send + 'static) {
+    let _alone = lock(&ALONE);
     std::panic::set_hook(Box::new(|info| {
         if !info.to_string().contains("planned") {
             eprintln!("{info}");
         }
     }));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = builder.enable_all().build().unwrap();
     allocations::begin();
-    let device = Device::emulated(Emulated::new().workers(2));
-    runtime.block_on(async {
-        let task = tokio::spawn(async move {
-            // What is made once, and kept.
-            let mut before = round(&device, 0, 200).await;
-            let mut grown = Vec::new();
-            for seed in 1..=5 {
-                let after = round(&device, seed, 200).await;
-                assert_eq!(after.0, before.0, "tasks");
-                grown.push(after.2 - before.2);
-                before = after;
+    runtime.block_on(async { tokio::spawn(test).await.expect("the test passes") });
+    allocations::end();
+}
+
+fn device() -> Device {
+    Device::emulated(Emulated::new().workers(2))
+}
+
+/// Each hundred or so on a device of their own, four at a time: when that is gone, too, there is as much of everything as
+/// before, to the byte.
+#[test]
+fn l3_a_thousand_flows_leave_nothing_behind() {
+    alone(Builder::new_multi_thread().worker_threads(2), async {
+        // What is made once, and kept.
+        many(&device(), 0, 4, 100).await;
+        only_threads_of_nobody().await;
+        let before = threads();
+        let mut held = Vec::with_capacity(6);
+        for seed in 1..=6 {
+            many(&device(), seed, 4, 160).await;
+            only_threads_of_nobody().await;
+            assert_eq!(threads(), before);
+            held.push(held_at_rest().await);
+        }
+        assert_eq!(held, [held[0]; 6], "bytes");
+    });
+}
+
+/// One after the other on one device: it comes to know no more than it did. A queue of its may now and then have become
+/// longer than it was.
+#[test]
+fn l3_a_device_keeps_nothing_of_its_flows() {
+    const FLOWS: u64 = 200;
+    alone(Builder::new_multi_thread().worker_threads(2), async {
+        let device = device();
+        many(&device, 0, 1, FLOWS).await;
+        let mut held = Vec::with_capacity(6);
+        for seed in 1..=5 {
+            many(&device, seed, 1, FLOWS).await;
+            // The last of a kind is remembered until the next: here it is always the same.
+            let mut flow = Flow::new("soak");
+            let numbers = flow.add("count", Count(0)).when(count(5));
+            let pass = flow.add("pass", Pass { fails_at: u32::MAX, panics: false, seen: 0 }).on(&device);
+            let end = flow.add("end", sink(async |numbers: Envelope<u32>| numbers.read().await.map(drop)));
+            flow.connect(numbers.numbers, pass.input);
+            flow.connect(pass.output, end.input);
+            within(flow.run()).await.expect("nothing is planned");
+            drop(flow);
+            only_tasks(1).await;
+            held.push(held_at_rest().await);
+        }
+        drop(device);
+        only_threads_of_nobody().await;
+        let grown: Vec<_> = held.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let (least, all) = (grown.iter().min().copied().unwrap_or_default(), grown.iter().sum::<i64>());
+        assert!(least <= 0, "every {FLOWS} flows leave bytes behind: {grown:?}");
+        assert!(all < (8 * FLOWS * 4) as i64, "there is room for a word of each flow: {grown:?}");
+    });
+}
+
+/// Sends as many as there is room for, in each run.
+struct Fill {
+    next: u64,
+    last: u64,
+}
+
+impl Operator for Fill {
+    type Ports = SourcePorts<u64>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        while self.next < self.last {
+            if ports.output.try_send(self.next)?.is_err() {
+                return Ok(());
             }
-            // A queue of the runtime's may have grown once; a flow that leaves something behind shows in every round.
-            let least = grown.iter().min().copied().unwrap_or_default();
-            assert!(least <= 0, "bytes that 200 flows left behind, five times: {grown:?}");
-            assert_eq!(device.memory_in_use(), 0);
-        });
-        task.await.unwrap();
+            self.next += 1;
+        }
+        cx.finish();
+        Ok(())
+    }
+}
+
+/// Takes all that is there; at each million, what there is of allocations.
+struct Drain {
+    expected: u64,
+    at_millions: Shared<(u64, i64)>,
+}
+
+impl Operator for Drain {
+    type Ports = SinkPorts<u64>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        while let Some(number) = ports.input.try_take()? {
+            assert_eq!(number, self.expected, "each once, in order");
+            self.expected += 1;
+            if self.expected.is_multiple_of(1_000_000) {
+                lock(&self.at_millions).push((allocations::so_far(), allocations::held()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Through a hub of 64: from the first million on nothing is allocated any more, and not a byte is added.
+#[test]
+fn q1_ten_million_messages_in_constant_memory() {
+    alone(&mut Builder::new_current_thread(), async {
+        let at_millions: Shared<(u64, i64)> = shared();
+        lock(&at_millions).reserve(10);
+        let mut flow = Flow::new("q1");
+        let fill = flow.add("fill", Fill { next: 0, last: 10_000_100 });
+        let drain = flow.add("drain", Drain { expected: 0, at_millions: at_millions.clone() });
+        flow.connect_with(fill.output, drain.input, Hub::bounded(64));
+        let begun = Instant::now();
+        let report = flow.run().await.expect("nothing is planned");
+        eprintln!("10 million messages: {:?}", begun.elapsed());
+        assert_eq!((report.operator("drain").unwrap().messages_in, report.untaken), (10_000_100, 0));
+        assert!(report.operator("drain").unwrap().runs >= 10_000_000 / 66, "no more than the hub holds lay there");
+        let at_millions = lock(&at_millions).clone();
+        assert_eq!(at_millions, [at_millions[0]; 10]);
     });
 }

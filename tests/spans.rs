@@ -136,8 +136,9 @@ impl Operator for OnDevice {
 }
 
 /// Over two operators on a device and one on the host, for messages by an ingress and for requests, on both runtimes.
-async fn reaches_all(device: Device) {
+async fn reaches_all() {
     let _turn = hear().await;
+    let device = emulated();
     let mut flow = Flow::new("e5");
     let first = flow.add("first", OnDevice("first")).on(&device);
     let second = flow.add("second", OnDevice("second")).on(&device);
@@ -185,12 +186,12 @@ async fn reaches_all(device: Device) {
 
 #[tokio::test]
 async fn e5_a_span_reaches_every_operator_on_one_thread() {
-    reaches_all(emulated()).await;
+    reaches_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn e5_a_span_reaches_every_operator_on_several_threads() {
-    reaches_all(emulated()).await;
+    reaches_all().await;
 }
 
 #[derive(Ports)]

@@ -1,4 +1,4 @@
-//! Scenarios S1 to S6 and S8: pools of streams, an operator's own stream and what it is when it has none, the streams that
+//! Scenarios S2 to S6 and S8: an operator's own stream and what it is when it has none, the streams that
 //! messages carry, joining, the default stream.
 //!
 //! What has to be ordered by a message's stream alone is tested with the tracking of buffers switched off: then nothing
@@ -18,7 +18,7 @@ use common::*;
 use futures::{FutureExt, future::BoxFuture};
 use wakeline::{
     Inputs, StreamPool,
-    device::{Emulated, Faults, Simulation},
+    device::{Emulated, Simulation},
     prelude::*,
     stream::{Event, Ticket},
 };
@@ -89,193 +89,6 @@ struct PairPorts {
 }
 
 // S1: pools.
-
-on_both!(s1_what_is_given_back_is_used_again, async |device: Device| {
-    let pool = StreamPool::builder(&device).name("few").reserved(1).maximum(2).build().unwrap();
-    assert_eq!((pool.made(), pool.in_use(), pool.maximum()), (1, 0, Some(2)), "what is reserved is made at once");
-    let one = pool.take().unwrap();
-    assert_eq!((pool.made(), pool.in_use()), (1, 1));
-    let two = pool.take().unwrap();
-    assert!(*one != *two);
-    assert_eq!(one.device(), &device);
-    let error = pool.clone().take().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Usage);
-    assert!(error.to_string().contains("pool `few` is used up: its maximum of 2 streams is in use"), "{error}");
-    // Given back in the middle of its work: who gets it next comes after that.
-    let mut buffer = Buffer::from_slice(&two, &[1_u32; 8]).unwrap();
-    let held = hold(&two);
-    increment::launch(&two, &mut buffer).unwrap();
-    drop(two);
-    let again = pool.take().unwrap();
-    assert_eq!((pool.made(), pool.in_use()), (2, 2));
-    increment::launch(&again, &mut buffer).unwrap();
-    assert!(!again.ticket().has_passed());
-    drop(held);
-    assert_eq!(buffer.to_vec(&again).await.unwrap(), [3; 8]);
-    drop((one, again));
-    assert_eq!((pool.made(), pool.in_use()), (2, 0));
-});
-
-on_both!(s1_the_default_pool, async |device: Device| {
-    let pool = StreamPool::default_of(&device).unwrap();
-    assert_eq!((pool.maximum(), pool.priority()), (None, 0));
-    let many: Vec<_> = (0..20).map(|_| pool.take().unwrap()).collect();
-    drop(many);
-    let same = StreamPool::default_of(&device).unwrap();
-    assert_eq!((same.made(), same.in_use()), (20, 0), "one a device");
-});
-
-#[test]
-fn s1_a_pool_that_cannot_be() {
-    let device = emulated();
-    let told = |pool: wakeline::stream::StreamPoolBuilder| {
-        let error = pool.name("bad").build().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Usage);
-        assert!(error.to_string().contains("pool `bad`"), "{error}");
-        error.to_string()
-    };
-    assert!(told(StreamPool::builder(&device).maximum(0)).contains("its maximum is 0"));
-    assert!(
-        told(StreamPool::builder(&device).maximum(1).reserved(2))
-            .contains("2 streams are reserved, and its maximum is 1")
-    );
-    assert!(told(StreamPool::builder(&Device::host())).contains("the host has no streams"));
-}
-
-on_both!(s1_priorities_are_within_what_the_device_has, async |device: Device| {
-    let range = device.stream_priorities();
-    assert!(range.contains(&0), "{range:?}");
-    for (asked, has) in [(0, 0), (i32::MIN, *range.start()), (i32::MAX, *range.end())] {
-        let pool = StreamPool::builder(&device).priority(asked).build().unwrap();
-        assert_eq!((pool.priority(), pool.take().unwrap().priority()), (has, has));
-    }
-    assert_eq!(Stream::new(&device).unwrap().priority(), 0);
-});
-
-/// One worker, and it is busy: of what waits for it, the urgent stream's work goes first, and what signals its end too.
-#[tokio::test]
-async fn s1_urgent_streams_go_first() {
-    let device = emulated_with(Emulated::new().workers(1));
-    let pool = |priority| StreamPool::builder(&device).priority(priority).build().unwrap();
-    let (calm, urgent) = (pool(0).take().unwrap(), pool(-3).take().unwrap());
-    let busy = Stream::new(&device).unwrap();
-    let order = shared();
-    for _ in 0..20 {
-        let held = hold(&busy);
-        for (stream, name) in [(&calm, "calm"), (&urgent, "urgent")] {
-            let order = order.clone();
-            stream.host_function(move || lock(&order).push(name)).unwrap();
-        }
-        drop(held);
-        within(calm.completed()).await.unwrap();
-        within(urgent.completed()).await.unwrap();
-    }
-    assert_eq!(*lock(&order), ["urgent", "calm"].repeat(20));
-}
-
-on_both!(s1_operators_share_a_pool, async |device: Device| {
-    let pool = StreamPool::builder(&device).maximum(3).build().unwrap();
-    let seen = shared();
-    let mut flow = Flow::new("s1");
-    let produce = flow.add("produce", Produce::new((0..20).map(|n| vec![n; 64])));
-    let mut from = produce.output;
-    for name in ["one", "two", "three"] {
-        let add = flow.add(name, Increment).on(&device).streams(&pool);
-        flow.connect_with(from, add.input, Hub::default().envelope_bytes(256));
-        from = add.output;
-    }
-    let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect(from, consume.input);
-    for _ in 0..3 {
-        flow.run().await.unwrap();
-        assert_eq!((pool.made(), pool.in_use()), (3, 0), "given back at the end, and used again");
-    }
-    assert_eq!(*lock(&seen), (0..20).map(|n| vec![n + 3; 64]).collect::<Vec<_>>());
-    assert_eq!(StreamPool::default_of(&device).unwrap().made(), 0, "nobody took one there");
-});
-
-/// Hears what is said on this thread.
-#[derive(Clone, Default)]
-struct Warnings(Shared<String>);
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-
-    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Text(String);
-        impl tracing::field::Visit for Text {
-            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                self.0.push_str(&format!("{field}={value:?}; "));
-            }
-        }
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        lock(&self.0).push(text.0);
-    }
-
-    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
-
-    fn enter(&self, _span: &tracing::span::Id) {}
-
-    fn exit(&self, _span: &tracing::span::Id) {}
-}
-
-#[tokio::test]
-async fn s1_a_pool_smaller_than_its_sharers_is_warned_of_before_running() {
-    let device = emulated();
-    let warnings = Warnings::default();
-    let _hearing = tracing::subscriber::set_default(warnings.clone());
-    for (maximum, warned) in [(1, true), (2, false)] {
-        let pool = StreamPool::builder(&device).name("narrow").maximum(maximum).build().unwrap();
-        let mut flow = Flow::new("s1");
-        let produce = flow.add("produce", Produce::new([vec![1_u32; 4]]));
-        let one = flow.add("one", Increment).on(&device).streams(&pool);
-        let two = flow.add("two", Increment).on(&device).streams(&pool);
-        let consume = flow.add("consume", Collect(shared()));
-        flow.connect_with(produce.output, one.input, Hub::default().envelope_bytes(16));
-        flow.connect(one.output, two.input);
-        flow.connect(two.output, consume.input);
-        let running = flow.spawn().unwrap();
-        let told = std::mem::take(&mut *lock(&warnings.0));
-        assert_eq!(told.len(), usize::from(warned), "before anything has run: {told:?}");
-        if warned {
-            for part in ["narrow", "maximum=1", "one, two", "fewer than the operators that share it"] {
-                assert!(told[0].contains(part), "{part} in: {}", told[0]);
-            }
-        }
-        within(running).await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn s1_a_pool_of_another_device_is_an_error_before_running() {
-    let (device, other) = (emulated(), emulated());
-    let pool = StreamPool::builder(&other).name("far").build().unwrap();
-    let mut flow = Flow::new("s1");
-    let one = flow.add("one", sink(async |_: u32| Ok(()))).on(&device).streams(&pool);
-    let _two = flow.add("two", sink(async |_: u32| Ok(()))).streams(&pool);
-    let once = flow.add("once", source(async || Ok(None::<u32>)));
-    flow.connect(once.output, one.input);
-    let error = flow.run().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Setup);
-    let told = error.to_string();
-    let far = format!("and its pool of streams `far` is one of {other}");
-    for part in [
-        format!("operator `one` is on {device}, {far}"),
-        format!("operator `two` is on the host, {far}"),
-        "input `two.input` is not connected".into(),
-    ] {
-        assert!(told.contains(&part), "{part} in: {told}");
-    }
-}
 
 // S2, S5: an operator's own stream and its named ones.
 
@@ -764,9 +577,9 @@ on_both!(s5_a_named_stream_is_sent_on_only_when_the_output_says_so, async |devic
         async move {
             let (own, named) = (cx.stream()?.clone(), cx.stream_named("named")?);
             match now {
-                2 => ports.output.set_stream(&named),
+                2 => ports.output.set_stream(&named)?,
                 3 => {}
-                _ => ports.output.set_stream(None),
+                _ => ports.output.set_stream(None)?,
             }
             if now == 4 {
                 cx.finish();
@@ -808,7 +621,7 @@ on_both!(s5_an_operator_on_the_host_may_send_a_stream_too, async |device: Device
             cx.finish();
             let mut buffer = Buffer::new(&at, 64)?;
             stream.fill(&mut buffer, 9)?;
-            ports.output.set_stream(&stream);
+            ports.output.set_stream(&stream)?;
             ports.output.send(Host(buffer)).await
         }
         .boxed()
@@ -994,23 +807,3 @@ on_both!(s5_a_wait_is_a_point_of_its_stream, async |device: Device| {
     plain.completed().await.unwrap();
     last.completed().await.unwrap();
 });
-
-/// Whoever is given a stream of a device that was lost meanwhile is told so, and the pool stays as it was.
-#[tokio::test]
-async fn s1_a_pool_of_a_device_that_was_lost() {
-    let device = emulated_with(Emulated::new().faults(Faults::new().trap_kernel("increment", 1)));
-    let pool = StreamPool::builder(&device).reserved(1).maximum(1).build().unwrap();
-    let stream = Stream::new(&device).unwrap();
-    let mut buffer = Buffer::from_slice(&stream, &[1_u32; 4]).unwrap();
-    let (told, over) = tokio::sync::oneshot::channel();
-    increment::launch(&stream, &mut buffer).unwrap();
-    // Nobody has asked the device yet: the host function that is dropped behind the fault says that it has happened.
-    let told = Told(Some(told));
-    let _ = stream.host_function(move || drop(told));
-    within(over).await.unwrap_err();
-    let taken = within(tokio::task::spawn_blocking(move || pool.take().map(drop).map(|()| pool.in_use()))).await;
-    assert!(taken.unwrap().is_err_and(|error| error.is_device_lost()));
-}
-
-/// Says by being dropped that it is.
-struct Told(#[allow(dead_code, reason = "dropped, never looked at")] Option<tokio::sync::oneshot::Sender<()>>);

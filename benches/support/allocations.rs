@@ -65,6 +65,11 @@ pub(crate) fn end() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
+/// How many there were so far, on all threads. Goes on counting.
+pub(crate) fn so_far() -> u64 {
+    COUNT.load(Ordering::Relaxed)
+}
+
 /// Bytes that were allocated and not given back, on all threads. Goes on counting.
 pub(crate) fn held() -> i64 {
     BYTES.load(Ordering::Relaxed)

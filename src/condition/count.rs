@@ -1,20 +1,27 @@
 //! Count, `.when(count(100))`: so many runs, then never again.
 
-use std::{
-    borrow::Cow,
-    fmt,
-    sync::Arc,
-    sync::atomic::{AtomicI64, Ordering},
-    task::Context,
+use std::{borrow::Cow, fmt, task::Context};
+
+use super::{
+    Condition, IntoCondition, Status, When,
+    told::{Heard, Told},
 };
 
-use super::{Condition, Status};
-
-/// How many runs are left. Shared by its clones: an operator that runs takes from all of them, and two operators with
-/// clones of one count share its runs.
+/// How many runs are left. A handle: its clones are the same count, and two operators that are given one share its runs.
+///
+/// An operator ends when its count is used up, as it does at [`Status::Never`] of any of its conditions; what is said later
+/// does not bring it back. Where the count is one side of [`any_of`](super::any_of), the operator goes on with the other
+/// side, and with the count again once it is [`reset`](Self::reset). A count that is used up keeps no flow from ending.
 #[derive(Clone)]
 pub struct Count {
-    left: Arc<AtomicI64>,
+    left: Told<i64>,
+    whole: i64,
+}
+
+/// The condition.
+#[derive(Debug)]
+struct Counts {
+    left: Heard<i64>,
     whole: i64,
 }
 
@@ -35,41 +42,49 @@ pub struct Count {
 /// # }).unwrap();
 /// ```
 pub fn count(runs: i64) -> Count {
-    Count { left: Arc::new(AtomicI64::new(runs)), whole: runs }
+    Count { left: Told::new(runs), whole: runs }
 }
 
 impl Count {
-    /// From now on there are so many runs left, as for [`count`]. An operator that had none left has ended, and stays so.
+    /// From now on there are so many runs left, as for [`count`]. With 0 its operators end, whatever else they wait for. An
+    /// operator that had none left has ended, and stays so.
     pub fn reset(&self, runs: i64) {
-        self.left.store(runs, Ordering::Release);
+        self.left.set(|_| runs);
     }
 
     /// How many runs are left; negative: without end.
     pub fn left(&self) -> i64 {
-        self.left.load(Ordering::Acquire)
+        self.left.get()
     }
 }
 
-impl Condition for Count {
+impl IntoCondition for Count {
+    fn into_condition(self) -> When {
+        When::own(Counts { left: self.left.heard(), whole: self.whole })
+    }
+}
+
+impl Condition for Counts {
     fn start(&mut self) {
-        self.reset(self.whole);
+        self.left.change(|_| Some(self.whole), |_| true);
     }
 
-    fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
-        if self.left() == 0 { Status::Never } else { Status::Ready }
+    fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
+        self.left.poll(cx, |left| Some(if left == 0 { Status::Never } else { Status::Ready }))
     }
 
     fn claim(&mut self) -> bool {
-        let take = |left: i64| match left {
+        let one_less = |left: i64| match left {
             0 => None,
             1.. => Some(left - 1),
             _ => Some(left),
         };
-        self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
+        // The last one: whoever shares it has none.
+        self.left.change(one_less, |left| left == 0).is_some()
     }
 
     fn give_back(&mut self) {
-        let _ = self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| (left >= 0).then_some(left + 1));
+        self.left.change(|left| (left >= 0).then_some(left + 1), |left| left == 1);
     }
 
     fn describe(&self) -> Cow<'static, str> {
@@ -79,6 +94,6 @@ impl Condition for Count {
 
 impl fmt::Debug for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Count").field(&self.left()).finish()
+        f.debug_tuple("Count").field(&self.left).finish()
     }
 }

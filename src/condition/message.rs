@@ -32,17 +32,19 @@ pub(crate) struct Need {
     pub(crate) since: Since,
     /// It waits for none.
     pub(crate) optional: bool,
+    /// The number was said: of several connections, of all together, also where it is 1. If not, one of each.
+    pub(crate) together: bool,
 }
 
 impl Default for Need {
     fn default() -> Self {
-        Self { least: 1, most: None, within: None, since: Since::Arrived, optional: false }
+        Self { least: 1, most: None, within: None, since: Since::Arrived, optional: false, together: false }
     }
 }
 
 impl Need {
     pub(crate) fn at_least(least: usize) -> Self {
-        Self { least, ..Self::default() }
+        Self { least, together: true, ..Self::default() }
     }
 
     /// About how many messages a port is to be asked.

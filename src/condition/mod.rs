@@ -73,7 +73,7 @@ pub use periodic::{Every, MissedTicks, every};
 #[doc(hidden)]
 pub use port::PortState;
 pub use port::{OnPorts, PortId, at_least, at_most, batch, each, room, sum};
-pub(crate) use port::{PortFacts, named};
+pub(crate) use port::{PortFacts, count_at, named};
 pub use predicate::{Predicate, predicate};
 pub(crate) use room::{Room, look_for_room, room_for, room_problem};
 pub(crate) use set::Conditions;
@@ -131,7 +131,8 @@ pub trait Condition: Send + 'static {
     fn start(&mut self) {}
 
     /// May the operator run? Asking changes nothing. Unless it is ready, or never again, the waker is kept, and woken when
-    /// the answer may have changed.
+    /// the answer may have changed. One that may change its answer at any time keeps it always: then an operator that waits
+    /// for something else hears of it at once.
     ///
     /// [`Status::Wait`] says that another operator has to act, so that a flow in which all wait so has stalled, or is at its
     /// end; [`Status::WaitEvent`] and [`Status::WaitTime`] that it comes by itself.

@@ -180,6 +180,18 @@ impl OnPorts {
         if let What::Messages(_, need) = &self.what { Some(*need) } else { None }
     }
 
+    /// How many messages, or room for how many, this waits for at a port.
+    fn count_at(&self, port: PortId) -> usize {
+        match &self.what {
+            What::Messages(at, need) if *at == port => need.least,
+            What::Room(at, count) if *at == port => *count,
+            // All may come to one of them.
+            What::Sum(ports, count) if ports.contains(&port) => *count,
+            What::Each(ports) => ports.iter().filter(|(at, _)| *at == port).map(|(_, count)| *count).max().unwrap_or(0),
+            _ => 0,
+        }
+    }
+
     /// What is wrong with it, before the flow runs.
     pub(super) fn problems(&self, facts: &dyn Fn(PortId) -> Option<PortFacts>, told: &mut Vec<String>) {
         let ports = self.ports();
@@ -248,6 +260,15 @@ pub(crate) fn named(conditions: &[When]) -> Vec<(PortId, Option<Need>)> {
         when.on_ports(&mut |ports| named.extend(ports.ports().into_iter().map(|port| (port, ports.need()))));
     }
     named
+}
+
+/// The most messages, or room for the most, that any condition waits for at a port; 0 if none names it.
+pub(crate) fn count_at(conditions: &[When], port: PortId) -> usize {
+    let mut most = 0;
+    for when in conditions {
+        when.on_ports(&mut |ports| most = most.max(ports.count_at(port)));
+    }
+    most
 }
 
 impl IntoCondition for OnPorts {

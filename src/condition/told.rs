@@ -2,6 +2,9 @@
 //!
 //! Whoever holds a [`Told`] may still say something, so an operator that waits for that waits for an event. When the last
 //! one is dropped it is woken, and from then on waits for nothing that comes by itself.
+//!
+//! One who listens hears of every change, whatever the value was when it asked: an operator that waits for something else
+//! meanwhile shows at once that it is paused, and ends at once if it is to run no more.
 
 use std::{
     fmt,
@@ -75,14 +78,23 @@ impl<T: Copy> Heard<T> {
     /// What `status` says of the value, or, where that is `None`, a wait for another one.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, status: impl FnOnce(T) -> Option<Status>) -> Status {
         let mut state = lock(&self.shared.state);
-        if let Some(status) = status(state.now) {
-            return status;
-        }
         match self.kept {
             Some((woken, at)) if woken == state.woken => state.waiting[at].clone_from(cx.waker()),
             _ => self.kept = Some((state.woken, state.waiting.insert(cx.waker().clone()))),
         }
-        if state.tellers == 0 { Status::Wait } else { Status::WaitEvent }
+        let nothing_yet = if state.tellers == 0 { Status::Wait } else { Status::WaitEvent };
+        status(state.now).unwrap_or(nothing_yet)
+    }
+
+    /// Sets what `change` makes of the present value, where that is something, and gives it. Whoever listens is woken if
+    /// `tells` says so of it.
+    pub(crate) fn change(&self, change: impl FnOnce(T) -> Option<T>, tells: impl FnOnce(T) -> bool) -> Option<T> {
+        let mut state = lock(&self.shared.state);
+        state.now = change(state.now)?;
+        if tells(state.now) {
+            state.wake();
+        }
+        Some(state.now)
     }
 }
 

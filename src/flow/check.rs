@@ -10,11 +10,11 @@ use std::{
 
 use super::{Checked, Connection, Copied, Flow, spawn, thread};
 use crate::{
-    condition::{self, PortFacts, PortId, Room, room_problem},
+    condition::{self, Need, PortFacts, PortId, Room, room_problem},
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::{self, Hub, Since, fan, link::LinkPlan, queue::Full},
-    operator::{PortDecl, PortKind, lane::OwnStreams},
+    operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::lock,
 };
@@ -88,40 +88,37 @@ fn ports(flow: &Flow, problems: &mut Vec<String>) {
 /// What operators wait for can happen.
 fn conditions(flow: &Flow, problems: &mut Vec<String>) {
     for (operator, entry) in flow.entries.iter().enumerate() {
-        let mut told = Vec::new();
-        for (port, decl) in entry.ports.iter().enumerate() {
-            let id = PortId { flow: flow.id, operator, port, name: decl.name };
+        let ids = entry.ports.iter().enumerate();
+        let ids = ids.map(|(port, decl)| PortId { flow: flow.id, operator, port, name: decl.name });
+        let known: Vec<_> = ids.map(|id| (id, facts(flow, id))).collect();
+        for ((id, facts), decl) in known.iter().zip(&entry.ports) {
             let default =
                 if decl.kind == PortKind::Output { decl.room == Room::default() } else { decl.need.is_default() };
-            if default || is_named(flow, id) {
+            if default || is_named(flow, *id) {
                 continue;
             }
-            let problem =
-                facts(flow, operator, id).and_then(|PortFacts { capacity, .. }| match (decl.kind, decl.room) {
-                    // Whether a hub has so much room is a matter of the hub's plan.
-                    (PortKind::Output, Room::For(0)) => room_problem(0, capacity),
-                    (PortKind::Output, _) => None,
-                    _ => decl.need.problem(capacity),
-                });
-            told.extend(problem.map(|problem| format!("port `{}.{}` {problem}", entry.name, decl.name)));
+            let problem = facts.and_then(|PortFacts { capacity, .. }| match (decl.kind, decl.room) {
+                // Whether a hub has so much room is a matter of the hub's plan.
+                (PortKind::Output, Room::For(0)) => room_problem(0, capacity),
+                (PortKind::Output, _) => None,
+                _ => decl.need.problem(capacity),
+            });
+            problems.extend(problem.map(|problem| format!("port `{}.{}` {problem}", entry.name, decl.name)));
         }
         let mut own = Vec::new();
+        let find = |port| known.iter().find(|(id, _)| *id == port).and_then(|(_, facts)| *facts);
         for when in &lock(&entry.place).conditions {
-            when.problems(&|port| facts(flow, operator, port), &mut own);
+            when.problems(&find, &mut own);
         }
-        problems.extend(told);
         problems.extend(own.into_iter().map(|problem| format!("operator `{}` {problem}", entry.name)));
     }
 }
 
-/// What is known of a port of this operator; `None` if it is of another one.
-fn facts(flow: &Flow, operator: usize, port: PortId) -> Option<PortFacts> {
-    if (port.flow, port.operator) != (flow.id, operator) {
-        return None;
-    }
+/// What is known of a port; `None` if it is not connected.
+fn facts(flow: &Flow, port: PortId) -> Option<PortFacts> {
     let is_input = decl(flow, port).kind != PortKind::Output;
     let own = within(flow).filter(|connection| if is_input { connection.to == port } else { connection.from == port });
-    let capacities = own.map(|connection| wanted(flow, connection).capacity.unwrap_or(hub::DEFAULT_CAPACITY));
+    let capacities = own.map(|connection| capacity(flow, connection));
     // Messages count wherever they came from; room has to be everywhere.
     let capacity = if is_input { capacities.reduce(usize::saturating_add) } else { capacities.min() };
     Some(PortFacts { capacity: capacity?, is_input })
@@ -150,16 +147,20 @@ fn times(flow: &Flow, port: PortId) -> Option<Since> {
 
 /// The operators that were given a pool of streams.
 fn pooled(flow: &Flow) -> impl Iterator<Item = (usize, StreamPool)> {
-    flow.entries.iter().enumerate().filter_map(|(operator, entry)| match &lock(&entry.place).streams {
-        OwnStreams::Pool(pool) => Some((operator, pool.clone())),
-        OwnStreams::Default | OwnStreams::None => None,
-    })
+    flow.entries.iter().enumerate().filter_map(|(operator, entry)| Some((operator, lock(&entry.place).pool.clone()?)))
 }
 
-/// A pool's streams are on its operators' device.
+/// A pool's streams are on its operators' device; and who has a pool was not asked to have no stream.
 fn pools(flow: &Flow, problems: &mut Vec<String>) {
     for (operator, pool) in pooled(flow) {
         let (name, device) = (&flow.entries[operator].name, device_of(flow, operator));
+        if lock(&flow.entries[operator].place).without_own_stream {
+            problems.push(format!(
+                "operator `{name}` is given the pool of streams `{}` and is to have no stream of its own: say one or the \
+                 other, `.streams(..)` or `.without_own_stream()`",
+                pool.name()
+            ));
+        }
         if device != *pool.device() {
             let (on, of) = (if device.is_host() { "the host" } else { device.name() }, pool.device());
             let again = if on == of.name() { ", which was opened another time" } else { "" };
@@ -225,10 +226,7 @@ fn warn_of_small_pools(flow: &Flow) {
 
 /// How urgent an operator's streams are.
 fn priority(flow: &Flow, operator: usize) -> i32 {
-    match &lock(&flow.entries[operator].place).streams {
-        OwnStreams::Pool(pool) => pool.priority(),
-        OwnStreams::Default | OwnStreams::None => 0,
-    }
+    lock(&flow.entries[operator].place).pool.as_ref().map_or(0, StreamPool::priority)
 }
 
 /// The connections whose sizes and places can be known: those within the flow.
@@ -272,8 +270,9 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
             default
         })
     };
-    let capacity = sized("capacity", hub.capacity, hub::DEFAULT_CAPACITY);
-    let envelopes = sized("number of envelopes", hub.envelopes, hub.default_envelopes());
+    let least = needs(flow, connection);
+    let capacity = sized("capacity", hub.capacity, least);
+    let envelopes = sized("number of envelopes", hub.envelopes, hub.default_envelopes(least));
     if let Some(bytes) = hub.envelope_bytes {
         sized("envelopes' size", Some(bytes), 1);
         if !carries {
@@ -282,8 +281,8 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
             problem(format!("its envelopes' {bytes} bytes hold no element of {element_bytes}"));
         }
     }
-    if carries && hub.full != Full::Hold && envelopes < hub.default_envelopes() {
-        let needs = hub.default_envelopes();
+    if carries && hub.full != Full::Hold && envelopes < hub.default_envelopes(least) {
+        let needs = hub.default_envelopes(least);
         problem(format!(
             "it drops messages to hold nobody up, and its {envelopes} envelopes would: it needs {needs}, one for each \
              message that it queues, one for the writer and one for the reader"
@@ -316,6 +315,12 @@ fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut V
         if lent && wanted > envelopes {
             problem(format!("{waits}, and it has {envelopes} envelopes: give it {wanted} or more, `Hub::envelopes`"));
         }
+    }
+    let passes = writer_bytes.is_some() || reader_bytes.is_some();
+    let waited_for = certainly_needs(flow, connection.to);
+    if passes && waited_for > envelopes {
+        let waits = format!("`{}` waits for {waited_for} messages", port_name(flow, connection.to));
+        problem(format!("{waits}, and it has {envelopes} envelopes: give it {waited_for} or more, `Hub::envelopes`"));
     }
     let near = [&reader, &writer].into_iter().find(|device| !device.is_host()).unwrap_or(near).clone();
     LinkPlan {
@@ -360,6 +365,41 @@ fn copies(flow: &Flow, plans: &[LinkPlan]) -> Vec<Copied> {
         Some(Copied { hub: plan.name.clone(), device: plan.reader.clone(), envelope_bytes })
     });
     copied.collect()
+}
+
+/// How many messages a connection's queue has to hold, by what its operators wait for there.
+fn needs(flow: &Flow, connection: &Connection) -> usize {
+    needs_at(flow, connection.from).max(needs_at(flow, connection.to)).max(hub::DEFAULT_CAPACITY)
+}
+
+/// How many messages, or room for how many, an operator waits for at a port.
+fn needs_at(flow: &Flow, port: PortId) -> usize {
+    if is_named(flow, port) {
+        return condition::count_at(&lock(&flow.entries[port.operator].place).conditions, port);
+    }
+    let PortDecl { kind, need, room, .. } = *decl(flow, port);
+    match (kind, room) {
+        (PortKind::Output, Room::For(count)) => count,
+        (PortKind::Input | PortKind::Inputs, _) if !need.optional => need.least,
+        _ => 0,
+    }
+}
+
+/// How many messages have to lie in the one queue of a port before its operator runs, however long that takes.
+fn certainly_needs(flow: &Flow, port: PortId) -> usize {
+    let decl = decl(flow, port);
+    let certain = |need: &Need| need.within.is_none() && !need.optional && decl.kind == PortKind::Input;
+    if !is_named(flow, port) {
+        return if certain(&decl.need) { decl.need.least } else { 0 };
+    }
+    let place = lock(&flow.entries[port.operator].place);
+    let named = condition::named(&place.conditions).into_iter().filter(|(named, _)| *named == port);
+    named.filter_map(|(_, need)| need.filter(certain)).map(|need| need.least).max().unwrap_or(0)
+}
+
+/// How many it holds: as many as was said, and otherwise as it has to.
+fn capacity(flow: &Flow, connection: &Connection) -> usize {
+    wanted(flow, connection).capacity.unwrap_or_else(|| needs(flow, connection))
 }
 
 /// What `connect_with` said, then what the ports' attributes say.

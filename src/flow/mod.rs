@@ -106,11 +106,23 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Place {
     device: Option<Device>,
-    streams: OwnStreams,
+    /// Of its own streams, if one was said; and whether it was asked to have none. Both is an error.
+    pool: Option<StreamPool>,
+    without_own_stream: bool,
     /// Away while the flow runs.
     conditions: Vec<When>,
     merge: MergePolicy,
     own_thread: Option<ThreadPlan>,
+}
+
+impl Place {
+    fn streams(&self) -> OwnStreams {
+        match &self.pool {
+            _ if self.without_own_stream => OwnStreams::None,
+            Some(pool) => OwnStreams::Pool(pool.clone()),
+            None => OwnStreams::Default,
+        }
+    }
 }
 
 /// An operator's own thread, as asked for.
@@ -162,15 +174,15 @@ impl<H> Added<H> {
     /// ```
     #[must_use]
     pub fn streams(self, pool: &StreamPool) -> Self {
-        lock(&self.place).streams = OwnStreams::Pool(pool.clone());
+        lock(&self.place).pool = Some(pool.clone());
         self
     }
 
     /// Gives the operator no stream of its own: it works on the streams of the messages that it is given. See
-    /// [`Cx::stream`](crate::Cx::stream).
+    /// [`Cx::stream`](crate::Cx::stream). With a [pool](Self::streams) as well that is an error when the flow runs.
     #[must_use]
     pub fn without_own_stream(self) -> Self {
-        lock(&self.place).streams = OwnStreams::None;
+        lock(&self.place).without_own_stream = true;
         self
     }
 
@@ -329,7 +341,8 @@ impl Flow {
     }
 
     /// Joins an output to an input by a hub: a queue of one, two envelopes on each side, sizes from the output's
-    /// declaration or from the envelopes that are passed on. Or to several inputs, each by a hub of its own:
+    /// declaration or from the envelopes that are passed on; a longer queue, with one envelope more than messages, where
+    /// an operator waits for several messages or for room for several. Or to several inputs, each by a hub of its own:
     ///
     /// ```
     /// use wakeline::{Flow, Hub, operator::{sink, source}};
@@ -431,7 +444,7 @@ impl Flow {
             let setting = Setting {
                 name: entry.name.clone(),
                 device: device.clone(),
-                streams: place.streams.clone(),
+                streams: place.streams(),
                 conditions: std::mem::take(&mut place.conditions),
                 merge: place.merge,
             };

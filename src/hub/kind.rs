@@ -6,8 +6,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// What a hub is to be like: how many messages it queues and what it does with one more, how many envelopes it has and how
 /// large they are.
 ///
-/// [`Flow::connect`](crate::Flow::connect) makes a queue of one with two envelopes a location; with
-/// [`Flow::connect_with`](crate::Flow::connect_with) it is said here.
+/// [`Flow::connect`](crate::Flow::connect) makes a queue of one with two envelopes a location, or a queue of as many as an
+/// operator waits for at once, with one envelope more; with [`Flow::connect_with`](crate::Flow::connect_with) it is said
+/// here.
 ///
 /// ```
 /// use wakeline::Hub;
@@ -39,8 +40,6 @@ pub struct Latest(());
 
 /// Messages that a hub queues if nobody says otherwise.
 pub(crate) const DEFAULT_CAPACITY: usize = 1;
-/// Envelopes a location if nobody says otherwise: one works, two overlap.
-const DEFAULT_ENVELOPES: usize = 2;
 
 impl Hub {
     fn queue(capacity: usize, full: Full) -> Self {
@@ -154,10 +153,11 @@ impl Hub {
         }
     }
 
-    /// Envelopes a location if nobody says otherwise.
-    pub(crate) fn default_envelopes(self) -> usize {
+    /// Envelopes a location if nobody says otherwise, where operators wait for `needs` messages at once: one more, so that
+    /// one is written meanwhile.
+    pub(crate) fn default_envelopes(self, needs: usize) -> usize {
         match self.full {
-            Full::Hold => DEFAULT_ENVELOPES,
+            Full::Hold => needs.saturating_add(1),
             // Those that it queues, one for the reader and one for the writer.
             _ => self.capacity.unwrap_or(DEFAULT_CAPACITY).saturating_add(2),
         }

@@ -7,14 +7,15 @@ use std::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Wake},
 };
 
 use futures::{Stream, task::AtomicWaker};
 
 use super::{
     node::{Node, Rest},
-    shown::{InRun, Watcher},
+    shown::InRun,
+    watchers::Watcher,
 };
 use crate::{condition::Status, error::Error, hub::link::HubState, sync::lock};
 
@@ -215,7 +216,10 @@ impl Handle {
     /// Each operator as it stands now, and then whenever it stands otherwise, until the flow has ended. One who is slower
     /// than the operators gets each one's latest state and not all that were in between.
     pub fn changes(&self) -> Changes {
-        Changes { watcher: self.0.rest.watchers.add(self.0.nodes.len()), control: self.0.clone() }
+        let watcher = self.0.rest.watchers.add(self.0.nodes.len());
+        // One that shows something at this moment may not have seen that somebody has come.
+        self.0.nodes.iter().for_each(Wake::wake_by_ref);
+        Changes { watcher, control: self.0.clone() }
     }
 
     /// No run begins until the flow is resumed. Runs that are under way go to their end, and so does what they await.

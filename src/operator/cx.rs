@@ -16,6 +16,7 @@ use super::{
     Ports,
     carry::Carry,
     control::Handle,
+    fruitless::Fruitless,
     lane::{Lane, OwnStreams},
     node::{Method, Node},
     permit::Permit,
@@ -31,7 +32,7 @@ use crate::{
 };
 
 /// As many runs as tokio lets a task have operations at a stretch.
-const LONGEST_STREAK: u32 = 128;
+pub(super) const LONGEST_STREAK: u32 = 128;
 
 /// An operator's surroundings: its name, its device and stream, and the wait for its next run.
 pub struct Cx {
@@ -73,6 +74,7 @@ pub struct Cx {
     calls_after: bool,
     /// Runs since it last let others have a turn.
     streak: u32,
+    fruitless: Fruitless,
     pub(crate) runs: u64,
     /// In ticks.
     pub(crate) busy: u64,
@@ -110,6 +112,7 @@ impl Cx {
             asks_may_run: true,
             calls_after: true,
             streak: 0,
+            fruitless: Fruitless::default(),
             runs: 0,
             busy: 0,
             running: false,
@@ -385,6 +388,7 @@ impl Cx {
         self.streak += 1;
         if self.streak == LONGEST_STREAK {
             self.streak = 0;
+            self.fruitless.look(&self.name, self.runs, ports, task);
             task.waker().wake_by_ref();
             return Poll::Pending;
         }

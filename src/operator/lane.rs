@@ -170,6 +170,20 @@ impl Lane {
         Ok(stream)
     }
 
+    /// A stream that messages are to carry is one of the operator's device.
+    pub(super) fn require_own_device(&self, stream: &Stream) -> Result<()> {
+        if *stream.device() == self.device {
+            return Ok(());
+        }
+        let (name, own, other) = (&self.name, &self.device, stream.device());
+        let again = if own.name() == other.name() { ", which was opened another time" } else { "" };
+        let text = format!(
+            "`{name}` is on {own}, and its messages are to carry a stream of {other}{again}: choose one of its own device, \
+             such as `cx.stream_named(..)`"
+        );
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
     /// The stream that outputs carry where it has none of its own: the one that it has received in this run.
     pub(super) fn lent(&self) -> Option<Stream> {
         lock(&self.state).borrowed.as_ref().filter(|(_, received)| *received).map(|(stream, _)| stream.clone())

@@ -13,6 +13,7 @@ pub(crate) mod carry;
 mod concurrent;
 pub(crate) mod control;
 mod cx;
+mod fruitless;
 mod functions;
 mod handle;
 mod input;
@@ -28,6 +29,7 @@ mod ports;
 pub(crate) mod quiet;
 pub(crate) mod seat;
 pub(crate) mod shown;
+pub(crate) mod watchers;
 
 use crate::error::Result;
 use node::Method;
@@ -131,7 +133,9 @@ pub trait Operator: Send + 'static {
         true
     }
 
-    /// One run. The messages and the room that its conditions promised are there.
+    /// One run. The messages and the room that its conditions promised are there. It takes what it likes of them; while
+    /// its conditions are ready with what it leaves, it runs again at once. One that has run a thousand times so and moved
+    /// nothing is warned of in the log.
     ///
     /// # Errors
     /// Stops the flow: the first failure is what `run` returns, with this operator's name.

@@ -22,7 +22,8 @@ use futures::task::AtomicWaker;
 use super::{
     permit::Permit,
     quiet::{Parking, Tokens, Woken},
-    shown::{InRun, Shown, Watchers},
+    shown::{InRun, Shown},
+    watchers::Watchers,
 };
 use crate::condition::{Readiness, Status};
 use crate::error::{Error, ErrorKind, Result};
@@ -65,6 +66,8 @@ pub(crate) struct Node {
     released: AtomicBool,
     operator: usize,
     pub(super) shown: Shown,
+    /// How many had come to watch when it was polled last.
+    watched: AtomicUsize,
 }
 
 /// What an operator's future is polled with, in place of the node's own waker.
@@ -170,6 +173,7 @@ impl Node {
             released: AtomicBool::new(false),
             operator,
             shown: Shown::new(),
+            watched: AtomicUsize::new(0),
         })
     }
 
@@ -283,7 +287,9 @@ impl Node {
 
     /// The operator has ended: its token goes for good.
     pub(crate) fn end(&self) {
-        self.show(Status::Never);
+        if self.shown.show(Status::Never) {
+            self.rest.watchers.tell_last(self.operator);
+        }
         if let Some(permit) = self.permit.get() {
             permit.end();
         }
@@ -420,6 +426,7 @@ impl Node {
         }
         // From here on a wake is a reason for another poll. After the waker is kept: one that came before is seen below.
         self.parking.begin(&self.rest.tokens);
+        self.rest.watchers.look(self.operator, &self.watched);
         if self.abort.load(Ordering::Acquire) {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }

@@ -215,8 +215,17 @@ impl<M: Message> Output<M> {
     /// It is what the reader sees in [`Input::streams`](super::Input::streams); and whatever it touches that wakeline does not track comes after
     /// what was put into this stream before the message was sent. A [named](crate::Cx::stream_named) stream is sent on only
     /// by this.
-    pub fn set_stream<'a>(&mut self, stream: impl Into<Option<&'a Stream>>) {
-        self.chosen = stream.into().cloned();
+    ///
+    /// # Errors
+    /// [`Usage`](crate::ErrorKind::Usage) for a stream of another device than the operator's, which its work is not on. An
+    /// operator on the host may choose any.
+    pub fn set_stream<'a>(&mut self, stream: impl Into<Option<&'a Stream>>) -> Result<()> {
+        let stream = stream.into();
+        if let (Some(stream), Some(lane)) = (stream, &self.lane) {
+            lane.require_own_device(stream)?;
+        }
+        self.chosen = stream.cloned();
+        Ok(())
     }
 
     /// Says that nothing more will be sent: the reader ends once it has taken what is left, and so does this operator.

@@ -97,7 +97,7 @@ impl PortOptions {
     }
 
     pub fn at_least(mut self, count: usize) -> Self {
-        self.need.least = count;
+        self.need = Need { least: count, together: true, ..self.need };
         self
     }
 
@@ -107,7 +107,7 @@ impl PortOptions {
     }
 
     pub fn batch(mut self, count: usize) -> Self {
-        self.need.least = count;
+        self.need = Need { least: count, together: true, ..self.need };
         self
     }
 

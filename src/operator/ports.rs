@@ -50,7 +50,7 @@ use crate::{
 ///
 /// | | |
 /// |---|---|
-/// | `capacity = n` | it queues so many messages |
+/// | `capacity = n` | it queues so many messages; if nothing is said, as many as are waited for |
 /// | `envelopes = n`, `envelope_bytes = n` | of an output: how many envelopes it has on each side, and how large |
 ///
 /// Numbers are expressions of type `usize`; a time is a string such as `"5ms"` or an expression of type

@@ -1,16 +1,16 @@
 //! [`Shown`]: what an operator shows of itself to others, while it runs.
 //!
-//! Written by its own task at every turn, so it costs that one a store; put together by whoever asks.
+//! Written by its own task at every turn, so it costs that one a store; put together by whoever asks. Who wants to hear of
+//! changes is a matter of [`watchers`](super::watchers).
 
 use std::{
     sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        Mutex,
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use futures::task::AtomicWaker;
 use tokio::time::Instant;
 
 use crate::{condition::Status, sync::lock};
@@ -135,92 +135,5 @@ impl Shown {
             _ => Status::Ready,
         };
         (status, false)
-    }
-}
-
-/// Those who want to hear of changes.
-#[derive(Debug, Default)]
-pub(crate) struct Watchers {
-    count: AtomicUsize,
-    /// Nothing changes any more. Written with the lock.
-    over: AtomicBool,
-    all: Mutex<Vec<Weak<Watcher>>>,
-}
-
-/// One of them: which operators have changed since it looked last.
-#[derive(Debug)]
-pub(crate) struct Watcher {
-    changed: Mutex<Changed>,
-    waker: AtomicWaker,
-}
-
-#[derive(Debug)]
-struct Changed {
-    /// In the order of changing, each once.
-    order: std::collections::VecDeque<usize>,
-    is: Vec<bool>,
-    over: bool,
-}
-
-impl Watchers {
-    /// One more, to whom all of so many operators have changed.
-    pub(crate) fn add(&self, operators: usize) -> Arc<Watcher> {
-        let mut all = lock(&self.all);
-        let over = self.over.load(Ordering::Relaxed);
-        let changed = Changed { order: (0..operators).collect(), is: vec![true; operators], over };
-        let watcher = Arc::new(Watcher { changed: Mutex::new(changed), waker: AtomicWaker::new() });
-        all.retain(|watcher| watcher.strong_count() > 0);
-        all.push(Arc::downgrade(&watcher));
-        self.count.store(all.len(), Ordering::Release);
-        watcher
-    }
-
-    /// An operator shows something else.
-    #[inline]
-    pub(crate) fn tell(&self, operator: usize) {
-        if self.count.load(Ordering::Relaxed) > 0 {
-            self.each(|changed| {
-                if !std::mem::replace(&mut changed.is[operator], true) {
-                    changed.order.push_back(operator);
-                }
-            });
-        }
-    }
-
-    /// Nothing changes any more.
-    pub(crate) fn end(&self) {
-        let all = lock(&self.all);
-        self.over.store(true, Ordering::Relaxed);
-        drop(all);
-        self.each(|changed| changed.over = true);
-    }
-
-    #[cold]
-    fn each(&self, mut change: impl FnMut(&mut Changed)) {
-        let mut all = lock(&self.all);
-        all.retain(|watcher| {
-            let Some(watcher) = watcher.upgrade() else { return false };
-            change(&mut lock(&watcher.changed));
-            watcher.waker.wake();
-            true
-        });
-        self.count.store(all.len(), Ordering::Release);
-    }
-}
-
-impl Watcher {
-    /// The next that has changed; `None` when nothing does any more.
-    pub(crate) fn poll_next(&self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Option<usize>> {
-        use std::task::Poll;
-        self.waker.register(cx.waker());
-        let mut changed = lock(&self.changed);
-        match changed.order.pop_front() {
-            Some(operator) => {
-                changed.is[operator] = false;
-                Poll::Ready(Some(operator))
-            }
-            None if changed.over => Poll::Ready(None),
-            None => Poll::Pending,
-        }
     }
 }

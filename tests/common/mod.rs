@@ -252,15 +252,7 @@ impl tracing::Subscriber for Errors {
     }
 
     fn event(&self, event: &tracing::Event<'_>) {
-        struct Text(String);
-        impl tracing::field::Visit for Text {
-            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                self.0.push_str(&format!("{field}: {value:?}; "));
-            }
-        }
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        lock(&ERRORS).push(text.0);
+        lock(&ERRORS).push(fields(event, ": "));
     }
 
     fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
@@ -270,6 +262,52 @@ impl tracing::Subscriber for Errors {
     fn enter(&self, _span: &tracing::span::Id) {}
 
     fn exit(&self, _span: &tracing::span::Id) {}
+}
+
+/// Hears what a thread is warned of, where `tracing::subscriber::set_default` says so.
+#[derive(Clone, Default)]
+pub(crate) struct Warnings(Shared<String>);
+
+impl Warnings {
+    /// What was heard since it was asked last.
+    pub(crate) fn told(&self) -> Vec<String> {
+        std::mem::take(&mut *lock(&self.0))
+    }
+}
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        lock(&self.0).push(fields(event, "="));
+    }
+
+    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+
+    fn enter(&self, _span: &tracing::span::Id) {}
+
+    fn exit(&self, _span: &tracing::span::Id) {}
+}
+
+/// An event's fields, each with its name.
+fn fields(event: &tracing::Event<'_>, is: &str) -> String {
+    struct Text<'a>(String, &'a str);
+    impl tracing::field::Visit for Text<'_> {
+        fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+            self.0.push_str(&format!("{field}{}{value:?}; ", self.1));
+        }
+    }
+    let mut text = Text(String::new(), is);
+    event.record(&mut text);
+    text.0
 }
 
 /// Counts messages: how many live, and how many lived at once.

@@ -212,7 +212,7 @@ impl Drop for Memory {
         for base in ledger.blocks.keys() {
             release(*base);
         }
-        std::mem::forget(std::mem::take(&mut ledger.host));
+        std::mem::take(&mut ledger.host).into_values().for_each(std::mem::forget);
     }
 }
 
