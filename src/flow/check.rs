@@ -8,7 +8,7 @@ use std::{
     thread::available_parallelism,
 };
 
-use super::{Checked, Connection, Copied, Flow, spawn, thread};
+use super::{Checked, Connection, Copied, Flow, spawn, thread, wiring::Wiring};
 use crate::{
     condition::{self, Need, PortFacts, PortId, Room, room_problem},
     device::Device,
@@ -21,7 +21,7 @@ use crate::{
 
 /// A plan for every connection, in their order, and what is worth telling.
 pub(super) fn plan(flow: &Flow) -> Result<(Vec<LinkPlan>, Checked)> {
-    let mut problems = Vec::new();
+    let (flow, mut problems) = (&Wiring::new(flow), Vec::new());
     names(flow, &mut problems);
     ports(flow, &mut problems);
     pools(flow, &mut problems);
@@ -52,7 +52,7 @@ fn names(flow: &Flow, problems: &mut Vec<String>) {
 }
 
 /// Every port is connected, to this flow, and once, unless it is one for many, or an output whose messages can fork.
-fn ports(flow: &Flow, problems: &mut Vec<String>) {
+fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     let (mut used, mut told) = (HashSet::new(), HashSet::new());
     for connection in &flow.connections {
         let own: Vec<PortId> = [connection.from, connection.to].into_iter().filter(|id| id.flow == flow.id).collect();
@@ -66,7 +66,7 @@ fn ports(flow: &Flow, problems: &mut Vec<String>) {
             let instead = match decl(flow, id).kind {
                 PortKind::Inputs => None,
                 PortKind::Input => Some("an `Inputs<..>` can be"),
-                PortKind::Output if branches(flow, id).all(|branch| branch.forks) => None,
+                PortKind::Output if flow.leaving(id).all(|(_, branch)| branch.forks) => None,
                 PortKind::Output => Some("name its readers together, `connect(out, [one.input, other.input])`"),
             };
             let again = !used.insert((id.operator, id.port));
@@ -86,7 +86,7 @@ fn ports(flow: &Flow, problems: &mut Vec<String>) {
 }
 
 /// What operators wait for can happen.
-fn conditions(flow: &Flow, problems: &mut Vec<String>) {
+fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     for (operator, entry) in flow.entries.iter().enumerate() {
         let ids = entry.ports.iter().enumerate();
         let ids = ids.map(|(port, decl)| PortId { flow: flow.id, operator, port, name: decl.name });
@@ -115,12 +115,17 @@ fn conditions(flow: &Flow, problems: &mut Vec<String>) {
 }
 
 /// What is known of a port; `None` if it is not connected.
-fn facts(flow: &Flow, port: PortId) -> Option<PortFacts> {
+fn facts(flow: &Wiring<'_>, port: PortId) -> Option<PortFacts> {
     let is_input = decl(flow, port).kind != PortKind::Output;
-    let own = within(flow).filter(|connection| if is_input { connection.to == port } else { connection.from == port });
-    let capacities = own.map(|connection| capacity(flow, connection));
     // Messages count wherever they came from; room has to be everywhere.
-    let capacity = if is_input { capacities.reduce(usize::saturating_add) } else { capacities.min() };
+    let capacity = if is_input {
+        let own =
+            flow.arriving(port.operator).filter(|connection| connection.to == port && connection.from.flow == flow.id);
+        own.map(|connection| capacity(flow, connection)).reduce(usize::saturating_add)
+    } else {
+        let own = flow.leaving(port).filter(|(_, connection)| connection.to.flow == flow.id);
+        own.map(|(_, connection)| capacity(flow, connection)).min()
+    };
     Some(PortFacts { capacity: capacity?, is_input })
 }
 
@@ -234,29 +239,24 @@ fn within(flow: &Flow) -> impl Iterator<Item = &Connection> {
     flow.connections.iter().filter(|connection| connection.from.flow == flow.id && connection.to.flow == flow.id)
 }
 
-/// All connections of one output.
-fn branches(flow: &Flow, output: PortId) -> impl Iterator<Item = &Connection> {
-    flow.connections.iter().filter(move |connection| connection.from == output)
-}
-
 /// Whether of an output's readers this is the one that is sent the messages themselves.
-fn is_heir(flow: &Flow, connection: &Connection) -> bool {
+fn is_heir(flow: &Wiring<'_>, connection: &Connection) -> bool {
     if !connection.forks {
         return true;
     }
     let writer = device(flow, connection.from);
-    let branches = flow.connections.iter().filter(|branch| branch.from == connection.from && branch.to.flow == flow.id);
+    let branches = flow.leaving(connection.from).map(|(_, branch)| branch).filter(|branch| branch.to.flow == flow.id);
     let drops = |branch: &&Connection| wanted(flow, branch).full != Full::Hold;
     let heir = fan::heir(branches, drops, |branch| device(flow, branch.to) == writer);
     heir.is_none_or(|heir| std::ptr::eq(heir, connection))
 }
 
-fn hubs(flow: &Flow, problems: &mut Vec<String>) -> Vec<LinkPlan> {
+fn hubs(flow: &Wiring<'_>, problems: &mut Vec<String>) -> Vec<LinkPlan> {
     let near = pinned_for(flow);
     within(flow).map(|connection| plan_of(flow, connection, &near, problems)).collect()
 }
 
-fn plan_of(flow: &Flow, connection: &Connection, near: &Device, problems: &mut Vec<String>) -> LinkPlan {
+fn plan_of(flow: &Wiring<'_>, connection: &Connection, near: &Device, problems: &mut Vec<String>) -> LinkPlan {
     let name = hub_name(flow, connection);
     let hub = wanted(flow, connection);
     let (writer, reader) = (device(flow, connection.from), device(flow, connection.to));
@@ -355,12 +355,12 @@ fn ends_with(flow: &Flow, plans: &mut [LinkPlan]) {
 }
 
 /// The hubs that copy what is at their readers' already: what is sent is there, or another fork of it is.
-fn copies(flow: &Flow, plans: &[LinkPlan]) -> Vec<Copied> {
-    let connected: Vec<_> = within(flow).zip(plans).collect();
-    let copied = connected.iter().enumerate().filter_map(|(at, (connection, plan))| {
-        let mut others = connected.iter().enumerate().filter(|(_, (other, _))| other.from == connection.from);
-        let there = others
-            .any(|(other, (_, theirs))| other != at && theirs.reader == plan.reader && (!theirs.forks || other < at));
+fn copies(flow: &Wiring<'_>, plans: &[LinkPlan]) -> Vec<Copied> {
+    let copied = flow.connections.iter().zip(plans).enumerate().filter_map(|(at, (connection, plan))| {
+        let there = flow.leaving(connection.from).any(|(other, _)| {
+            let theirs = &plans[other];
+            other != at && theirs.reader == plan.reader && (!theirs.forks || other < at)
+        });
         let envelope_bytes = plan.reader_bytes.filter(|_| plan.forks && (there || plan.reader == plan.writer))?;
         Some(Copied { hub: plan.name.clone(), device: plan.reader.clone(), envelope_bytes })
     });
@@ -408,15 +408,13 @@ fn wanted(flow: &Flow, connection: &Connection) -> Hub {
 }
 
 /// Bytes of the largest blank envelope that an output is said to have.
-fn said(flow: &Flow, output: PortId) -> Option<usize> {
-    branches(flow, output)
-        .filter(|branch| branch.to.flow == flow.id)
-        .filter_map(|branch| wanted(flow, branch).envelope_bytes)
-        .max()
+fn said(flow: &Wiring<'_>, output: PortId) -> Option<usize> {
+    let branches = flow.leaving(output).filter(|(_, branch)| branch.to.flow == flow.id);
+    branches.filter_map(|(_, branch)| wanted(flow, branch).envelope_bytes).max()
 }
 
 /// Bytes of the largest envelope that an output can send: a blank, or one of those that its operator is passed.
-fn size(flow: &Flow, output: PortId, seen: &mut Vec<PortId>) -> Option<usize> {
+fn size(flow: &Wiring<'_>, output: PortId, seen: &mut Vec<PortId>) -> Option<usize> {
     if let Some(bytes) = said(flow, output) {
         return Some(bytes);
     }
@@ -424,8 +422,9 @@ fn size(flow: &Flow, output: PortId, seen: &mut Vec<PortId>) -> Option<usize> {
         return None;
     }
     seen.push(output);
-    let passed_on =
-        within(flow).filter(|other| other.to.operator == output.operator && decl(flow, other.to).carries_envelopes);
+    let passed_on = flow
+        .arriving(output.operator)
+        .filter(|other| other.from.flow == flow.id && decl(flow, other.to).carries_envelopes);
     passed_on.filter_map(|other| size(flow, other.from, seen)).max()
 }
 

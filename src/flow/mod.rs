@@ -21,6 +21,7 @@ mod service;
 mod spawn;
 mod steps;
 mod thread;
+mod wiring;
 
 use std::{
     fmt,
