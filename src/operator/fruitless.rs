@@ -8,7 +8,7 @@
 
 use std::task::Context;
 
-use super::{Ports, cx::LONGEST_STREAK};
+use super::{Ports, cx::runs::LONGEST_STREAK};
 
 /// As many looks in a row that find nothing moved make a thousand runs.
 const LOOKS: u32 = 1000_u32.div_ceil(LONGEST_STREAK);

@@ -1,0 +1,425 @@
+//! From one run of an operator to the next: what it waits for is asked, claimed, and shown where it is not there.
+//!
+//! ```text
+//!   until_ready ──> the last run ends ──> ended, aborted, held? ──> ports, conditions ──> `may_run` ──> claim ──> run
+//!        ^                                                              │ not ready        │ no          │ lost
+//!        └── woken: all of it again ──── parked, unless it comes by itself <───────────────┴─────────────┘
+//! ```
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, Waker, ready},
+};
+
+use smallvec::SmallVec;
+
+use super::Cx;
+use crate::{
+    condition::{self, PortState, Readiness, Status},
+    device::ticks::Ticks,
+    error::Result,
+    memory::HostAccess,
+    operator::{
+        Ports,
+        node::{Method, Node},
+        permit::Permit,
+    },
+    stream::Ticket,
+};
+
+/// As many runs as tokio lets a task have operations at a stretch.
+pub(in crate::operator) const LONGEST_STREAK: u32 = 128;
+
+impl Cx {
+    /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
+    /// False if it may never run again. For operators that override [`run`](super::Operator::run).
+    ///
+    /// # Cancel safety
+    /// Nothing is taken from a port before it resolves; dropping it changes nothing. While it waits, and for nothing else
+    /// beside it (a timer, a channel: in a `select!`, say), the operator counts as one that waits for others: a flow of
+    /// which all do is at its end.
+    pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
+        self.asks_may_run = false;
+        self.among_others = true;
+        self.until_ready(ports, |_, _| true).await
+    }
+
+    /// Whether a run has ended after which [`after`](Self::after) is to be called.
+    #[inline]
+    pub(in crate::operator) fn has_run(&self) -> bool {
+        self.calls_after && self.running
+    }
+
+    /// A run has ended.
+    pub(in crate::operator) fn end_of_run(&mut self) -> EndOfRun {
+        self.end_run();
+        self.stop_clock();
+        let last = self.lane.as_ref().map(|lane| lane.run_ends()).unwrap_or_default();
+        EndOfRun { node: self.node.clone(), last }
+    }
+
+    /// From now on whether the operator's `after` is called.
+    pub(in crate::operator) fn calls_after(&mut self, calls: bool) {
+        self.calls_after = calls;
+    }
+
+    /// As [`ready`](Self::ready), with what the operator's own `may_run` has to say.
+    #[inline]
+    pub(in crate::operator) async fn until_ready<P: Ports>(
+        &mut self,
+        ports: &mut P,
+        mut may_run: impl FnMut(&P, &Cx) -> bool,
+    ) -> bool {
+        self.carry.let_go();
+        let waker = self.waker.take();
+        let mut asking = Asking { cx: self, ports, waits: false, waker };
+        poll_fn(|task| {
+            let own = asking.waker.as_ref().filter(|_| asking.cx.node.is_face(task.waker()));
+            let task = &mut Context::from_waker(own.unwrap_or(task.waker()));
+            let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
+            asking.waits = asked.is_pending();
+            // The end of one run is the beginning of the next, if it does not have to wait.
+            if asked != Poll::Ready(true) {
+                asking.cx.stop_clock();
+            }
+            asked
+        })
+        .await
+    }
+
+    #[inline]
+    fn poll_ready<P: Ports>(
+        &mut self,
+        ports: &mut P,
+        may_run: &mut impl FnMut(&P, &Cx) -> bool,
+        task: &mut Context<'_>,
+    ) -> Poll<bool> {
+        self.end_run();
+        if self.finished || self.node.is_finishing() {
+            if let Some(permit) = self.held_by() {
+                permit.leave(self.last());
+            }
+            return Poll::Ready(false);
+        }
+        // An operator that is always ready lets others have a turn now and then, also where tokio's budget is off.
+        self.streak += 1;
+        if self.streak == LONGEST_STREAK {
+            self.streak = 0;
+            self.fruitless.look(&self.name, self.runs, ports, task);
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.node.is_aborted() {
+            // What it does is dropped at the next poll.
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.node.is_held() && !self.may_begin() {
+            return Poll::Pending;
+        }
+        let budget = ready!(tokio::task::coop::poll_proceed(task));
+        self.node.resume();
+        let mut asked = ports.poll_ready(task);
+        if self.conditions.is_some() || !self.awaited.is_empty() {
+            asked = asked | self.poll_more(ports, task);
+        }
+        if !asked.is_ready() {
+            return self.wait(asked, ports);
+        }
+        budget.made_progress();
+        if self.asks_may_run || self.conditions.as_ref().is_some_and(|conditions| conditions.any_last()) {
+            let asked = self.poll_last(ports, may_run, task);
+            if !asked.is_ready() {
+                return self.wait_refused(asked);
+            }
+        }
+        if !self.claim(ports) {
+            // Another task was quicker: look again, after it.
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if let Some(permit) = self.held_by() {
+            permit.begin();
+        }
+        self.begin();
+        Poll::Ready(true)
+    }
+
+    /// Who steps through its runs.
+    #[inline]
+    fn held_by(&self) -> Option<&Permit> {
+        if self.node.is_held() { self.node.permit() } else { None }
+    }
+
+    /// It is paused, or stepped through: may a run begin all the same?
+    #[cold]
+    fn may_begin(&mut self) -> bool {
+        let paused = self.node.is_paused();
+        let mut lacks = Vec::new();
+        if let Some(permit) = self.node.permit() {
+            if permit.come(self.holds_token, || self.last()) {
+                if !paused {
+                    return true;
+                }
+                permit.refuse();
+            }
+            lacks.push("its turn to be stepped".into());
+        }
+        // Not at rest: somebody may let it go on.
+        self.tell(lacks);
+        self.node.show(Status::WaitEvent);
+        false
+    }
+
+    /// A run begins.
+    #[inline]
+    fn begin(&mut self) {
+        if self.lane.is_some() {
+            self.begin_on_device();
+        }
+        self.carry.begin();
+        self.node.show_running();
+        self.running = true;
+        if self.busy_since.is_none() {
+            self.busy_since = Some(Ticks::now());
+        }
+    }
+
+    #[inline(never)]
+    fn begin_on_device(&mut self) {
+        if self.lane.as_ref().is_some_and(|lane| lane.begin()) {
+            self.stream = None;
+        }
+        if let Some(stream) = self.timed_stream() {
+            stream.begin_run();
+        }
+    }
+
+    /// A worker's run begins: what it needs was handed to its ports.
+    pub(in crate::operator) fn begin_run<P: Ports>(&mut self, ports: &mut P) {
+        let _ = ports.claim();
+        self.begin();
+    }
+
+    /// Asks what is waited for beside the ports.
+    #[cold]
+    fn poll_more<P: Ports>(&mut self, ports: &mut P, task: &mut Context<'_>) -> Readiness {
+        let mut asked = condition::buffers(&mut self.awaited, task);
+        if let Some(conditions) = &mut self.conditions {
+            asked = asked | conditions.poll(&mut |port, ask| ask_port(ports, port, ask), task);
+            // One that runs for a message or for something else would go on for the other for ever.
+            if self.flow.control.is_stopping() && have_ended(ports) {
+                asked = Readiness::NEVER;
+            }
+        }
+        asked
+    }
+
+    /// It may not run yet, or never again.
+    #[inline]
+    fn wait<P: Ports>(&mut self, asked: Readiness, ports: &mut P) -> Poll<bool> {
+        if asked.is_never() {
+            return Poll::Ready(false);
+        }
+        match asked {
+            Readiness::WAIT if self.conditions.is_none() && !self.ports_tell => {
+                self.tell(Vec::new());
+                self.node.show(Status::Wait);
+            }
+            _ => self.show(asked, ports),
+        }
+        // Otherwise what it waits for comes by itself: the flow is not at rest.
+        if let Some(permit) = self.held_by() {
+            permit.refuse();
+            return Poll::Pending;
+        }
+        let for_others = asked.needs_others() && !self.holds_token;
+        if self.among_others {
+            self.node.note_wait(for_others);
+        } else if for_others {
+            self.node.park();
+        }
+        Poll::Pending
+    }
+
+    #[cold]
+    fn show<P: Ports>(&mut self, asked: Readiness, ports: &mut P) {
+        let mut due = None;
+        if asked == Readiness::WAIT_TIME {
+            due = self.conditions.as_ref().and_then(|conditions| conditions.due());
+            ports.visit(&mut |_, port| due = due.max(port.due()));
+        }
+        let mut lacks = self.conditions.as_ref().map(|conditions| conditions.lacks()).unwrap_or_default();
+        if !self.awaited.is_empty() {
+            lacks.push("a buffer's data".into());
+        }
+        ports.visit(&mut |name, port| lacks.extend(port.lacks().map(|lacks| format!("{lacks} at `{name}`"))));
+        self.tell(lacks);
+        self.node.show(asked.status(due));
+    }
+
+    /// For others to read: what it waits for beside its hubs.
+    #[inline]
+    fn tell(&mut self, lacks: Vec<String>) {
+        if self.told || !lacks.is_empty() {
+            self.told = !lacks.is_empty();
+            self.node.shown.set_lacks(lacks);
+        }
+    }
+
+    /// Asks what has no waker, and the operator itself, when all else is ready.
+    #[cold]
+    fn poll_last<P: Ports>(
+        &mut self,
+        ports: &mut P,
+        may_run: &mut impl FnMut(&P, &Cx) -> bool,
+        task: &mut Context<'_>,
+    ) -> Readiness {
+        // A port that has what it waits for keeps no waker; but the next message is a reason to ask again. Kept first, so
+        // that none comes unseen.
+        ports.visit(&mut |_, port| port.watch(task.waker()));
+        let mut asked = Readiness::READY;
+        if let Some(conditions) = &mut self.conditions {
+            asked = conditions.poll_last(&mut |port, ask| ask_port(ports, port, ask), task);
+        }
+        let mut lacks = self.conditions.as_ref().map(|conditions| conditions.lacks()).unwrap_or_default();
+        if asked.is_ready() && self.asks_may_run {
+            if !may_run(ports, self) {
+                asked = Readiness::WAIT;
+                lacks.push("its own `may_run` to allow it".into());
+            }
+            self.asks_may_run = !self.node.is_default(Method::MayRun);
+        }
+        self.tell(lacks);
+        self.node.answered(asked.is_ready());
+        asked
+    }
+
+    /// Everything was ready but what has no waker.
+    #[cold]
+    fn wait_refused(&mut self, asked: Readiness) -> Poll<bool> {
+        if asked.is_never() {
+            return Poll::Ready(false);
+        }
+        self.node.show(asked.status(self.conditions.as_ref().and_then(|conditions| conditions.due())));
+        if let Some(permit) = self.held_by() {
+            permit.refuse();
+            return Poll::Pending;
+        }
+        let for_others = asked.needs_others() && !self.holds_token;
+        if self.among_others {
+            self.node.note_wait(for_others);
+        } else if for_others {
+            self.node.park_refused();
+        }
+        Poll::Pending
+    }
+
+    /// Takes what the run needs, all of it or nothing.
+    #[inline]
+    fn claim<P: Ports>(&mut self, ports: &mut P) -> bool {
+        let Some(conditions) = &mut self.conditions else { return ports.claim() };
+        if !conditions.claim() {
+            return false;
+        }
+        let claimed = ports.claim();
+        if !claimed {
+            conditions.give_back();
+        }
+        claimed
+    }
+
+    /// The present run's end, if there is one.
+    #[inline]
+    pub(in crate::operator) fn end_run(&mut self) {
+        if !std::mem::take(&mut self.running) {
+            return;
+        }
+        self.runs += 1;
+        self.carry.end();
+        self.node.shown.ran(self.runs);
+        if let Some(conditions) = &mut self.conditions {
+            conditions.ended();
+        }
+        if let Some(stream) = self.timed_stream() {
+            stream.end_run();
+        }
+    }
+
+    #[inline]
+    pub(in crate::operator) fn stop_clock(&mut self) {
+        if let Some(since) = self.busy_since.take() {
+            self.busy += Ticks::now().since(since);
+        }
+    }
+}
+
+/// Shows one of the ports, by its number.
+fn ask_port<P: Ports>(ports: &mut P, number: usize, ask: &mut dyn FnMut(&mut dyn PortState)) {
+    let mut at = 0;
+    ports.visit(&mut |_, port| {
+        if at == number {
+            ask(port.state());
+        }
+        at += 1;
+    });
+}
+
+/// What a run leaves behind: work of its device.
+pub(in crate::operator) struct EndOfRun {
+    node: Arc<Node>,
+    last: SmallVec<[Ticket; 2]>,
+}
+
+impl EndOfRun {
+    /// What the operator does when that work is done, too. `after` was called, which runs nothing of an `async fn`, and
+    /// says whether there is one: false if not.
+    pub(in crate::operator) async fn then(self, after: impl Future<Output = Result<()>>) -> Result<bool> {
+        if self.node.is_default(Method::After) {
+            return Ok(false);
+        }
+        for last in self.last {
+            last.completed().await?;
+        }
+        after.await.map(|()| true)
+    }
+}
+
+/// It has inputs, and nothing will come to any of them.
+fn have_ended<P: Ports>(ports: &mut P) -> bool {
+    let (mut any, mut all) = (false, true);
+    ports.visit(&mut |_, port| {
+        any |= !port.is_output();
+        all &= port.is_output() || port.has_ended();
+    });
+    any && all
+}
+
+/// A wait for the next run. Given up in the middle, it is no wait any more: the operator goes on with something else.
+struct Asking<'a, P: Ports> {
+    cx: &'a mut Cx,
+    ports: &'a mut P,
+    waits: bool,
+    waker: Option<Waker>,
+}
+
+impl<P: Ports> Asking<'_, P> {
+    #[cold]
+    fn give_up(&mut self) {
+        self.ports.visit(&mut |_, port| port.rest());
+        self.cx.awaited.iter_mut().for_each(HostAccess::rest);
+        self.cx.conditions.iter_mut().for_each(|conditions| conditions.rest());
+        self.cx.node.resume();
+    }
+}
+
+impl<P: Ports> Drop for Asking<'_, P> {
+    #[inline]
+    fn drop(&mut self) {
+        self.cx.waker = self.waker.take();
+        if self.waits {
+            self.give_up();
+        }
+    }
+}
