@@ -27,26 +27,6 @@ fn numbers(last: u64, sent: oneshot::Sender<()>) -> impl Operator<Ports = Source
     })
 }
 
-/// Reads `first` messages, waits for a word, and reads the rest.
-fn held(first: usize, go: oneshot::Receiver<()>, seen: &Shared<u64>) -> impl Operator<Ports = SinkPorts<u64>> + use<> {
-    let (mut go, seen) = (Some(go), seen.clone());
-    task(move |ports: &mut SinkPorts<u64>, _| {
-        let (go, seen) = (go.take().unwrap(), seen.clone());
-        async move {
-            for _ in 0..first {
-                let number = ports.input.recv().await?;
-                lock(&seen).extend(number);
-            }
-            go.await.unwrap();
-            while let Some(number) = ports.input.recv().await? {
-                lock(&seen).push(number);
-            }
-            Ok(())
-        }
-        .boxed()
-    })
-}
-
 async fn q3(hub: Hub) -> (Vec<u64>, Report) {
     let (sent, is_sent) = oneshot::channel();
     let seen = shared();

@@ -21,14 +21,6 @@ fn numbers(last: u64) -> impl Operator<Ports = SourcePorts<u64>> {
     source(move || ready(Ok(next.next())))
 }
 
-fn keep<M: wakeline::Message + Sync>(seen: &Shared<M>) -> impl Operator<Ports = SinkPorts<M>> {
-    let seen = seen.clone();
-    sink(move |message: M| {
-        lock(&seen).push(message);
-        ready(Ok(()))
-    })
-}
-
 async fn q4_all(readers: usize) {
     let mut flow = Flow::new("q4");
     let write = flow.add("write", numbers(1000));
@@ -70,26 +62,6 @@ async fn q4_connected_one_after_the_other() {
     }
     within(flow.run()).await.unwrap();
     all.iter().for_each(|seen| assert_eq!(*lock(seen), [0, 1, 2]));
-}
-
-/// Reads until it is told to go on, `first` messages, and then all.
-fn held(first: usize, go: oneshot::Receiver<()>, seen: &Shared<u64>) -> impl Operator<Ports = SinkPorts<u64>> + use<> {
-    let (mut go, seen) = (Some(go), seen.clone());
-    task(move |ports: &mut SinkPorts<u64>, _| {
-        let (go, seen) = (go.take().unwrap(), seen.clone());
-        async move {
-            for _ in 0..first {
-                let number = ports.input.recv().await?;
-                lock(&seen).extend(number);
-            }
-            go.await.unwrap();
-            while let Some(number) = ports.input.recv().await? {
-                lock(&seen).push(number);
-            }
-            Ok(())
-        }
-        .boxed()
-    })
 }
 
 #[tokio::test]

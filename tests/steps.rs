@@ -35,14 +35,6 @@ fn numbers(up_to: u32) -> impl Operator<Ports = SourcePorts<u32>> {
     source(move || std::future::ready(Ok(numbers.next())))
 }
 
-fn note(seen: &Shared<u32>) -> impl Operator<Ports = SinkPorts<u32>> {
-    let seen = seen.clone();
-    sink(move |number| {
-        lock(&seen).push(number);
-        std::future::ready(Ok(()))
-    })
-}
-
 /// Text that somebody writes to.
 #[derive(Clone, Default)]
 struct Lines(Shared<u8>);
@@ -179,7 +171,7 @@ async fn l5_step_until_a_flag_and_run_on() {
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(1000));
     let middle = flow.add("middle", pass_on::<u32>());
-    let sink = flow.add("sink", note(&seen));
+    let sink = flow.add("sink", keep(&seen));
     flow.connect(source.output, middle.input);
     flow.connect(middle.output, sink.input);
     let mut steps = flow.steps().unwrap();
@@ -224,7 +216,7 @@ async fn l5_a_run_that_waits_in_its_middle_holds_nobody_up() {
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(1));
     let thrice = flow.add("thrice", Thrice);
-    let sink = flow.add("sink", note(&seen));
+    let sink = flow.add("sink", keep(&seen));
     flow.connect(source.output, thrice.input);
     flow.connect(thrice.output, sink.input);
     let mut steps = flow.steps().unwrap().log_to(log.clone());
@@ -243,7 +235,7 @@ async fn l5_what_comes_by_itself_is_waited_for() {
     let (seen, began) = (shared(), Instant::now());
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(9)).when(every(Duration::from_secs(10))).when(count(3));
-    let sink = flow.add("sink", note(&seen));
+    let sink = flow.add("sink", keep(&seen));
     flow.connect(source.output, sink.input);
     let mut steps = flow.steps().unwrap();
     let mut times = Vec::new();
@@ -261,7 +253,7 @@ async fn l5_what_comes_by_itself_is_waited_for() {
 async fn l5_messages_from_outside_are_stepped() {
     let seen = shared();
     let mut flow = Flow::new("l5");
-    let sink = flow.add("sink", note(&seen));
+    let sink = flow.add("sink", keep(&seen));
     let ingress = flow.ingress("ingress", sink.input);
     let mut steps = flow.steps().unwrap();
     let sending = tokio::spawn(async move {
@@ -332,7 +324,7 @@ async fn l5_any_flow_can_be_stepped() {
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(4)).on_own_thread();
     let middle = flow.add("middle", concurrent(2, map(|number: u32| std::future::ready(Ok(number)))));
-    let sink = flow.add("sink", note(&seen));
+    let sink = flow.add("sink", keep(&seen));
     flow.connect(source.output, middle.input);
     flow.connect(middle.output, sink.input);
     let mut steps = flow.steps().unwrap();
@@ -348,7 +340,7 @@ async fn l5_any_flow_can_be_stepped() {
     let here = async {
         let mut flow = LocalFlow::new("l5");
         let source = flow.add("source", numbers(2));
-        let sink = flow.add("sink", note(&seen));
+        let sink = flow.add("sink", keep(&seen));
         flow.connect(source.output, sink.input);
         let mut steps = flow.steps().unwrap();
         let made = rest(&mut steps).await;
@@ -363,7 +355,7 @@ async fn l5_any_flow_can_be_stepped() {
 async fn l5_an_unknown_hub_is_an_error_with_those_that_there_are() {
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(2));
-    let sink = flow.add("sink", note(&shared()));
+    let sink = flow.add("sink", keep(&shared()));
     flow.connect(source.output, sink.input);
     let steps = flow.steps().unwrap();
     let error = steps.log_hub_to("source -> sink", Lines::default()).unwrap_err();
@@ -394,7 +386,7 @@ async fn l5_dropped_it_aborts_and_stopped_it_drains() {
         let stops = Arc::new(AtomicU64::new(0));
         let mut flow = Flow::new("l5");
         let source = flow.add("source", Stops(stops.clone()));
-        let sink = flow.add("sink", note(&shared()));
+        let sink = flow.add("sink", keep(&shared()));
         flow.connect(source.output, sink.input);
         let mut steps = flow.steps().unwrap();
         assert_eq!(steps.next().await.unwrap().to_string(), "source: run 1");

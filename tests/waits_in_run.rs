@@ -13,15 +13,6 @@ use tokio::{
 };
 use wakeline::{condition::Status, prelude::*};
 
-/// Writes down what comes.
-fn each<M: wakeline::Message + Sync>(seen: &Shared<M>) -> impl Operator<Ports = SinkPorts<M>> {
-    let seen = seen.clone();
-    sink(move |message: M| {
-        lock(&seen).push(message);
-        std::future::ready(Ok(()))
-    })
-}
-
 #[derive(Ports)]
 struct LoopPorts {
     #[output]
@@ -55,7 +46,7 @@ async fn q7(from: u32) {
     let results = shared();
     let mut flow = Flow::new("q7");
     // The first in the order of adding is the one that is behind: it must not end before it has the result.
-    let sink = flow.add("sink", each(&results));
+    let sink = flow.add("sink", keep(&results));
     let rounds = flow.add("rounds", rounds(from));
     let back = flow.add("back", pass_on::<u32>());
     flow.connect(rounds.forth, back.input);

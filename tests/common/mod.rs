@@ -186,6 +186,39 @@ pub(crate) fn pass_on<M: wakeline::Message + Sync>() -> impl Operator<Ports = Ma
     map(|message: M| std::future::ready(Ok(message)))
 }
 
+/// Writes down what comes.
+pub(crate) fn keep<M: wakeline::Message + Sync>(seen: &Shared<M>) -> impl Operator<Ports = SinkPorts<M>> {
+    let seen = seen.clone();
+    sink(move |message: M| {
+        lock(&seen).push(message);
+        std::future::ready(Ok(()))
+    })
+}
+
+/// Reads until it is told to go on, `first` messages, and then all.
+pub(crate) fn held(
+    first: usize,
+    go: tokio::sync::oneshot::Receiver<()>,
+    seen: &Shared<u64>,
+) -> impl Operator<Ports = SinkPorts<u64>> + use<> {
+    let (mut go, seen) = (Some(go), seen.clone());
+    task(move |ports: &mut SinkPorts<u64>, _| {
+        let (go, seen) = (go.take().unwrap(), seen.clone());
+        async move {
+            for _ in 0..first {
+                let number = ports.input.recv().await?;
+                lock(&seen).extend(number);
+            }
+            go.await.unwrap();
+            while let Some(number) = ports.input.recv().await? {
+                lock(&seen).push(number);
+            }
+            Ok(())
+        }
+        .boxed()
+    })
+}
+
 struct Task<P, F>(F, std::marker::PhantomData<fn(P)>);
 
 impl<P, F> Operator for Task<P, F>

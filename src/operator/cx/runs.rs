@@ -229,7 +229,12 @@ impl Cx {
             }
             _ => self.show(asked, ports),
         }
-        // Otherwise what it waits for comes by itself: the flow is not at rest.
+        self.rest(asked, Node::park)
+    }
+
+    /// It gives its token back, if what it waits for does not come by itself.
+    #[inline]
+    fn rest(&self, asked: Readiness, park: fn(&Node)) -> Poll<bool> {
         if let Some(permit) = self.held_by() {
             permit.refuse();
             return Poll::Pending;
@@ -238,7 +243,7 @@ impl Cx {
         if self.among_others {
             self.node.note_wait(for_others);
         } else if for_others {
-            self.node.park();
+            park(&self.node);
         }
         Poll::Pending
     }
@@ -303,17 +308,7 @@ impl Cx {
             return Poll::Ready(false);
         }
         self.node.show(asked.status(self.conditions.as_ref().and_then(|conditions| conditions.due())));
-        if let Some(permit) = self.held_by() {
-            permit.refuse();
-            return Poll::Pending;
-        }
-        let for_others = asked.needs_others() && !self.holds_token;
-        if self.among_others {
-            self.node.note_wait(for_others);
-        } else if for_others {
-            self.node.park_refused();
-        }
-        Poll::Pending
+        self.rest(asked, Node::park_refused)
     }
 
     /// Takes what the run needs, all of it or nothing.
