@@ -277,7 +277,9 @@ async fn c7_a_state_stays_as_it_was_set() {
     }
     // Nobody is left who could set it.
     drop(state);
-    within(running).await.unwrap();
+    let error = within(running).await.unwrap_err();
+    assert!(error.is_stalled(), "{error}");
+    assert!(error.to_string().contains("`on and on` waits for its event to be done"), "{error}");
 }
 
 #[derive(Ports)]

@@ -255,7 +255,7 @@ async fn q6_what_was_not_taken_is_counted() {
     flow.connect_with(write.output, read.input, Hub::bounded(5));
     let report = within(flow.run()).await.unwrap();
     assert_eq!(report.untaken, 3);
-    assert!(report.to_string().contains("3 messages never taken"), "{report}");
+    assert!(report.to_string().contains("3 never taken"), "{report}");
     assert_eq!(census.live(), 0);
 }
 

@@ -5,7 +5,7 @@
 //!   OPEN <──────────> PAUSED ────────────────────> ENDED      (from `OPEN`, too)
 //!   ready    resume   waits for an event           never
 //!                     │ the last handle is dropped
-//!                     └──> waits, and with all others at rest the flow has stalled or is at its end
+//!                     └──> waits, and with all others at rest the flow has stalled
 //! ```
 //!
 //! Holoscan's boolean condition is the way from `OPEN` to `ENDED`: a kill switch. A gate that is paused keeps its flow from

@@ -74,7 +74,11 @@ impl<M: Message> Clone for Stage<M> {
 /// Why nothing can be sent any more.
 pub(super) fn ended(flow: &Handle) -> Error {
     flow.failure().unwrap_or_else(|| {
-        let why = if flow.is_stopping() { "was stopped" } else { "takes no more messages here" };
+        let why = if flow.is_stopping() {
+            "was stopped"
+        } else {
+            "takes no more messages here: whoever reads them has ended"
+        };
         Error::new(ErrorKind::Closed, format!("flow `{}` {why}", flow.name()))
     })
 }

@@ -451,9 +451,12 @@ impl Keeper<'_> {
     fn at_rest(&self) -> Poll<Next> {
         let mut waits: Vec<String> = Vec::new();
         let mut stuck = false;
-        for (index, _) in self.control.nodes.iter().enumerate().filter(|(_, node)| node.is_parked()) {
+        for (index, node) in self.control.nodes.iter().enumerate().filter(|(_, node)| node.is_parked()) {
             let lacks = self.control.lacks(index);
-            stuck |= !lacks.room.is_empty();
+            // Its ports have all that it needs, or it has none, and what it waits for beside them will not come: a gate that
+            // nobody has any more. One that refuses by itself has nothing left to do.
+            let elsewhere = lacks.waits_beside_its_ports() && !node.is_refused();
+            stuck |= elsewhere || !lacks.room.is_empty();
             waits.push(format!("`{}` waits for {}", self.control.names[index], lacks.all().join(" and for ")));
         }
         stuck |= self.hubs.iter().any(|hub| hub.state.queued() > 0);

@@ -116,11 +116,9 @@ impl fmt::Display for Report {
             )?;
         }
         write!(f, "{:.3} ms in all", self.elapsed.as_secs_f64() * 1e3)?;
-        if self.untaken > 0 {
-            write!(f, ", {} messages never taken", self.untaken)?;
-        }
-        for HubReport { name, passed, dropped, .. } in self.hubs.iter().filter(|hub| hub.dropped > 0) {
-            write!(f, "\nhub `{name}`: {passed} messages passed, {dropped} dropped")?;
+        for HubReport { name, passed, dropped, untaken } in self.hubs.iter().filter(|hub| hub.dropped + hub.untaken > 0)
+        {
+            write!(f, "\nhub `{name}`: {passed} messages passed, {dropped} dropped, {untaken} never taken")?;
         }
         Ok(())
     }

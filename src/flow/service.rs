@@ -363,7 +363,7 @@ impl<Res: Send + 'static> Caller for Request<Res> {
 impl<Res> Drop for Request<Res> {
     fn drop(&mut self) {
         lock(&self.book.open).try_remove(self.number);
-        self.leave("sent nothing for it");
+        self.leave("sent nothing for it, or a hub behind it has dropped that");
     }
 }
 

@@ -210,7 +210,9 @@ impl<M: Message> fmt::Debug for Arrivals<M> {
 /// What an input has taken: of whichever of its connections.
 #[derive(Debug)]
 pub(super) struct Intake<M> {
+    /// All that was taken, and of that what had been taken before.
     traffic: Traffic,
+    again: Traffic,
     stamps: Stamps,
     carry: Arc<Carry>,
     /// What [`take_all`](Self::take_all) gives out; kept for its room.
@@ -220,7 +222,7 @@ pub(super) struct Intake<M> {
 impl<M: Message> Intake<M> {
     pub(super) fn new(binder: &Binder<'_>) -> Self {
         let (stamps, carry) = (Stamps::new(binder.lane.clone()), binder.carry.clone());
-        Self { traffic: Traffic::default(), stamps, carry, taken: Vec::new() }
+        Self { traffic: Traffic::default(), again: Traffic::default(), stamps, carry, taken: Vec::new() }
     }
 
     /// A run begins.
@@ -266,9 +268,13 @@ impl<M: Message> Intake<M> {
         from: &mut Arrivals<M>,
         again: bool,
     ) -> Result<()> {
+        let before = from.last;
         from.take(place, again)?;
         let Some(Parcel { message, baggage }) = place else { return Ok(()) };
         self.traffic.count(message);
+        if from.last == before {
+            self.again.count(message);
+        }
         if let Some(stamp) = from.stamp(message) {
             self.stamps.note(message, stamp, self.traffic.messages)?;
         }
@@ -291,17 +297,21 @@ impl<M: Message> Intake<M> {
 
     /// Puts the next message where a worker finds it, with all that came with it. False if there is none.
     pub(super) fn hand_over(&mut self, from: &mut Arrivals<M>, inlet: &mut Inlet<M>, again: bool) -> Result<bool> {
-        let mut place = None;
+        let (mut place, before) = (None, from.last);
         from.take(&mut place, again)?;
         let Some(parcel) = place else { return Ok(false) };
         self.traffic.count(&parcel.message);
+        if from.last == before {
+            self.again.count(&parcel.message);
+        }
         let stamp = from.receiver.stamp_beside(from.last);
         inlet.0.hand_on(parcel, stamp)?;
         Ok(true)
     }
 
+    /// Each message once, however often it was taken.
     pub(super) fn traffic(&self) -> Traffic {
-        self.traffic
+        self.traffic.without(self.again)
     }
 
     /// The streams that this run's messages came from.

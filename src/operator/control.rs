@@ -197,6 +197,10 @@ pub(crate) struct Lacks {
 }
 
 impl Lacks {
+    pub(crate) fn waits_beside_its_ports(&self) -> bool {
+        self.room.is_empty() && self.messages.is_empty() && !self.more.is_empty()
+    }
+
     pub(crate) fn all(self) -> Vec<String> {
         self.room.into_iter().chain(self.messages).chain(self.more).collect()
     }

@@ -182,6 +182,10 @@ impl Traffic {
         self.add(message.size_in_bytes() as u64);
     }
 
+    pub(super) fn without(self, other: Self) -> Self {
+        Self { messages: self.messages - other.messages, bytes: self.bytes - other.bytes }
+    }
+
     /// One message of so many bytes.
     #[inline]
     pub(super) fn add(&mut self, bytes: u64) {
