@@ -142,6 +142,9 @@ impl Cx {
         if let Some(permit) = self.held_by() {
             permit.begin();
         }
+        if self.among_others {
+            self.node.end_of_wait();
+        }
         self.begin();
         Poll::Ready(true)
     }
