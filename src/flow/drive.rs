@@ -314,7 +314,7 @@ async fn until_abort<T>(control: &Control, work: impl Future<Output = Result<T>>
     poll_fn(|task| {
         control.keeper.register(task.waker());
         if control.is_aborted() {
-            return Poll::Ready(Err(aborted()));
+            return Poll::Ready(Err(aborted(control)));
         }
         work.as_mut().poll(task)
     })
@@ -335,8 +335,13 @@ async fn abortable<T>(control: &Control, node: &Arc<Node>, work: impl Future<Out
     .await
 }
 
-fn aborted() -> Error {
-    Error::new(ErrorKind::Cancelled, "the flow was aborted")
+/// Of an operator that has failed; an abort is nobody's failure.
+fn blamed(control: &Control, error: Error, name: &str) -> Error {
+    if control.is_aborted() && error.is_cancelled() { aborted(control) } else { error.at(operator(name)) }
+}
+
+fn aborted(control: &Control) -> Error {
+    Error::new(ErrorKind::Cancelled, format!("flow `{}` was aborted", control.name))
 }
 
 fn gone() -> Error {
@@ -373,7 +378,7 @@ impl Keeper<'_> {
                 let running = caught(attended(&node, &member.device, member.seat.run())).await;
                 // Before its ports are closed: whoever loses something then finds why.
                 if let Err(error) = &running {
-                    control.fail(error.again().at(operator(&member.name)));
+                    control.fail(blamed(&control, error.again(), &member.name));
                 }
                 // Its token goes after its ports have closed: their closing may wake others.
                 let closing = caught(async {
@@ -404,7 +409,7 @@ impl Keeper<'_> {
                     if let Err(error) = ended.outcome {
                         // What is cancelled after a failure is not one.
                         if failure.is_none() {
-                            failure = Some(self.control.fail(error.at(operator(&ended.member.name))));
+                            failure = Some(self.control.fail(blamed(self.control, error, &ended.member.name)));
                             nodes.iter().for_each(|node| node.abort());
                         }
                     }
@@ -443,7 +448,7 @@ impl Keeper<'_> {
         self.control.keeper.register(task.waker());
         self.control.rest.flow.register(task.waker());
         if !failed && self.control.is_aborted() {
-            return Poll::Ready(Next::Fail(aborted()));
+            return Poll::Ready(Next::Fail(aborted(self.control)));
         }
         match ended.poll_recv(task) {
             Poll::Ready(Some(ended)) => return Poll::Ready(Next::Ended(Box::new(ended))),
