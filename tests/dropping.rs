@@ -94,13 +94,14 @@ impl Operator for TakesOne {
 /// Writer and reader on threads of their own: what a run was promised is there, whatever is sent meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn q3_what_a_run_was_promised_is_not_dropped() {
-    const SENT: u64 = 20_000;
+    const SENT: u64 = 40_000;
     for hub in [Hub::drop_oldest(1), Hub::drop_oldest(4), Hub::drop_newest(1), Hub::drop_newest(4)] {
         let seen = shared();
         let mut flow = Flow::new("q3");
         let write = flow.add("write", numbers(SENT, oneshot::channel().0));
         let read = flow.add("read", TakesOne(seen.clone()));
         flow.connect_with(write.output, read.input, hub);
+        let _write = write.on_own_thread();
         let report = within(flow.run()).await.unwrap();
         let seen = lock(&seen);
         assert!(seen.is_sorted_by(|one, next| one < next), "in order, none twice");
@@ -111,6 +112,24 @@ async fn q3_what_a_run_was_promised_is_not_dropped() {
             assert_eq!(seen.last(), Some(&(SENT - 1)), "the newest is never lost");
         }
     }
+}
+
+/// What was there is dropped for what is newer, and `recv` waits for that: `None` is the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn q3_recv_goes_on_behind_what_was_dropped() {
+    const SENT: u64 = 300_000;
+    let seen = shared();
+    let mut flow = Flow::new("q3");
+    let write = flow.add("write", numbers(SENT, oneshot::channel().0));
+    let (go, may_go) = oneshot::channel();
+    go.send(()).unwrap();
+    let read = flow.add("read", held(0, may_go, &seen));
+    flow.connect_with(write.output, read.input, Hub::drop_oldest(1));
+    let _write = write.on_own_thread();
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(lock(&seen).last(), Some(&(SENT - 1)), "the newest is never lost");
+    let counts = &report.hubs[0];
+    assert_eq!((counts.passed + counts.dropped, counts.untaken), (SENT, 0));
 }
 
 /// Sends `chunks` envelopes, each as soon as it is lent one, and then says so.
@@ -561,4 +580,21 @@ async fn q5_connections_of_different_kinds_at_one_port() {
     let report = within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), (0..10).map(|n| vec![7, n, n]).collect::<Vec<_>>());
     assert_eq!(report.hubs.iter().map(|hub| hub.passed).collect::<Vec<_>>(), [1, 10, 10]);
+}
+
+/// The newest is there while a newer one takes its place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn q5_the_newest_is_there_while_it_is_replaced() {
+    let seen = shared();
+    let mut flow = Flow::new("q5");
+    let each = flow.add("each", Each(seen.clone()));
+    let newest = flow.add("newest", numbers(300_000, oneshot::channel().0));
+    let mut next = 0..10_000;
+    let write = flow.add("write", source(move || ready(Ok(next.next()))));
+    flow.connect_with(newest.output, each.all, Hub::latest());
+    flow.connect_with(write.output, each.all, Hub::bounded(64));
+    let _newest = newest.on_own_thread();
+    within(flow.run()).await.unwrap();
+    assert!(lock(&seen).is_sorted_by_key(|each| each[0]));
+    assert_eq!(lock(&seen).iter().filter(|each| each.len() == 2).count(), 10_000);
 }

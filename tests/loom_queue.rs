@@ -20,7 +20,10 @@ mod queue;
 #[path = "../src/hub/waking.rs"]
 mod waking;
 
-use std::{future::poll_fn, task::Poll};
+use std::{
+    future::poll_fn,
+    task::{Poll, Waker},
+};
 
 use loom::{
     future::block_on,
@@ -306,6 +309,36 @@ fn a_queue_that_drops_its_oldest_drops_nothing_that_is_held_and_counts() {
 #[test]
 fn a_queue_that_drops_its_oldest_for_one_that_must_be_moved_drops_nothing_that_is_held() {
     lossy(Full::DropOldest, false);
+}
+
+/// What takes the place of a message is there as soon as that one is not: who asks without the lock sees no moment between.
+fn never_empty(full: Full, take: impl Fn(&Queue<u32>) -> Option<u32> + Copy + Send + Sync + 'static) {
+    model(move || {
+        let queue = Arc::new(Queue::new(1, full));
+        assert_eq!(push(&queue, 1, true), Pushed::In);
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || (2..=3).for_each(|message| assert_ne!(push(&queue, message, true), Pushed::Back)))
+        };
+        assert_eq!(queue.poll_message(Waker::noop()), Answer::Yes);
+        assert_eq!((queue.len(), queue.ready()), (1, 1));
+        assert!(take(&queue).is_some());
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_queue_that_drops_its_oldest_has_a_message_all_the_while() {
+    never_empty(Full::DropOldest, take);
+}
+
+#[test]
+fn a_queue_that_keeps_the_newest_has_a_message_all_the_while() {
+    never_empty(Full::Replace, |queue| {
+        let mut place = None;
+        queue.read(&mut place, Clone::clone);
+        place
+    });
 }
 
 #[test]

@@ -310,13 +310,13 @@ impl<M> Queue<M> {
         if is_full && !self.full.drops_oldest() {
             return self.refuse_or_hold(&mut state);
         }
+        let mut left = self.ready();
         state.number += 1;
         let number = state.number;
         state.messages.push_back(Slot { number, message: place.take() });
-        let pushed = if is_full { self.drop_oldest_for(&mut state, place) } else { Pushed::In };
-        self.len.store(state.messages.len(), Ordering::Release);
+        let pushed = if is_full { drop_oldest_for(&mut state, place, &mut left) } else { Pushed::In };
+        self.show(&state, left + usize::from(ready));
         if ready {
-            self.ready.store(self.ready() + 1, Ordering::Release);
             let reader = self.reader.due(&mut state.reader);
             drop(state);
             reader.wake();
@@ -333,15 +333,12 @@ impl<M> Queue<M> {
         Pushed::Refused
     }
 
-    #[cold]
-    fn drop_oldest_for(&self, state: &mut State<M>, place: &mut Option<M>) -> Pushed {
-        match self.remove_oldest(state) {
-            Some((number, Some(old))) => {
-                *place = Some(old);
-                Pushed::InFor(number)
-            }
-            _ => Pushed::In,
-        }
+    /// What has become of the queue, for those who ask without the lock: once a change is complete. They see nothing of what is
+    /// between, where the oldest is out and the new one not yet ready.
+    #[inline]
+    fn show(&self, state: &State<M>, ready: usize) {
+        self.len.store(state.messages.len(), Ordering::Release);
+        self.ready.store(ready, Ordering::Release);
     }
 
     /// Counts a message that is dropped before it is pushed.
@@ -352,28 +349,13 @@ impl<M> Queue<M> {
     /// Drops the oldest message that is not the reader's: its number, and the message, unless that is just being moved.
     pub(crate) fn drop_oldest(&self) -> Option<(u64, Option<M>)> {
         let mut state = lock(&self.state);
-        let oldest = self.remove_oldest(&mut state);
+        let mut ready = self.ready();
+        let oldest = remove_oldest(&mut state, &mut ready);
+        self.show(&state, ready);
         let reader = self.reader.due(&mut state.reader);
         drop(state);
         reader.wake();
         oldest
-    }
-
-    fn remove_oldest(&self, state: &mut State<M>) -> Option<(u64, Option<M>)> {
-        let at = state.held;
-        let Slot { number, message } = state.messages.remove(at)?;
-        self.len.store(state.messages.len(), Ordering::Release);
-        let ready = self.ready();
-        if at < ready {
-            self.ready.store(ready - 1, Ordering::Release);
-        }
-        let seen = at == 0 && std::mem::take(&mut state.seen);
-        if !seen {
-            state.counts.dropped += 1;
-            // Else it is the reader's, which is just reading it.
-            state.stray |= message.is_none();
-        }
-        Some((number, message))
     }
 
     /// Makes the ready messages the reader's own, so that none of them is dropped. How many these are.
@@ -393,9 +375,11 @@ impl<M> Queue<M> {
         let mut state = lock(&self.state);
         state.held = 0;
         let mut out = SmallVec::new();
+        let mut ready = self.ready();
         while state.messages.len() > self.capacity {
-            out.extend(self.remove_oldest(&mut state));
+            out.extend(remove_oldest(&mut state, &mut ready));
         }
+        self.show(&state, ready);
         out
     }
 
@@ -434,8 +418,7 @@ impl<M> Queue<M> {
         let left = self.ready().checked_sub(1)?;
         let Slot { number, message } = state.messages.pop_front()?;
         *place = message;
-        self.len.store(state.messages.len(), Ordering::Release);
-        self.ready.store(left, Ordering::Release);
+        self.show(&state, left);
         state.held = state.held.saturating_sub(1);
         if !std::mem::take(&mut state.seen) {
             *count(&mut state.counts) += 1;
@@ -577,5 +560,31 @@ impl<M> Queue<M> {
     #[inline]
     pub(crate) fn reader_gone(&self) -> bool {
         self.reader.is_gone()
+    }
+}
+
+/// Removes the oldest message that is not the reader's: its number, and the message, unless that is just being moved.
+/// `ready`: how many may be taken, before and after.
+fn remove_oldest<M>(state: &mut State<M>, ready: &mut usize) -> Option<(u64, Option<M>)> {
+    let at = state.held;
+    let Slot { number, message } = state.messages.remove(at)?;
+    *ready -= usize::from(at < *ready);
+    let seen = at == 0 && std::mem::take(&mut state.seen);
+    if !seen {
+        state.counts.dropped += 1;
+        // Else it is the reader's, which is just reading it.
+        state.stray |= message.is_none();
+    }
+    Some((number, message))
+}
+
+#[cold]
+fn drop_oldest_for<M>(state: &mut State<M>, place: &mut Option<M>, ready: &mut usize) -> Pushed {
+    match remove_oldest(state, ready) {
+        Some((number, Some(old))) => {
+            *place = Some(old);
+            Pushed::InFor(number)
+        }
+        _ => Pushed::In,
     }
 }
