@@ -195,6 +195,54 @@ on_both!(q3_envelopes_that_are_dropped_go_home, async |device: Device| {
     }
 });
 
+/// How the reader of a hub that drops its oldest comes by its messages.
+#[derive(Clone, Copy, PartialEq)]
+enum Reads {
+    /// By runs that are promised one.
+    Runs,
+    /// In a loop of its own.
+    Waits,
+}
+
+/// As between operators on the host; but of what is newest only a copy that has been made can be taken.
+async fn q3_on_its_way(device: Device, reads: Reads) {
+    const SENT: u32 = 20_000;
+    let (sent, _is_sent) = oneshot::channel();
+    let mut flow = Flow::new("q3");
+    let produce = flow.add("produce", chunks(SENT, sent));
+    let read = flow.add(
+        "read",
+        task(move |ports: &mut SinkPorts<Envelope<u32>>, cx| {
+            async move {
+                while reads == Reads::Runs && cx.ready(ports).await {
+                    ports.input.take()?;
+                }
+                while ports.input.recv().await?.is_some() {}
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let read = read.on(&device);
+    flow.connect_with(produce.output, read.input, Hub::drop_oldest(1).envelope_bytes(4));
+    let _produce = produce.on_own_thread();
+    let report = flow.run().await.unwrap();
+    let counts = &report.hubs[0];
+    assert_eq!(
+        (counts.passed + counts.dropped, counts.untaken),
+        (u64::from(SENT), 0),
+        "it heard of no end before that"
+    );
+    drop(flow);
+    freed(&device).await;
+}
+
+on_both!(q3_a_run_has_the_message_it_was_promised_while_the_next_is_on_its_way, async |device| {
+    q3_on_its_way(device, Reads::Runs).await;
+});
+
+on_both!(q3_recv_goes_on_while_the_next_is_on_its_way, async |device| q3_on_its_way(device, Reads::Waits).await);
+
 #[tokio::test]
 async fn q3_too_few_envelopes_are_an_error_before_running() {
     let mut flow = Flow::new("q3");

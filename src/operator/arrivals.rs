@@ -23,8 +23,8 @@ pub(super) struct Arrivals<M: Message> {
     front: Option<Box<Front>>,
     /// The hub may drop what was promised, unless it is held.
     lossy: bool,
-    /// Something was, and the hub is lossy.
-    promised: bool,
+    /// So many were, where the hub is lossy.
+    promised: usize,
     /// The number of the message that was taken last.
     last: u64,
 }
@@ -34,7 +34,7 @@ impl<M: Message> Arrivals<M> {
         let front = Front::new(wanted);
         // The newest of a hub that keeps it may become a newer one, and that is as good.
         let lossy = receiver.is_lossy() && (front.is_some() || !receiver.reads_again());
-        Self { receiver, front, lossy, promised: false, last: 0 }
+        Self { receiver, front, lossy, promised: 0, last: 0 }
     }
 
     /// Is there a message that may be taken, or an error to give?
@@ -52,13 +52,17 @@ impl<M: Message> Arrivals<M> {
             self.receiver.let_go();
         }
         let counted = match &mut self.front {
-            None => {
-                let more = self.receiver.poll_messages(most, cx.waker()).into();
-                Counted { ready: self.receiver.len(), more }
-            }
+            None => loop {
+                let more = Readiness::from(self.receiver.poll_messages(most, cx.waker()));
+                let ready = self.receiver.len();
+                // Else some were dropped between the two questions, for others that are on their way.
+                if ready >= most || !more.is_ready() || self.receiver.check().is_err() {
+                    break Counted { ready, more };
+                }
+            },
             Some(front) => front.poll_count(&self.receiver, most, cx),
         };
-        self.promised = self.lossy && counted.ready > 0;
+        self.promised = if self.lossy { counted.ready.min(most) } else { 0 };
         counted
     }
 
@@ -90,14 +94,14 @@ impl<M: Message> Arrivals<M> {
     /// A run begins: what was promised is there, and stays. False if it is not there any more.
     #[inline]
     pub(super) fn claim(&mut self) -> bool {
-        !self.promised || self.hold()
+        self.promised == 0 || self.hold()
     }
 
     #[cold]
     fn hold(&mut self) -> bool {
         let held = self.receiver.hold();
         let is_there = match &mut self.front {
-            None => held > 0,
+            None => held >= self.promised,
             Some(front) => front.has_one(&self.receiver),
         };
         is_there || self.receiver.check().is_err()

@@ -120,10 +120,16 @@ impl<M: Message> Input<M> {
     /// at rest.
     pub async fn recv(&mut self) -> Result<Option<M>> {
         self.intake.let_go();
-        let waiting = Wait(slice::from_mut(&mut self.arrivals));
-        let there = poll_fn(|task| self.intake.poll_received(task, |task| waiting.0[0].poll_new(task))).await;
-        drop(waiting);
-        if there { self.try_take() } else { Ok(None) }
+        loop {
+            let waiting = Wait(slice::from_mut(&mut self.arrivals));
+            let there = poll_fn(|task| self.intake.poll_received(task, |task| waiting.0[0].poll_new(task))).await;
+            drop(waiting);
+            let taken = if there { self.try_take()? } else { return Ok(None) };
+            // Else its hub has dropped it since.
+            if taken.is_some() {
+                return Ok(taken);
+            }
+        }
     }
 
     /// The streams that this run's messages came from, one entry a message, in the order of taking: the point in its

@@ -169,26 +169,32 @@ impl<M: Message> Inputs<M> {
     /// A message is taken only as the future resolves: dropping it loses none.
     pub async fn recv_any(&mut self) -> Result<Option<(usize, M)>> {
         self.intake.let_go();
-        let waiting = Wait(&mut self.connections);
-        let there = poll_fn(|task| {
-            self.intake.poll_received(task, |task| {
-                let mut all = Readiness::NEVER;
-                for connection in &mut *waiting.0 {
-                    match (connection.poll_new(task), all) {
-                        (Readiness::READY, _) => return Readiness::READY,
-                        (Readiness::NEVER, _) => {}
-                        // Whichever comes first.
-                        (asked, Readiness::NEVER) => all = asked,
-                        (asked, before) if before.needs_others() => all = asked,
-                        _ => {}
+        loop {
+            let waiting = Wait(&mut self.connections);
+            let there = poll_fn(|task| {
+                self.intake.poll_received(task, |task| {
+                    let mut all = Readiness::NEVER;
+                    for connection in &mut *waiting.0 {
+                        match (connection.poll_new(task), all) {
+                            (Readiness::READY, _) => return Readiness::READY,
+                            (Readiness::NEVER, _) => {}
+                            // Whichever comes first.
+                            (asked, Readiness::NEVER) => all = asked,
+                            (asked, before) if before.needs_others() => all = asked,
+                            _ => {}
+                        }
                     }
-                }
-                all
-            })
-        });
-        let there = there.await;
-        drop(waiting);
-        if there { self.try_take_any() } else { Ok(None) }
+                    all
+                })
+            });
+            let there = there.await;
+            drop(waiting);
+            let taken = if there { self.try_take_any()? } else { return Ok(None) };
+            // Else its hub has dropped it since.
+            if taken.is_some() {
+                return Ok(taken);
+            }
+        }
     }
 
     /// The streams that this run's messages came from, one entry a message, in the order of taking. See
