@@ -14,7 +14,7 @@ use std::{
 use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
-use wakeline::prelude::*;
+use wakeline::{condition::Status, prelude::*};
 
 /// 10 million messages; a tenth of that in a debug build, which is that much slower.
 const MANY: u64 = if cfg!(debug_assertions) { 1_000_000 } else { 10_000_000 };
@@ -390,6 +390,63 @@ async fn q8_a_stall_names_who_waits_for_what() {
     assert!(told.contains("`split` waits for room in hub `split.left -> pair.left`: all 2 places are taken"), "{told}");
     assert!(told.contains("`pair` waits for a message in hub `split.right -> pair.right`"), "{told}");
     assert_eq!(census.live(), 0, "what lay in the queues is freed");
+}
+
+/// Sends pairs of what it is given on, where it lies.
+struct InPairs;
+
+#[derive(Ports)]
+struct InPairsPorts {
+    #[input(at_least = 2)]
+    input: Input<Envelope<u32>>,
+    #[output(room = 2)]
+    output: Output<Envelope<u32>>,
+}
+
+impl Operator for InPairs {
+    type Ports = InPairsPorts;
+
+    async fn compute(&mut self, ports: &mut InPairsPorts, _cx: &mut Cx) -> Result<()> {
+        let pair: Vec<_> = ports.input.take_batch()?.collect();
+        for envelope in pair {
+            ports.output.send(envelope).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Its writer has ended, and it waits for an envelope on the device to be copied to: a message to come, and the last batch.
+#[tokio::test]
+async fn q6_the_last_batch_comes_short_once_its_message_has_arrived() {
+    let device = emulated();
+    let (go, may_go) = oneshot::channel();
+    let mut may_go = Some(may_go);
+    let mut flow = Flow::new("q6");
+    let make = flow.add("make", Produce::new([vec![1_u32], vec![2], vec![3]]));
+    let pairs = flow.add("pairs", InPairs).on(&device);
+    let drain = flow.add(
+        "drain",
+        task(move |ports: &mut SinkPorts<Envelope<u32>>, _| {
+            let may_go = may_go.take().unwrap();
+            async move {
+                // Both envelopes of the first pair are in use until then.
+                may_go.await.unwrap();
+                while ports.input.recv().await?.is_some() {}
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let drain = drain.on(&device);
+    flow.connect_with(make.output, pairs.input, Hub::bounded(2).envelopes(2).envelope_bytes(4));
+    flow.connect(pairs.output, drain.input);
+    let running = flow.spawn().unwrap();
+    until("the writer has ended", || running.status()[0].status == Status::Never).await;
+    until("its reader waits all the same", || running.status()[1].status == Status::Wait).await;
+    go.send(()).unwrap();
+    let report = within(running).await.unwrap();
+    assert_eq!((report.operator("drain").unwrap().messages_in, report.untaken), (3, 0), "{report}");
+    freed(&device).await;
 }
 
 /// Nobody waits for a time-out to find out that all is done: no time passes.

@@ -48,7 +48,8 @@ impl<M: Message> Receiver<M> {
         })
     }
 
-    /// So many messages to take? If not, why not; once the writer is gone there are no more than are there.
+    /// So many messages to take? If not, why not; once the writer is gone there are no more than are there, and what is
+    /// still on its way comes first.
     pub(crate) fn poll_messages(&self, count: usize, waker: &Waker) -> Answer {
         if count <= 1 {
             return self.poll_message(waker);
@@ -57,7 +58,7 @@ impl<M: Message> Receiver<M> {
         let asked = || {
             if self.0.failed.get().is_some() || queue.ready() >= count {
                 Answer::Yes
-            } else if queue.writer_gone() && queue.len() < count {
+            } else if queue.writer_gone() && queue.len() < count && queue.len() == queue.ready() {
                 Answer::Never
             } else {
                 Answer::Wait
