@@ -11,7 +11,7 @@ use std::{
 };
 
 use common::*;
-use futures::FutureExt;
+use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::sync::oneshot;
 use wakeline::{device::Emulated, hub::Outcome, operator::InputHandle, prelude::*};
 
@@ -142,7 +142,8 @@ async fn q6_the_writer_ends_when_all_its_readers_have() {
 /// The operator between them waits for a message, and has always had room: it ends as soon as its reader has.
 #[tokio::test]
 async fn q6_the_end_walks_up_past_one_that_waits_for_a_message() {
-    for readers in [1, 2] {
+    // A combinator comes with a waker of its own, and that may be the first.
+    for (readers, combined) in [(1, false), (2, false), (1, true), (2, true)] {
         let mut flow = Flow::new("q6");
         let quiet = flow.add(
             "quiet",
@@ -157,8 +158,12 @@ async fn q6_the_end_walks_up_past_one_that_waits_for_a_message() {
         );
         let pass = flow.add(
             "pass",
-            task(|ports: &mut MapPorts<u64, u64>, cx| {
+            task(move |ports: &mut MapPorts<u64, u64>, cx| {
                 async move {
+                    if combined {
+                        let ready: Option<bool> = FuturesUnordered::from_iter([cx.ready(ports)]).next().await;
+                        assert_eq!(ready, Some(true));
+                    }
                     while cx.ready(ports).await {
                         let number = ports.input.take()?;
                         ports.output.send(number).await?;

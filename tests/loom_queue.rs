@@ -246,6 +246,24 @@ fn a_writer_that_never_waited_for_room_hears_that_its_reader_has_gone() {
     });
 }
 
+/// It was polled by a combinator at first, which has a waker of its own.
+#[test]
+fn a_writer_that_came_with_another_waker_hears_that_its_reader_has_gone() {
+    model(|| {
+        let output = Arc::new(Queue::<u32>::new(1, Full::Hold));
+        assert_eq!(output.poll_room(Waker::noop()), Answer::Yes);
+        let reader = {
+            let output = output.clone();
+            thread::spawn(move || drop(output.close_reader()))
+        };
+        block_on(poll_fn(|cx| match output.poll_room(cx.waker()) {
+            Answer::Never => Poll::Ready(()),
+            _ => Poll::Pending,
+        }));
+        reader.join().unwrap();
+    });
+}
+
 /// Pushes so many messages, counted from 1, into a queue that holds nobody up, and moves them.
 fn push_all(queue: &Queue<u32>, messages: u32, ready: bool) {
     for message in 1..=messages {

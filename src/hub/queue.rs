@@ -270,7 +270,8 @@ impl<M> Queue<M> {
         if self.reader_gone() {
             return Answer::Never;
         }
-        if self.has_room(1) && self.writer.has_come() {
+        // This waker, and not another of the same end: it is to hear of the reader's end whatever it waits for next.
+        if self.has_room(1) && self.writer.is_known(waker) {
             return Answer::Yes;
         }
         if self.writer.is_kept(waker) { Answer::Wait } else { self.wait_for_room(waker) }

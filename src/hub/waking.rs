@@ -63,12 +63,6 @@ impl End {
         self.waker.get().is_some_and(|kept| kept.will_wake(waker))
     }
 
-    /// Has it ever come with a waker?
-    #[inline]
-    pub(super) fn has_come(&self) -> bool {
-        self.waker.get().is_some()
-    }
-
     /// What this end has just done is the last that it could do.
     #[inline]
     pub(super) fn will_wait(&self) {
