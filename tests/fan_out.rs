@@ -13,7 +13,7 @@ use std::{
 use common::*;
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::sync::oneshot;
-use wakeline::{device::Emulated, hub::Outcome, operator::InputHandle, prelude::*};
+use wakeline::{condition::room, device::Emulated, hub::Outcome, operator::InputHandle, prelude::*};
 
 /// Sends the numbers from 0 on.
 fn numbers(last: u64) -> impl Operator<Ports = SourcePorts<u64>> {
@@ -513,6 +513,38 @@ async fn c4_more_room_than_a_queue_has_is_an_error_before_running() {
     assert!(told.contains("hub `burst.output -> one.input`: `burst.output` waits for room for 3 messages"), "{told}");
     assert!(told.contains("its queue holds 2") && !told.contains("other"), "{told}");
     assert!(lock(&runs).is_empty());
+}
+
+/// What is said from outside takes the attribute's place: room for less is there in a smaller queue, and for any number
+/// where messages are dropped.
+#[tokio::test]
+async fn c4_room_from_outside_replaces_the_attributes() {
+    for (hub, wanted) in [(Hub::bounded(1), 1), (Hub::drop_oldest(1), 3)] {
+        let (runs, seen) = (shared(), shared());
+        let mut flow = Flow::new("c4");
+        let burst = flow.add("burst", Burst(bursts(wanted, runs.clone()), 5));
+        let read = flow.add("read", keep(&seen));
+        flow.connect_with(burst.output, read.input, hub);
+        let output = burst.output;
+        let _burst = burst.when(room(output, wanted as usize));
+        within(flow.run()).await.unwrap();
+        assert_eq!(lock(&runs).len(), 5);
+    }
+}
+
+#[tokio::test]
+async fn c4_more_room_from_outside_than_there_are_envelopes_is_an_error_before_running() {
+    let mut flow = Flow::new("c4");
+    let make = flow.add("make", Produce::new([vec![1_u32]]));
+    let end = flow.add("end", Collect(shared()));
+    flow.connect_with(make.output, end.input, Hub::bounded(3).envelopes(2).envelope_bytes(4));
+    let output = make.output;
+    let _make = make.when(room(output, 3));
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    let told = error.to_string();
+    let wanted = "`make.output` waits for room for 3 messages, and it has 2 envelopes: give it 3 or more";
+    assert!(told.contains(wanted), "{told}");
 }
 
 #[derive(Ports)]

@@ -124,7 +124,12 @@ fn facts(flow: &Wiring<'_>, port: PortId) -> Option<PortFacts> {
         own.map(|connection| capacity(flow, connection)).reduce(usize::saturating_add)
     } else {
         let own = flow.leaving(port).filter(|(_, connection)| connection.to.flow == flow.id);
-        own.map(|(_, connection)| capacity(flow, connection)).min()
+        // One that drops messages has room for any number.
+        let room = |connection| match wanted(flow, connection).full {
+            Full::Hold => capacity(flow, connection),
+            _ => usize::MAX,
+        };
+        own.map(|(_, connection)| room(connection)).min()
     };
     Some(PortFacts { capacity: capacity?, is_input })
 }
@@ -261,7 +266,7 @@ fn plan_of(flow: &Wiring<'_>, connection: &Connection, near: &Device, problems: 
     let hub = wanted(flow, connection);
     let (writer, reader) = (device(flow, connection.from), device(flow, connection.to));
     let forks = !is_heir(flow, connection);
-    let PortDecl { carries_envelopes: carries, element_bytes, room, .. } = *decl(flow, connection.from);
+    let PortDecl { carries_envelopes: carries, element_bytes, .. } = *decl(flow, connection.from);
     let mut problem = |what: String| problems.push(format!("hub `{name}`: {what}"));
 
     let mut sized = |what: &str, number: Option<usize>, default: usize| {
@@ -306,15 +311,15 @@ fn plan_of(flow: &Wiring<'_>, connection: &Connection, near: &Device, problems: 
     };
     // The writer's blanks are lent by one hub alone.
     let writer_bytes = said(flow, connection.from).filter(|_| carries && !forks);
-    if let Room::For(wanted) = room {
-        let waits = format!("`{}` waits for room for {wanted} messages", port_name(flow, connection.from));
-        if wanted > capacity && hub.full == Full::Hold {
-            problem(format!("{waits}, and its queue holds {capacity}: give it a capacity of {wanted} or more"));
-        }
-        let lent = writer_bytes.is_some() || (carries && forks);
-        if lent && wanted > envelopes {
-            problem(format!("{waits}, and it has {envelopes} envelopes: give it {wanted} or more, `Hub::envelopes`"));
-        }
+    let room = needs_at(flow, connection.from);
+    let waits = || format!("`{}` waits for room for {room} messages", port_name(flow, connection.from));
+    // What a condition waits for was looked at with the others of its operator.
+    if room > capacity && hub.full == Full::Hold && !is_named(flow, connection.from) {
+        problem(format!("{}, and its queue holds {capacity}: give it a capacity of {room} or more", waits()));
+    }
+    let lent = writer_bytes.is_some() || (carries && forks);
+    if lent && room > envelopes {
+        problem(format!("{}, and it has {envelopes} envelopes: give it {room} or more, `Hub::envelopes`", waits()));
     }
     let passes = writer_bytes.is_some() || reader_bytes.is_some();
     let waited_for = certainly_needs(flow, connection.to);
