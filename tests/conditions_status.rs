@@ -188,7 +188,8 @@ async fn c14_what_ports_wait_for_in_words() {
         batch.send(number).await.unwrap();
     }
     settled().await;
-    assert_eq!((take().status, take().waits_for), (Status::Wait, vec!["room for 2 messages at `two`".into()]));
+    let no_room = "room for 2 messages in hub `take.two -> two.input`: 1 of its 2 places are taken";
+    assert_eq!((take().status, take().waits_for), (Status::Wait, vec![no_room.into()]));
     running.abort();
     assert!(within(running).await.unwrap_err().is_cancelled());
 }

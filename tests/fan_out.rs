@@ -436,6 +436,37 @@ async fn q8_a_reader_that_keeps_its_envelopes_is_named() {
     freed(&device).await;
 }
 
+/// It keeps one of each two, and its hub's last envelope is one too few to copy the next two to.
+#[tokio::test]
+async fn q8_the_second_of_two_envelopes_that_is_not_there_is_a_stall() {
+    let kept = shared();
+    let mut flow = Flow::new("q8");
+    let mut left = 5;
+    let write = flow.add(
+        "write",
+        source(move || {
+            left -= 1;
+            let two = || (0..2).map(|_| Envelope::from(Buffer::<u8>::pinned(&Device::host(), 4).unwrap())).collect();
+            ready(Ok((left > 0).then(two)))
+        }),
+    );
+    let one = flow.add("one", sink(|_: Vec<Envelope<u8>>| ready(Ok(()))));
+    let keeps = kept.clone();
+    let half = flow.add(
+        "half",
+        sink(move |mut two: Vec<Envelope<u8>>| {
+            lock(&keeps).extend(two.pop());
+            ready(Ok(()))
+        }),
+    );
+    flow.connect_with(write.output, [one.input, half.input], Hub::bounded(1).envelopes(3).envelope_bytes(4));
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+    let told = error.to_string();
+    assert!(told.contains("`write` waits for 2 envelopes on the host to copy to: 2 of the 3 envelopes"), "{told}");
+    assert_eq!(lock(&kept).len(), 2);
+}
+
 /// A copy for one of them fails: that is the flow's error, with the hub's name, and nothing hangs.
 #[tokio::test]
 async fn q4_a_copy_for_one_reader_that_fails_stops_the_flow() {

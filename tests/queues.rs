@@ -392,6 +392,41 @@ async fn q8_a_stall_names_who_waits_for_what() {
     assert_eq!(census.live(), 0, "what lay in the queues is freed");
 }
 
+#[derive(Ports)]
+struct RoomForTwoPorts {
+    #[output(room = 2, envelope_bytes = 4)]
+    output: Output<Envelope<u32>>,
+}
+
+/// Sends one a run, and might send two.
+struct RoomForTwo;
+
+impl Operator for RoomForTwo {
+    type Ports = RoomForTwoPorts;
+
+    async fn compute(&mut self, ports: &mut RoomForTwoPorts, _cx: &mut Cx) -> Result<()> {
+        let blank = ports.output.blank().await?;
+        ports.output.send(blank).await
+    }
+}
+
+/// One of two blank envelopes is there, and the other is kept for good. That is no end.
+#[tokio::test]
+async fn q8_room_for_two_that_does_not_come_is_a_stall() {
+    let kept = shared();
+    let mut flow = Flow::new("q8");
+    let make = flow.add("make", RoomForTwo);
+    let keeps = flow.add("keeps", keep::<Envelope<u32>>(&kept));
+    flow.connect_with(make.output, keeps.input, Hub::bounded(2).envelopes(2));
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+    let told = error.to_string();
+    let wanted =
+        "`make` waits for 2 blank envelopes: 1 of the 2 envelopes of hub `make.output -> keeps.input` there are";
+    assert!(told.contains(wanted), "{told}");
+    assert_eq!(lock(&kept).len(), 1);
+}
+
 /// Sends pairs of what it is given on, where it lies.
 struct InPairs;
 

@@ -85,6 +85,7 @@ impl<M: Message> Fan<M> {
 
     /// Room for so many messages of one envelope each, and as many blanks where there are such?
     pub(crate) fn poll_room(&self, messages: usize, waker: &Waker) -> Answer {
+        self.ask_for(messages, messages);
         self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(messages) && fan.has_room(messages, messages))
     }
 
@@ -96,6 +97,7 @@ impl<M: Message> Fan<M> {
     /// Room for this message?
     pub(crate) fn poll_send(&self, message: &mut M, waker: &Waker) -> Answer {
         let envelopes = envelopes_in(message);
+        self.ask_for(1, envelopes);
         self.poll(waker, |fan| fan.has_room(1, envelopes))
     }
 
@@ -109,6 +111,13 @@ impl<M: Message> Fan<M> {
     /// A blank envelope, where there are such?
     pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
         self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(1))
+    }
+
+    /// What all of them are asked for from now on. Blank envelopes go into messages of one each.
+    fn ask_for(&self, messages: usize, envelopes: usize) {
+        for (at, branch) in self.branches.iter().enumerate() {
+            branch.ask_for(messages, if at == self.lender { messages } else { envelopes });
+        }
     }
 
     fn poll(&self, waker: &Waker, is_there: impl Fn(&Self) -> bool) -> Answer {

@@ -81,7 +81,32 @@ pub(super) struct Link<M: Message> {
     pub(super) copies: Option<Stream>,
     /// Moves are made by whoever steps.
     stepped: AtomicBool,
+    /// What its writer asked for last.
+    pub(super) asked: Asked,
     pub(super) failed: OnceLock<Error>,
+}
+
+/// Room for so many messages, and so many envelopes: blank ones, or those that its forks are copied to. For whoever wants to
+/// know what a writer waits for; only one that may ask for more than one writes it.
+pub(super) struct Asked {
+    messages: AtomicUsize,
+    envelopes: AtomicUsize,
+}
+
+impl Asked {
+    fn new() -> Self {
+        Self { messages: AtomicUsize::new(1), envelopes: AtomicUsize::new(1) }
+    }
+
+    #[inline]
+    pub(super) fn note(&self, messages: usize, envelopes: usize) {
+        for (noted, asked) in [(&self.messages, messages), (&self.envelopes, envelopes)] {
+            // Seldom another, and others read what lies beside it.
+            if noted.load(Ordering::Relaxed) != asked {
+                noted.store(asked, Ordering::Relaxed);
+            }
+        }
+    }
 }
 
 /// What has become of a move.
@@ -177,6 +202,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
         arrivals,
         copies,
         stepped: AtomicBool::new(plan.stepped),
+        asked: Asked::new(),
         failed: OnceLock::new(),
     });
     if let Some(pool) = &link.blanks {
@@ -216,6 +242,7 @@ pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
         arrivals: None,
         copies: None,
         stepped: AtomicBool::new(false),
+        asked: Asked::new(),
         failed: OnceLock::new(),
     });
     (Sender::new(link.clone()), Receiver::new(link))
@@ -365,14 +392,26 @@ impl<M: Message> HubState for Link<M> {
         if self.queue.reader_gone() {
             return None;
         }
-        if !self.queue.has_room(1) {
-            return Some(format!("room in hub `{}`: all {} places are taken", self.name, self.queue.capacity()));
+        let (messages, envelopes) =
+            (self.asked.messages.load(Ordering::Relaxed), self.asked.envelopes.load(Ordering::Relaxed));
+        if !self.queue.has_room(messages) {
+            let (name, taken, all) = (&self.name, self.queue.len(), self.queue.capacity());
+            return Some(match messages {
+                1 => format!("room in hub `{name}`: all {all} places are taken"),
+                _ => format!("room for {messages} messages in hub `{name}`: {taken} of its {all} places are taken"),
+            });
         }
-        if let Some(blanks) = self.blanks.as_ref().filter(|blanks| !blanks.has(1)) {
-            return Some(format!("a blank envelope: {}", blanks.whereabouts(hubs)));
+        let what = |one: &str, several: &str| {
+            if envelopes == 1 { one.to_string() } else { format!("{envelopes} {several}") }
+        };
+        if let Some(blanks) = self.blanks.as_ref().filter(|blanks| !blanks.has(envelopes)) {
+            return Some(format!("{}: {}", what("a blank envelope", "blank envelopes"), blanks.whereabouts(hubs)));
         }
-        let arrivals = self.arrivals.as_ref().filter(|arrivals| self.forks && !arrivals.has(1))?;
-        Some(format!("an envelope {} to copy to: {}", self.at_reader(), arrivals.whereabouts(hubs)))
+        // One that drops messages gets them from older ones, or drops the new one.
+        let forks = self.forks && self.queue.full() == Full::Hold;
+        let arrivals = self.arrivals.as_ref().filter(|arrivals| forks && !arrivals.has(envelopes))?;
+        let what = what("an envelope", "envelopes");
+        Some(format!("{what} {} to copy to: {}", self.at_reader(), arrivals.whereabouts(hubs)))
     }
 
     fn reader_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {

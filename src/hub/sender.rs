@@ -43,6 +43,7 @@ impl<M: Message> Sender<M> {
 
     /// Room in the queue for so many, and blank envelopes where the hub has such?
     pub(crate) fn poll_room_for(&self, messages: usize, waker: &Waker) -> Answer {
+        self.ask_for(messages, messages);
         self.poll_until(waker, || self.has_room(messages) && self.has_blanks(messages))
     }
 
@@ -275,6 +276,12 @@ impl<M: Message> Sender<M> {
     pub(super) fn copier(&self) -> Copier<'_> {
         let link = &*self.link;
         Copier::new(&link.name, link.arrivals.as_ref(), link.copies.as_ref())
+    }
+
+    /// What is asked for from now on, in case that it does not come.
+    #[inline]
+    pub(super) fn ask_for(&self, messages: usize, envelopes: usize) {
+        self.link.asked.note(messages, envelopes);
     }
 
     /// Whether what is sent here are forks.

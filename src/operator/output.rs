@@ -44,8 +44,6 @@ pub struct Output<M: Message> {
     /// `None` on the host.
     lane: Option<Arc<Lane>>,
     carry: Arc<Carry>,
-    /// There was less room than it waits for, where that is not for one message.
-    lacks_room: bool,
     /// The stream that messages carry, if that was said.
     chosen: Option<Stream>,
     /// What workers have sent.
@@ -307,17 +305,6 @@ impl<M: Message> PortState for Output<M> {
 }
 
 impl<M: Message> AnyPort for Output<M> {
-    fn tells(&self) -> bool {
-        matches!(self.room, Room::For(2..))
-    }
-
-    fn lacks(&self) -> Option<String> {
-        match self.room {
-            Room::For(messages) if self.lacks_room => Some(format!("room for {messages} messages")),
-            _ => None,
-        }
-    }
-
     fn state(&mut self) -> &mut dyn PortState {
         self
     }
@@ -394,26 +381,12 @@ impl<M: Message> Port for Output<M> {
         let room = if binder.need(name, options.need).1 { Room::Unconditional } else { options.room };
         let to = if binder.worker { binder.end(name)? } else { Outlet::new(binder.ends(name)?) };
         let (lane, carry) = (binder.lane.clone(), binder.carry.clone());
-        Ok(Self {
-            to,
-            room,
-            traffic: Traffic::default(),
-            lane,
-            carry,
-            lacks_room: false,
-            chosen: None,
-            backlog: None,
-            closes: false,
-        })
+        Ok(Self { to, room, traffic: Traffic::default(), lane, carry, chosen: None, backlog: None, closes: false })
     }
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
-        let asked = condition::room_for(&self.to, self.room, cx);
-        if self.tells() {
-            self.lacks_room = !asked.is_ready();
-        }
-        asked
+        condition::room_for(&self.to, self.room, cx)
     }
 
     #[inline]

@@ -211,7 +211,7 @@ pub trait AnyPort: PortState {
     fn traffic(&self) -> Traffic;
     /// True for an output whose reader has ended.
     fn reader_gone(&self) -> bool;
-    /// It waits for more than a message, or room for one.
+    /// It waits for more than a message. What an output waits for is for its hubs to say.
     fn tells(&self) -> bool {
         false
     }
