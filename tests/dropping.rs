@@ -7,7 +7,7 @@ use std::future::ready;
 use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
-use wakeline::{hub::Outcome, prelude::*};
+use wakeline::{condition::at_least, hub::Outcome, prelude::*};
 
 /// Sends the numbers from 0 on, and then says so.
 fn numbers(last: u64, sent: oneshot::Sender<()>) -> impl Operator<Ports = SourcePorts<u64>> {
@@ -571,6 +571,19 @@ async fn q2_recv_gives_each_once() {
         assert_eq!(report.hubs[0].passed, seen.len() as u64);
         assert_eq!(report.hubs[0].passed + report.hubs[0].dropped, 100);
     }
+}
+
+#[tokio::test]
+async fn q2_two_messages_of_a_hub_that_keeps_one_are_an_error_before_running() {
+    let mut flow = Flow::new("q2");
+    let write = flow.add("write", numbers(1, oneshot::channel().0));
+    let read = flow.add("read", TakesOne(shared()));
+    flow.connect_with(write.output, read.input, Hub::latest());
+    let input = read.input;
+    let _read = read.when(at_least(input, 2));
+    let told = within(flow.run()).await.unwrap_err().to_string();
+    assert!(told.contains("port `input` waits for 2 messages, and `Hub::latest` holds one"), "{told}");
+    assert!(told.contains("another hub, as `Hub::bounded(2)`"), "{told}");
 }
 
 /// One branch keeps the newest, the other gets all.

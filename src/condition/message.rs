@@ -61,11 +61,15 @@ impl Need {
         self.within.map(|_| self.since)
     }
 
-    /// What is wrong with it where the queue holds `capacity` messages.
-    pub(crate) fn problem(&self, capacity: usize) -> Option<String> {
+    /// What is wrong with it where the queue holds `capacity` messages; `latest`: only ever one, the newest.
+    pub(crate) fn problem(&self, capacity: usize, latest: bool) -> Option<String> {
         let Self { least, most, within, .. } = *self;
         match most {
             _ if least == 0 => Some("waits for 0 messages: write `optional`, or at least 1".into()),
+            _ if least > capacity && latest => Some(format!(
+                "waits for {least} messages, and `Hub::latest` holds one, the newest: wait for one, or give it another hub, as \
+                 `Hub::bounded({least})`"
+            )),
             _ if least > capacity => Some(format!(
                 "waits for {least} messages, and its queue holds {capacity}: give the hub a capacity of {least} or more"
             )),

@@ -49,6 +49,8 @@ pub(crate) struct PortFacts {
     /// Of its hub; of an input with several connections, of all their hubs together.
     pub(crate) capacity: usize,
     pub(crate) is_input: bool,
+    /// An input whose hubs keep the latest.
+    pub(crate) latest: bool,
 }
 
 /// Shows an operator's port of this number.
@@ -205,7 +207,7 @@ impl OnPorts {
         }
         let mut capacities = 0_usize;
         for (at, port) in ports.iter().enumerate() {
-            let Some(PortFacts { capacity, is_input }) = facts(*port) else {
+            let Some(PortFacts { capacity, is_input, latest }) = facts(*port) else {
                 told.push("has a condition on a port of another operator: name its own".into());
                 continue;
             };
@@ -217,15 +219,15 @@ impl OnPorts {
                 told.push(format!("has a condition on {wants} at its {is} `{name}`"));
             }
             let problem = match &self.what {
-                What::Messages(_, need) => need.problem(capacity),
-                What::Each(ports) => Need::at_least(ports[at].1).problem(capacity),
+                What::Messages(_, need) => need.problem(capacity, latest),
+                What::Each(ports) => Need::at_least(ports[at].1).problem(capacity, latest),
                 What::Room(_, count) => room_problem(*count, capacity),
                 What::Sum(..) => None,
             };
             told.extend(problem.map(|problem| format!("port `{name}` {problem}")));
         }
         if let What::Sum(_, least) = self.what
-            && let Some(problem) = Need::at_least(least).problem(capacities)
+            && let Some(problem) = Need::at_least(least).problem(capacities, false)
         {
             told.push(format!("has a sum of messages that {problem}"));
         }

@@ -97,11 +97,11 @@ fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
             if default || is_named(flow, *id) {
                 continue;
             }
-            let problem = facts.and_then(|PortFacts { capacity, .. }| match (decl.kind, decl.room) {
+            let problem = facts.and_then(|PortFacts { capacity, latest, .. }| match (decl.kind, decl.room) {
                 // Whether a hub has so much room is a matter of the hub's plan.
                 (PortKind::Output, Room::For(0)) => room_problem(0, capacity),
                 (PortKind::Output, _) => None,
-                _ => decl.need.problem(capacity),
+                _ => decl.need.problem(capacity, latest),
             });
             problems.extend(problem.map(|problem| format!("port `{}.{}` {problem}", entry.name, decl.name)));
         }
@@ -116,22 +116,17 @@ fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
 
 /// What is known of a port; `None` if it is not connected.
 fn facts(flow: &Wiring<'_>, port: PortId) -> Option<PortFacts> {
-    let is_input = decl(flow, port).kind != PortKind::Output;
-    // Messages count wherever they came from; room has to be everywhere.
-    let capacity = if is_input {
-        let own =
-            flow.arriving(port.operator).filter(|connection| connection.to == port && connection.from.flow == flow.id);
-        own.map(|connection| capacity(flow, connection)).reduce(usize::saturating_add)
-    } else {
-        let own = flow.leaving(port).filter(|(_, connection)| connection.to.flow == flow.id);
-        // One that drops messages has room for any number.
-        let room = |connection| match wanted(flow, connection).full {
-            Full::Hold => capacity(flow, connection),
-            _ => usize::MAX,
-        };
-        own.map(|(_, connection)| room(connection)).min()
-    };
-    Some(PortFacts { capacity: capacity?, is_input })
+    if decl(flow, port).kind == PortKind::Output {
+        // Room has to be everywhere, and one that drops messages has it for any number.
+        let own = flow.leaving(port).map(|(_, connection)| connection).filter(|own| own.to.flow == flow.id);
+        let room = own.map(|own| if wanted(flow, own).full == Full::Hold { capacity(flow, own) } else { usize::MAX });
+        return Some(PortFacts { capacity: room.min()?, is_input: false, latest: false });
+    }
+    // Messages count wherever they came from.
+    let own = || flow.arriving(port.operator).filter(|own| own.to == port && own.from.flow == flow.id);
+    let capacity = own().map(|own| capacity(flow, own)).reduce(usize::saturating_add)?;
+    let latest = own().all(|own| wanted(flow, own).full == Full::Replace);
+    Some(PortFacts { capacity, is_input: true, latest })
 }
 
 /// An operator runs only when there is a message, or room for one, at this port or one of several.
