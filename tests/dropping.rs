@@ -7,7 +7,11 @@ use std::future::ready;
 use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
-use wakeline::{condition::at_least, hub::Outcome, prelude::*};
+use wakeline::{
+    condition::{Status, at_least, predicate},
+    hub::Outcome,
+    prelude::*,
+};
 
 /// Sends the numbers from 0 on, and then says so.
 fn numbers(last: u64, sent: oneshot::Sender<()>) -> impl Operator<Ports = SourcePorts<u64>> {
@@ -402,6 +406,61 @@ on_both!(q3_a_message_that_is_waited_for_may_be_dropped, async |device: Device| 
     let report = flow.run().await.unwrap();
     let counts = &report.hubs[0];
     assert_eq!((counts.passed, counts.dropped, counts.untaken), (1, 1, 0));
+    freed(&device).await;
+});
+
+#[derive(Ports)]
+struct TwoDonePorts {
+    #[input(done, at_least = 2)]
+    input: Input<Envelope<u32>>,
+}
+
+/// Notes how many each run is given.
+struct TwoDone(Shared<usize>);
+
+impl Operator for TwoDone {
+    type Ports = TwoDonePorts;
+
+    async fn compute(&mut self, ports: &mut TwoDonePorts, _cx: &mut Cx) -> Result<()> {
+        let count = ports.input.take_batch()?.len();
+        lock(&self.0).push(count);
+        Ok(())
+    }
+}
+
+// Two are done, and before the run begins one of them is dropped for a third, which is not: the run waits for that.
+on_both!(q3_a_batch_that_a_drop_has_made_too_small_is_waited_for, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let write = move |stream: &Stream, number| {
+        let mut buffer = Buffer::<u32>::new(stream.device(), 4).unwrap();
+        stream.fill(&mut buffer, number).unwrap();
+        Envelope::from(buffer)
+    };
+    let (runs, holds) = (shared(), shared());
+    let mut flow = Flow::new("q3");
+    let read = flow.add("read", TwoDone(runs.clone())).on(&device);
+    let ingress = flow.ingress_with("write", read.input, Hub::drop_oldest(2).envelope_bytes(16));
+    let mut third = Some((ingress.clone(), stream.clone(), holds.clone()));
+    // Asked when all else is ready.
+    let _read = read.when(predicate(move || {
+        if let Some((ingress, stream, holds)) = third.take() {
+            lock(&holds).push(hold(&stream));
+            assert!(ingress.try_send(write(&stream, 3)).unwrap().is_ok());
+        }
+        true
+    }));
+    let running = flow.spawn().unwrap();
+    for number in [1, 2] {
+        ingress.send(write(&stream, number)).await.unwrap();
+    }
+    drop(ingress);
+    until("it waits for the third", || !lock(&holds).is_empty() && running.status()[0].status == Status::WaitEvent)
+        .await;
+    lock(&holds).clear();
+    let report = running.await.unwrap();
+    assert_eq!(*lock(&runs), [2]);
+    assert_eq!((report.hubs[0].passed, report.hubs[0].dropped), (2, 1));
+    drop(stream);
     freed(&device).await;
 });
 

@@ -132,23 +132,24 @@ impl Front {
         Poll::Ready(Ok(()))
     }
 
-    /// Does `take` give a message, or an error? The device is asked, now.
-    pub(crate) fn has_one<M: Message>(&mut self, receiver: &Receiver<M>) -> bool {
+    /// Does `take` give so many messages, or an error in place of one? The device is asked, now.
+    pub(crate) fn has<M: Message>(&mut self, receiver: &Receiver<M>, count: usize) -> bool {
         self.forget_dropped(receiver);
-        if self.done > 0 {
-            return true;
-        }
-        if let State::Unknown = self.state {
-            self.ask(receiver);
-        }
-        if let State::Open = self.state {
-            match self.look() {
-                Ok(true) => self.is_done(),
-                Ok(false) => {}
-                Err(error) => self.fail(error),
+        while self.done < count {
+            if let State::Unknown = self.state {
+                self.ask(receiver);
+            }
+            match self.state {
+                State::Failed(_) => return true,
+                State::Unknown => return false,
+                State::Open => match self.look() {
+                    Ok(true) => self.is_done(),
+                    Ok(false) => return false,
+                    Err(error) => self.fail(error),
+                },
             }
         }
-        self.done > 0 || matches!(self.state, State::Failed(_))
+        true
     }
 
     /// Takes the first message, if it has what is waited for, into `place`; and its number. `again`: also one that was read
@@ -159,7 +160,7 @@ impl Front {
         place: &mut Option<Parcel<M>>,
         again: bool,
     ) -> Result<Option<u64>> {
-        if !self.has_one(receiver) {
+        if !self.has(receiver, 1) {
             return receiver.check().map(|()| None);
         }
         receiver.check()?;

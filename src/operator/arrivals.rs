@@ -94,15 +94,15 @@ impl<M: Message> Arrivals<M> {
     /// A run begins: what was promised is there, and stays. False if it is not there any more.
     #[inline]
     pub(super) fn claim(&mut self) -> bool {
-        self.promised == 0 || self.hold()
+        self.promised == 0 || self.hold(self.promised)
     }
 
     #[cold]
-    fn hold(&mut self) -> bool {
+    fn hold(&mut self, count: usize) -> bool {
         let held = self.receiver.hold();
         let is_there = match &mut self.front {
-            None => held >= self.promised,
-            Some(front) => front.has_one(&self.receiver),
+            None => held >= count,
+            Some(front) => front.has(&self.receiver, count),
         };
         is_there || self.receiver.check().is_err()
     }
@@ -118,8 +118,8 @@ impl<M: Message> Arrivals<M> {
     pub(super) fn has_one(&mut self) -> bool {
         match &mut self.front {
             None => self.receiver.len() > 0,
-            Some(_) if self.lossy => self.hold(),
-            Some(front) => front.has_one(&self.receiver),
+            Some(_) if self.lossy => self.hold(1),
+            Some(front) => front.has(&self.receiver, 1),
         }
     }
 
