@@ -67,8 +67,8 @@ impl Need {
         match most {
             _ if least == 0 => Some("waits for 0 messages: write `optional`, or at least 1".into()),
             _ if least > capacity && latest => Some(format!(
-                "waits for {least} messages, and `Hub::latest` holds one, the newest: wait for one, or give it another hub, as \
-                 `Hub::bounded({least})`"
+                "waits for {least} messages, and `Hub::latest` holds one, the newest: wait for one, or give it another \
+                 hub, as `Hub::bounded({least})`"
             )),
             _ if least > capacity => Some(format!(
                 "waits for {least} messages, and its queue holds {capacity}: give the hub a capacity of {least} or more"

@@ -72,9 +72,9 @@ impl Hub {
     /// it, in each run the newest there is, though it be the same as before. For what changes now and then, and is needed
     /// always: settings, a position, a reference.
     ///
-    /// **Something else must say when the operator runs**: another input, a period. Once there was a message an input that is
-    /// connected by it is always ready, and an operator that waits for nothing else runs again and again, with the same
-    /// value, and never rests. Who wants each message once has [`recv`](crate::Input::recv) and
+    /// **Something else must say when the operator runs**: another input, a period. Once there was a message an input that
+    /// is connected by it is always ready, and an operator that waits for nothing else runs again and again, with the
+    /// same value, and never rests. Who wants each message once has [`recv`](crate::Input::recv) and
     /// [`try_take`](crate::Input::try_take), which give no more than that, or [`drop_oldest(1)`](Self::drop_oldest).
     ///
     /// Its messages are `Clone`. Envelopes are not: they are their reader's alone, which would have nothing left to give to
@@ -83,9 +83,9 @@ impl Hub {
     /// When the writer has ended, the value stays as long as the operator has another input that has not. An operator all of
     /// whose inputs are of this kind ends when all writers have ended and it has read the last of each.
     ///
-    /// What came with a message stays with it. Its [metadata](super::MergePolicy) merge with those of the other inputs in each
-    /// run. A [request](crate::Flow::service) that is kept holds its caller: one whom no run answers is told so only when a
-    /// newer message takes its place, or the flow ends.
+    /// What came with a message stays with it. Its [metadata](super::MergePolicy) merge with those of the other inputs in
+    /// each run. A [request](crate::Flow::service) that is kept holds its caller: one whom no run answers is told so only
+    /// when a newer message takes its place, or the flow ends.
     ///
     /// ```
     /// use wakeline::{Flow, Hub, operator::source, prelude::*};

@@ -86,8 +86,8 @@ pub(super) struct Link<M: Message> {
     pub(super) failed: OnceLock<Error>,
 }
 
-/// Room for so many messages, and so many envelopes: blank ones, or those that its forks are copied to. For whoever wants to
-/// know what a writer waits for; only one that may ask for more than one writes it.
+/// Room for so many messages, and so many envelopes: blank ones, or those that its forks are copied to. For whoever wants
+/// to know what a writer waits for; only one that may ask for more than one writes it.
 pub(super) struct Asked {
     messages: AtomicUsize,
     envelopes: AtomicUsize,

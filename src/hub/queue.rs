@@ -27,6 +27,9 @@
 //! A message goes in from a place of its owner's (`&mut Option`), and comes out into one: it may be large, and what is
 //! handed up in results is copied at each step. What does not go in stays where it is.
 //!
+//! A ready message that takes another's place is there as soon as that one is not: a queue that drops its oldest for one
+//! that may be taken is never seen empty. Where the new one must be moved first, it is.
+//!
 //! Promises: order is kept; a message is taken once, dropped, or handed back, and counted as that; whoever got `Wait` is
 //! woken by the change that it waits for, and whoever got any answer by the end of the other side; `begin_move` while
 //! another moves makes that other go round again.
@@ -334,8 +337,8 @@ impl<M> Queue<M> {
         Pushed::Refused
     }
 
-    /// What has become of the queue, for those who ask without the lock: once a change is complete. They see nothing of what is
-    /// between, where the oldest is out and the new one not yet ready.
+    /// What has become of the queue, for those who ask without the lock: once a change is complete. They see nothing of
+    /// what is between, where the oldest is out and the new one not yet ready.
     #[inline]
     fn show(&self, state: &State<M>, ready: usize) {
         self.len.store(state.messages.len(), Ordering::Release);
