@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::{future::ready, pin::pin, sync::Arc};
+use std::{future::ready, pin::pin, sync::Arc, time::Duration};
 
 use common::*;
 use futures::{FutureExt, SinkExt, StreamExt, future::join_all, poll, stream};
@@ -462,6 +462,53 @@ async fn e2_a_flow_waits_for_who_is_outside() {
     }
     assert_eq!(seen, [0, 2, 4]);
     within(running).await.unwrap();
+}
+
+/// Whoever listens and holds an envelope is as a slow operator: it comes home some time, and the flow goes on.
+#[tokio::test(start_paused = true)]
+async fn e2_a_flow_waits_for_envelopes_that_are_outside() {
+    let mut flow = Flow::new("e2");
+    let make = flow.add("make", Produce::new((0..10).map(|n| vec![n; 4])));
+    let mut out = flow.egress_with("out", make.output, Hub::bounded(1).envelopes(2).envelope_bytes(16));
+    let running = flow.spawn().unwrap();
+    let mut seen = Vec::new();
+    while let Some(envelope) = within(out.recv()).await {
+        // The next one lies there, its writer has none to write to, and nobody in the flow can do anything.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(running.handle().failure().is_none(), "{}", running.handle().failure().unwrap());
+        seen.push(envelope.as_slice().unwrap()[0]);
+    }
+    assert_eq!(seen, (0..10).collect::<Vec<u32>>());
+    within(running).await.unwrap();
+}
+
+/// An envelope that was sent into its flow again is that one's own: who keeps it there stalls the flow.
+#[tokio::test]
+async fn e2_an_envelope_that_comes_back_is_not_outside() {
+    struct KeepAll(Vec<Envelope<u32>>);
+
+    impl Operator for KeepAll {
+        type Ports = SinkPorts<Envelope<u32>>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+            self.0.push(ports.input.take()?);
+            Ok(())
+        }
+    }
+
+    let mut flow = Flow::new("e2");
+    let make = flow.add("make", Produce::new((0..10).map(|n| vec![n; 4])));
+    let mut out = flow.egress_with("out", make.output, Hub::bounded(1).envelopes(2).envelope_bytes(16));
+    let keep = flow.add("keep", KeepAll(Vec::new()));
+    let back = flow.ingress("back", keep.input);
+    let running = flow.spawn().unwrap();
+    for _ in 0..2 {
+        let envelope = within(out.recv()).await.unwrap();
+        within(back.send(envelope)).await.unwrap();
+    }
+    drop(back);
+    let error = within(running).await.unwrap_err();
+    assert!(error.is_stalled(), "{error}");
 }
 
 /// Whoever waits for a flow to run hears that it will not.

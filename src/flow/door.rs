@@ -27,7 +27,9 @@ use crate::{
     memory::Plain,
     operator::{
         Cx, Output,
+        abroad::Abroad,
         lent::{Lent, Loan},
+        node::Node,
     },
     sync::lock,
 };
@@ -50,7 +52,8 @@ pub(super) struct Door<M: Message> {
     given_out: Mutex<usize>,
     /// A blank envelope may have come home.
     blank: Notify,
-    /// Of the operator.
+    /// The operator, and its waker.
+    node: Arc<Node>,
     owner: Waker,
     flow: Handle,
 }
@@ -94,6 +97,7 @@ impl<M: Message> Door<M> {
             places: Arc::new(Semaphore::new(0)),
             given_out: Mutex::new(0),
             blank: Notify::new(),
+            node: cx.node().clone(),
             owner: cx.waker(),
             flow: cx.flow(),
         })
@@ -200,7 +204,10 @@ impl<M: Message> Place<M> {
         let mut message = Some(message);
         permit.forget();
         let (sent, _) = door.use_places(1, |output| match message.take_if(|_| !output.is_closed()) {
-            Some(message) => output.try_send_with(message, load),
+            Some(mut message) => {
+                Abroad::come_back(&mut message, &door.node);
+                output.try_send_with(message, load)
+            }
             None => Ok(Ok(())),
         });
         match sent {

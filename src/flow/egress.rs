@@ -2,7 +2,8 @@
 //!
 //! An operator like any other takes what comes, and hands it over to the handle by a queue of one. While that one is
 //! full it waits for somebody outside, and so does the flow; while there is nothing to take it waits for other operators,
-//! so that a flow that has gone quiet ends though somebody still listens.
+//! so that a flow that has gone quiet ends though somebody still listens. Envelopes are marked as [`Abroad`]: whoever has
+//! one may still make a writer go on.
 //!
 //! ```text
 //!   hub ──> [ operator ──> queue of one ] ──> handle
@@ -29,7 +30,7 @@ use crate::{
         Hub, Message,
         queue::{Answer, Full, Queue},
     },
-    operator::{Cx, Operator, OutputHandle, SinkPorts},
+    operator::{Cx, Operator, OutputHandle, SinkPorts, abroad::Abroad},
     sync::lock,
 };
 
@@ -73,6 +74,7 @@ impl Flow {
 /// [`Flow::egress`].
 ///
 /// The flow waits for whoever has it, as for a slow operator, and ends with messages untaken only if it fails or is aborted.
+/// It also waits for an [`Envelope`](crate::Envelope) that was received to be dropped, where it needs that to go on.
 /// Dropping it says that nobody wants any more, and the flow ends from there upwards. `None` is the end of what comes here,
 /// also after a failure: what that was [`Running`](crate::Running) says.
 pub struct Egress<M: Message> {
@@ -225,9 +227,11 @@ impl<M: Message> Operator for Leave<M> {
         Ok(())
     }
 
-    async fn compute(&mut self, ports: &mut SinkPorts<M>, _cx: &mut Cx) -> Result<()> {
+    async fn compute(&mut self, ports: &mut SinkPorts<M>, cx: &mut Cx) -> Result<()> {
+        let mut message = ports.input.take()?;
+        Abroad::mark(&mut message, cx.node());
         // What nobody takes any more goes with whoever was to have it.
-        let _ = self.0.queue().push(&mut Some(ports.input.take()?), true);
+        let _ = self.0.queue().push(&mut Some(message), true);
         Ok(())
     }
 

@@ -85,7 +85,7 @@ impl Carry {
         self.policy
     }
 
-    pub(super) fn node(&self) -> &Arc<Node> {
+    pub(crate) fn node(&self) -> &Arc<Node> {
         &self.node
     }
 
