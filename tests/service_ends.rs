@@ -194,6 +194,60 @@ async fn e1_a_flow_that_is_stuck_says_so_once_nobody_can_call() {
     assert!(within(response).await.unwrap_err().is_stalled());
 }
 
+/// Answers with envelopes, of which there are two.
+#[derive(Ports)]
+struct LendPorts {
+    #[input]
+    input: Input<u32>,
+    #[output(envelope_bytes = 4, envelopes = 2)]
+    output: Output<Envelope<u32>>,
+}
+
+struct Lend;
+
+impl Operator for Lend {
+    type Ports = LendPorts;
+
+    async fn compute(&mut self, ports: &mut LendPorts, _cx: &mut Cx) -> Result<()> {
+        let n = ports.input.take()?;
+        let mut blank = ports.output.blank().await?;
+        blank.space().await?[0] = n;
+        blank.set_len(1)?;
+        ports.output.send(blank).await
+    }
+}
+
+/// A stop answers all that is in, though those who were answered hold the envelopes that others wait for.
+#[tokio::test(start_paused = true)]
+async fn e1_stop_waits_for_callers_that_hold_their_answers() {
+    let mut flow = Flow::new("ends");
+    let lend = flow.add("lend", Lend);
+    let service = flow.service_with("service", lend.input, lend.output, Hub::bounded(8));
+    let running = flow.spawn().unwrap();
+    let (let_go, go) = tokio::sync::watch::channel(false);
+    let callers: Vec<_> = (0..4)
+        .map(|n| {
+            let (service, mut go) = (service.clone(), go.clone());
+            tokio::spawn(async move {
+                let answer = within(service.ask(n)).await?;
+                go.wait_for(|go| *go).await.unwrap();
+                Ok::<u32, Error>(answer.as_slice()?[0])
+            })
+        })
+        .collect();
+    // Two are answered, and the third is in a run.
+    until("there is no envelope left", || running.status()[0].runs == 2).await;
+    turns(100).await;
+    running.stop();
+    turns(100).await;
+    assert!(running.handle().failure().is_none(), "{}", running.handle().failure().unwrap());
+    let_go.send(true).unwrap();
+    for (n, caller) in callers.into_iter().enumerate() {
+        assert_eq!(within(caller).await.unwrap().unwrap(), n as u32);
+    }
+    within(running).await.unwrap();
+}
+
 /// The runtime that a flow runs on ends. Its callers are on another one.
 #[test]
 fn e1_a_runtime_that_ends_leaves_no_caller_waiting() {

@@ -457,7 +457,11 @@ impl Keeper<'_> {
             // nobody has any more. One that refuses by itself has nothing left to do.
             let elsewhere = lacks.waits_beside_its_ports() && !node.is_refused();
             stuck |= elsewhere || !lacks.room.is_empty();
-            waits.push(format!("`{}` waits for {}", self.control.names[index], lacks.all().join(" and for ")));
+            let all = lacks.all();
+            // One that attends to whoever is outside lacks nothing itself.
+            if !all.is_empty() {
+                waits.push(format!("`{}` waits for {}", self.control.names[index], all.join(" and for ")));
+            }
         }
         stuck |= self.hubs.iter().any(|hub| hub.state.queued() > 0);
         if stuck {

@@ -34,7 +34,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{Envelope, Hub, Message, Reply, baggage::Load, reply::Caller},
     memory::Plain,
-    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
+    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, abroad::Abroad, lent::Lent},
     sync::lock,
 };
 
@@ -435,7 +435,8 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                     _ => return Ok(Readiness::WAIT),
                 }
                 budget.made_progress();
-                if let Some(Some(response)) = responses.with(|responses| responses.try_take()).transpose()? {
+                if let Some(Some(mut response)) = responses.with(|responses| responses.try_take()).transpose()? {
+                    Abroad::mark(&mut response, carry.node());
                     let reply = carry.take_replies().pop().unwrap_or_default();
                     book.answer(&reply, response);
                     carry.let_go();
