@@ -296,3 +296,74 @@ async fn l7_workers_have_streams_of_their_own_and_share_the_hubs_envelopes() {
     })
     .await;
 }
+
+#[derive(Ports)]
+struct BlankMapPorts {
+    #[input]
+    input: Input<u32>,
+    #[output(envelope_bytes = 4)]
+    output: Output<Envelope<u32>>,
+}
+
+/// The first run waits until two later ones have ended; only then it asks for a blank envelope.
+#[derive(Clone)]
+struct LateBlank {
+    ended: Arc<AtomicUsize>,
+    two: Arc<Notify>,
+}
+
+impl Operator for LateBlank {
+    type Ports = BlankMapPorts;
+
+    async fn compute(&mut self, ports: &mut BlankMapPorts, _cx: &mut Cx) -> Result<()> {
+        let n = ports.input.take()?;
+        if n == 0 {
+            self.two.notified().await;
+        }
+        let mut blank = ports.output.blank().await?;
+        blank.space().await?[0] = n;
+        blank.set_len(1)?;
+        ports.output.send(blank).await?;
+        if n > 0 && self.ended.fetch_add(1, Ordering::SeqCst) == 1 {
+            self.two.notify_one();
+        }
+        Ok(())
+    }
+}
+
+/// Three runs at a time, with a hub of so many envelopes.
+async fn late_blank(hub: Hub) -> Result<Vec<u32>> {
+    let seen = shared();
+    let mut flow = Flow::new("blanks");
+    let from = flow.add("numbers", numbers(6));
+    let work = flow.add("work", concurrent(3, LateBlank { ended: Arc::default(), two: Arc::default() }));
+    let to = flow.add("collect", Collect(seen.clone()));
+    flow.connect(from.output, work.input);
+    flow.connect_with(work.output, to.input, hub);
+    within(flow.run()).await?;
+    let seen = lock(&seen).concat();
+    Ok(seen)
+}
+
+/// Later runs keep the envelopes that they have filled: the hub has as many as the first needs besides, or it is said before.
+#[tokio::test]
+async fn l7_later_runs_leave_the_first_its_blank_envelope() {
+    for hub in [Hub::bounded(1), Hub::bounded(1).envelopes(3)] {
+        assert_eq!(late_blank(hub).await.unwrap(), [0, 1, 2, 3, 4, 5]);
+    }
+    let error = late_blank(Hub::bounded(1).envelopes(2)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    assert!(error.to_string().contains("`work` has 3 runs at a time, which keep 3 envelopes"), "{error}");
+}
+
+#[tokio::test]
+async fn e4_concurrent_runs_have_no_thread_of_their_own() {
+    let mut flow = Flow::new("threads");
+    let from = flow.add("numbers", numbers(1));
+    let work = flow.add("work", concurrent(1, sink(async |_: u32| Ok(()))));
+    flow.connect(from.output, work.input);
+    let _work = work.on_own_thread();
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    assert!(error.to_string().contains("`on_own_thread` or `concurrent`"), "{error}");
+}

@@ -59,6 +59,12 @@ pub struct Concurrent<O> {
 /// What a run sends is kept until the run has ended and it is its turn: a run does not wait for room. A `run` of the operator's
 /// own is never called. 0 runs at a time are as one.
 ///
+/// A run that waits for its turn keeps the blank envelopes that it has filled. So an output's hub needs as many as all
+/// runs take at a time, and has one more where nobody says how many. It is taken that a run takes one, or as many as the
+/// output's `#[output(room = n)]` says: one that takes more says so there.
+///
+/// Runs are tasks of the runtime: [`on_own_thread`](crate::flow::Added::on_own_thread) beside this is an error.
+///
 /// ```
 /// use wakeline::{Flow, operator::{concurrent, map, sink, source}};
 ///
@@ -142,6 +148,10 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
 
     fn stop(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         self.operator.stop(cx)
+    }
+
+    fn workers(&self) -> usize {
+        self.runs
     }
 
     async fn run(&mut self, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {

@@ -216,4 +216,10 @@ pub trait Operator: Send + 'static {
     fn run(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         all_runs!(self, ports, cx)
     }
+
+    /// Tasks beside its own that its runs go on in; 0 if they go on in its own.
+    #[doc(hidden)]
+    fn workers(&self) -> usize {
+        0
+    }
 }
