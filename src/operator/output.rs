@@ -230,6 +230,9 @@ impl<M: Message> Output<M> {
 
     /// Says that nothing more will be sent: the reader ends once it has taken what is left, and so does this operator.
     pub fn close(&mut self) {
+        if let Outlet::Kept(kept) = &mut self.to {
+            self.backlog = Some(Box::new(kept.take()));
+        }
         self.to = Outlet::Nobody;
     }
 
@@ -344,16 +347,26 @@ impl<M: Message> AnyPort for Output<M> {
 
     fn kept(&mut self) -> Option<Box<dyn Any + Send>> {
         match &mut self.to {
-            Outlet::Kept(kept) => Some(Box::new(kept.take())),
+            Outlet::Kept(kept) => Some(Box::new((kept.take(), false))),
             // The worker has closed it.
-            _ => Some(Box::new(())),
+            _ => Some(Box::new((self.backlog.take().map(|kept| *kept).unwrap_or_default(), true))),
         }
     }
 
     fn accept(&mut self, kept: Box<dyn Any + Send>) {
-        match kept.downcast::<Backlog<M>>() {
-            Ok(kept) => self.backlog.get_or_insert_default().extend(*kept),
-            Err(_) => self.closes = true,
+        let Ok(kept) = kept.downcast::<(Backlog<M>, bool)>() else { return };
+        let (kept, closes) = *kept;
+        self.backlog.get_or_insert_default().extend(kept);
+        self.closes |= closes;
+    }
+
+    fn closes(&self) -> bool {
+        self.closes
+    }
+
+    fn settle(&mut self) {
+        if std::mem::take(&mut self.closes) {
+            self.close();
         }
     }
 
@@ -375,9 +388,6 @@ impl<M: Message> AnyPort for Output<M> {
                 cx.waker().wake_by_ref();
             }
             return Poll::Pending;
-        }
-        if self.closes {
-            self.close();
         }
         Poll::Ready(Ok(()))
     }
