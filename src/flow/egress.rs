@@ -132,9 +132,19 @@ impl<M: Message> Egress<M> {
 
     /// The next message, if it has come out already.
     pub fn try_recv(&mut self) -> Option<M> {
-        let mut place = None;
-        self.queue.take(&mut place);
-        place
+        loop {
+            let mut place = None;
+            self.queue.take(&mut place);
+            if place.is_some() || !self.queue.has_ended() || !self.listen_on() {
+                return place;
+            }
+        }
+    }
+
+    /// The run that it has listened to has ended. False if there is no other yet.
+    fn listen_on(&mut self) -> bool {
+        let present = self.exit.queue();
+        !Arc::ptr_eq(&present, &mem::replace(&mut self.queue, present.clone()))
     }
 
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<M>> {
@@ -144,9 +154,7 @@ impl<M: Message> Egress<M> {
                 Answer::Wait => return Poll::Pending,
                 Answer::Never => {}
             }
-            // The end of that run. There may be another.
-            let present = self.exit.queue();
-            if Arc::ptr_eq(&present, &mem::replace(&mut self.queue, present.clone())) {
+            if !self.listen_on() {
                 return Poll::Ready(None);
             }
         }
