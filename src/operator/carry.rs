@@ -127,6 +127,12 @@ impl Carry {
         self.running.store(false, Ordering::Relaxed);
     }
 
+    /// What it takes and sends until the next run begins belongs to the one that has ended.
+    #[inline]
+    pub(super) fn goes_on(&self) {
+        self.running.store(true, Ordering::Relaxed);
+    }
+
     /// The operator is done with what it took, and is about to wait for more.
     #[inline]
     pub(crate) fn let_go(&self) {
