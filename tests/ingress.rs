@@ -582,3 +582,82 @@ async fn e2_a_flow_that_runs_again_is_open_again() {
     assert!(within(numbers.send(1)).await.is_err());
     assert_eq!(within(out.recv()).await, None);
 }
+
+#[tokio::test]
+async fn e2_what_has_come_out_of_the_second_run_is_there_too() {
+    let mut flow = Flow::new("e2");
+    let mut next = 0;
+    let from = flow.add(
+        "from",
+        source(move || {
+            next += 1;
+            ready(Ok((next % 2 == 1).then_some(next)))
+        }),
+    );
+    let mut out = flow.egress("out", from.output);
+    for n in [1, 3] {
+        within(flow.run()).await.unwrap();
+        assert_eq!((out.try_recv(), out.try_recv()), (Some(n), None));
+    }
+}
+
+/// Sends one more as it is dropped.
+struct SendsAnother(Option<Ingress<SendsAnother>>);
+
+impl Message for SendsAnother {}
+
+impl Drop for SendsAnother {
+    fn drop(&mut self) {
+        if let Some(ingress) = self.0.take() {
+            let _ = ingress.try_send(SendsAnother(None));
+        }
+    }
+}
+
+/// Whatever a hub drops for a message that is sent, no lock is held meanwhile. On a thread of its own: one that locks itself
+/// out is seen.
+#[test]
+fn e2_a_message_that_is_dropped_may_use_its_ingress() {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for hub in [Hub::drop_oldest(1), Hub::drop_newest(1)] {
+            runtime.block_on(async {
+                let mut flow = Flow::new("e2");
+                let end = flow.add("end", sink(async |_: SendsAnother| Ok(())));
+                let ingress = flow.ingress_with("in", end.input, hub);
+                let running = flow.spawn().unwrap();
+                running.pause();
+                for _ in 0..3 {
+                    within(ingress.send(SendsAnother(Some(ingress.clone())))).await.unwrap();
+                }
+                drop(running);
+            });
+        }
+        tell.send(()).unwrap();
+    });
+    told.recv_timeout(Duration::from_secs(60)).expect("it locks itself out");
+}
+
+/// From the moment on at which the flow was stopped, and not only when its operators have heard of it.
+#[tokio::test]
+async fn e2_nothing_is_let_in_once_the_flow_was_stopped() {
+    let (flow, numbers, doubled) = doubling(8);
+    let mut sink = numbers.clone();
+    let running = flow.spawn().unwrap();
+    within(numbers.send(1)).await.unwrap();
+    within(sink.feed(2)).await.unwrap();
+    within(std::future::poll_fn(|task| sink.poll_ready_unpin(task))).await.unwrap();
+    running.stop();
+    assert!(numbers.is_closed());
+    let unsent = numbers.try_send(3).unwrap_err();
+    assert!(unsent.error().is_closed() && unsent.to_string().contains("was stopped"), "{unsent}");
+    assert_eq!(unsent.into_message(), Some(3));
+    assert_eq!(
+        numbers.send(4).now_or_never().expect("there is nothing to wait for").unwrap_err().into_message(),
+        Some(4)
+    );
+    assert_eq!(sink.start_send_unpin(5).unwrap_err().into_message(), Some(5));
+    assert_eq!(within(doubled.collect::<Vec<_>>()).await, [2, 4]);
+    within(running).await.unwrap();
+}
