@@ -100,6 +100,8 @@ struct Inner {
     /// Where, outermost last: device, port, operator.
     places: Vec<String>,
     message: Option<String>,
+    /// All readers of an operator's output have ended.
+    reader_gone: bool,
     /// Shared: a lost device answers every call with the same cause.
     cause: Option<Arc<Cause>>,
 }
@@ -107,7 +109,25 @@ struct Inner {
 impl Error {
     /// A failure of `kind`, told in one line.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, places: Vec::new(), message: Some(message.into()), cause: None }))
+        Self(Box::new(Inner {
+            kind,
+            places: Vec::new(),
+            message: Some(message.into()),
+            reader_gone: false,
+            cause: None,
+        }))
+    }
+
+    /// An output's readers have ended.
+    pub(crate) fn reader_gone(message: impl Into<String>) -> Self {
+        let mut error = Self::new(ErrorKind::Closed, message);
+        error.0.reader_gone = true;
+        error
+    }
+
+    /// An output's readers have ended, and nothing else is wrong.
+    pub(crate) fn is_reader_gone(&self) -> bool {
+        self.0.reader_gone
     }
 
     /// An operator's own error: any error, kept as the cause.
@@ -122,6 +142,7 @@ impl Error {
                 kind: ErrorKind::Operator,
                 places: Vec::new(),
                 message: None,
+                reader_gone: false,
                 cause: Some(Arc::new(cause)),
             })),
         }
@@ -203,6 +224,7 @@ impl Error {
             kind: self.0.kind,
             places: self.0.places.clone(),
             message: self.0.message.clone(),
+            reader_gone: self.0.reader_gone,
             cause: self.0.cause.clone(),
         }))
     }

@@ -395,13 +395,13 @@ async fn l7_recv_in_a_run_gives_what_is_the_runs() {
 
     let seen = shared();
     let mut flow = Flow::new("recv");
-    let from = flow.add("numbers", numbers(4));
+    let from = flow.add("numbers", numbers(8));
     let work = flow.add("work", concurrent(2, TakeAll(seen.clone())));
     flow.connect(from.output, work.numbers);
     within(flow.run()).await.unwrap();
     let mut seen = lock(&seen).clone();
     seen.sort();
-    assert_eq!(seen, [[0, 1], [2, 3]]);
+    assert_eq!(seen, [[0, 1], [2, 3], [4, 5], [6, 7]]);
 }
 
 /// What a run leaves is the run's, and nobody else's: it was never taken.

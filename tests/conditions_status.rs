@@ -526,3 +526,57 @@ async fn c13_who_waits_uses_no_processor() {
     running.abort();
     assert!(within(running).await.unwrap_err().is_cancelled());
 }
+
+#[test]
+fn c14_changes_end_with_the_flows_runtime() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (running, mut changes) = runtime.block_on(async {
+        let mut flow = Flow::new("c14");
+        let end = flow.add("end", sink(async |_: u32| Ok(())));
+        let ingress = flow.ingress("in", end.input);
+        let running = flow.spawn().unwrap();
+        let changes = running.handle().changes();
+        ingress.send(1).await.unwrap();
+        std::mem::forget(ingress);
+        (running, changes)
+    });
+    drop(runtime);
+    let own = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    own.block_on(async {
+        assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Cancelled);
+        within(async { while changes.next().await.is_some() {} }).await;
+    });
+}
+
+/// Looking on wakes every operator, and moves nothing.
+#[test]
+fn c14_a_stall_is_a_stall_though_somebody_looks_on() {
+    struct KeepAll(Vec<Envelope<u32>>);
+
+    impl Operator for KeepAll {
+        type Ports = SinkPorts<Envelope<u32>>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+            self.0.push(ports.input.take()?);
+            Ok(())
+        }
+    }
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    for _ in 0..300 {
+        let mut flow = Flow::new("c14");
+        let make = flow.add("make", Produce::new((0..10).map(|n| vec![n; 1])));
+        let keep = flow.add("keep", KeepAll(Vec::new()));
+        flow.connect_with(make.output, keep.input, Hub::bounded(1).envelopes(2).envelope_bytes(4));
+        let running = {
+            let _in = runtime.enter();
+            flow.spawn().unwrap()
+        };
+        let handle = running.handle();
+        while handle.failure().is_none() && !handle.status().iter().all(|one| one.status == Status::Never) {
+            drop(handle.changes());
+        }
+        let error = runtime.block_on(running).unwrap_err();
+        assert!(error.to_string().contains("`make` waits for a blank envelope"), "{error}");
+    }
+}

@@ -662,3 +662,109 @@ fn l6_no_runtime_is_an_error() {
     let (flow, _, _) = endless_flow(&Census::default());
     assert_eq!(flow.spawn().unwrap_err().kind(), ErrorKind::Usage);
 }
+
+#[derive(Clone, Copy, PartialEq)]
+enum Where {
+    Start,
+    Rest,
+}
+
+struct Panics(Where);
+
+impl wakeline::condition::Condition for Panics {
+    fn start(&mut self) {
+        assert!(self.0 != Where::Start, "at start");
+    }
+
+    fn poll_status(&mut self, _cx: &mut std::task::Context<'_>) -> wakeline::condition::Status {
+        wakeline::condition::Status::Ready
+    }
+
+    fn rest(&mut self) {
+        assert!(self.0 != Where::Rest, "at rest");
+    }
+
+    fn describe(&self) -> std::borrow::Cow<'static, str> {
+        "a panic".into()
+    }
+}
+
+struct CountsStops(Arc<AtomicUsize>);
+
+impl Operator for CountsStops {
+    type Ports = ();
+
+    async fn compute(&mut self, _ports: &mut (), cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        Ok(())
+    }
+
+    async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn l2_a_condition_that_panics_at_start_is_an_error() {
+    let stopped = Arc::new(AtomicUsize::new(0));
+    let mut flow = Flow::new("l2");
+    let _ = flow.add("one", CountsStops(stopped.clone())).when(Panics(Where::Start));
+    let out = std::panic::AssertUnwindSafe(flow.run()).catch_unwind().await;
+    let error = out.expect("the panic of a condition comes out of `run`").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Panicked);
+}
+
+#[tokio::test]
+async fn l2_a_condition_that_panics_at_its_end_lets_every_stop_run() {
+    let stopped = Arc::new(AtomicUsize::new(0));
+    let mut flow = Flow::new("l2");
+    let _ = flow.add("one", CountsStops(stopped.clone())).when(Panics(Where::Rest));
+    flow.add("two", CountsStops(stopped.clone()));
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(stopped.load(Ordering::SeqCst), 2, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Panicked, "{error}");
+}
+
+#[derive(Ports)]
+struct TwoOutPorts {
+    #[output(optional)]
+    a: Output<u32>,
+    #[output]
+    b: Output<u32>,
+}
+
+struct Elsewhere(wakeline::flow::Ingress<u32>);
+
+impl Operator for Elsewhere {
+    type Ports = TwoOutPorts;
+
+    async fn compute(&mut self, ports: &mut TwoOutPorts, _cx: &mut Cx) -> Result<()> {
+        while !ports.a.is_closed() {
+            ports.a.offer(1)?;
+            tokio::task::yield_now().await;
+        }
+        // Another flow, which is gone: that is this operator's failure.
+        self.0.send(1).await?;
+        ports.b.send(1).await
+    }
+}
+
+#[tokio::test]
+async fn l2_an_error_of_another_flow_is_not_swallowed_as_an_end() {
+    let mut other = Flow::new("other");
+    let print = other.add("print", sink(async |_: u32| Ok(())));
+    let dead = other.ingress("in", print.input);
+    drop(other);
+    let mut flow = Flow::new("l2");
+    let work = flow.add("work", Elsewhere(dead));
+    let first = flow.add(
+        "first",
+        task(|ports: &mut SinkPorts<u32>, _cx| async move { ports.input.recv().await.map(drop) }.boxed()),
+    );
+    let rest = flow.add("rest", sink(async |_: u32| Ok(())));
+    flow.connect(work.a, first.input);
+    flow.connect(work.b, rest.input);
+    let out = within(flow.run()).await;
+    assert!(out.is_err(), "the operator failed with `Closed`, and the flow has ended well: {}", out.unwrap());
+}

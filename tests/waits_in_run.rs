@@ -3,7 +3,15 @@
 
 mod common;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Poll, Waker},
+    time::Duration,
+};
 
 use common::*;
 use futures::FutureExt;
@@ -11,7 +19,10 @@ use tokio::{
     sync::{Notify, mpsc},
     time::Instant,
 };
-use wakeline::{condition::Status, prelude::*};
+use wakeline::{
+    condition::{Status, predicate},
+    prelude::*,
+};
 
 #[derive(Ports)]
 struct LoopPorts {
@@ -285,4 +296,102 @@ async fn c6_a_timer_beside_a_wait_for_a_message_is_waited_for() {
     flow.connect(rounds.result, nobody.input);
     within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [5, 10, 15]);
+}
+
+fn one_number() -> impl Operator<Ports = SourcePorts<u32>> {
+    let mut number = Some(0);
+    source(move || std::future::ready(Ok(number.take())))
+}
+
+#[derive(Ports)]
+struct EchoPorts {
+    #[output]
+    forth: Output<u32>,
+    #[input]
+    back: Input<u32>,
+}
+
+/// `None`: "when the flow has gone quiet: nothing is under way that could send one".
+#[tokio::test]
+async fn q7_recv_after_a_rest_waits_for_what_is_under_way() {
+    let heard = shared();
+    let all = heard.clone();
+    let mut flow = Flow::new("q7");
+    let ask = flow.add(
+        "ask",
+        task(move |ports: &mut EchoPorts, _cx| {
+            let all = all.clone();
+            async move {
+                assert_eq!(ports.back.recv().await?, None, "it is quiet");
+                ports.forth.send(7).await?;
+                let answer = ports.back.recv().await?;
+                lock(&all).push(answer);
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let echo = flow.add("echo", pass_on::<u32>());
+    flow.connect(ask.forth, echo.input);
+    flow.connect(echo.output, ask.back);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&heard), [Some(7)], "{report}");
+}
+
+/// "asked again [..] when all of the flow has come to rest, since it may depend on what another operator did".
+#[tokio::test]
+async fn c12_a_predicate_is_asked_after_the_rest_that_follows_a_released_operator() {
+    let warm = Arc::new(AtomicBool::new(false));
+    let (set, asked) = (warm.clone(), warm.clone());
+    let seen = shared();
+    let mut flow = Flow::new("c12");
+    let last = flow.add(
+        "last",
+        task(move |ports: &mut EchoPorts, _cx| {
+            let set = set.clone();
+            async move {
+                assert_eq!(ports.back.recv().await?, None, "it is quiet");
+                set.store(true, Ordering::SeqCst);
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let echo = flow.add("echo", pass_on::<u32>());
+    flow.connect(last.forth, echo.input);
+    flow.connect(echo.output, last.back);
+    let bread = flow.add("bread", one_number()).when(predicate(move || asked.load(Ordering::SeqCst)));
+    let eat = flow.add("eat", keep(&seen));
+    flow.connect(bread.output, eat.input);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [0], "its predicate says yes, and it was never asked: {report}");
+}
+
+/// A waker that somebody has whom nobody waits for: a channel that was looked at once, or a wait that was given up.
+#[tokio::test]
+async fn q7_a_waker_that_nothing_waits_with_any_more_holds_up_no_end() {
+    let kept: Arc<Mutex<Option<Waker>>> = Arc::default();
+    let mut flow = Flow::new("q7");
+    let keeps = kept.clone();
+    let ask = flow.add(
+        "ask",
+        task(move |ports: &mut EchoPorts, _cx| {
+            let keeps = keeps.clone();
+            async move {
+                poll_fn(|task| {
+                    *lock(&keeps) = Some(task.waker().clone());
+                    Poll::Ready(())
+                })
+                .await;
+                assert_eq!(ports.back.recv().await?, None, "it is quiet");
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let echo = flow.add("echo", pass_on::<u32>());
+    flow.connect(ask.forth, echo.input);
+    flow.connect(echo.output, ask.back);
+    within(flow.run()).await.unwrap();
+    assert!(lock(&kept).is_some(), "its clone is still there");
 }

@@ -57,7 +57,9 @@ pub enum AsyncState {
 /// flow.add("ask", Ask(event.clone())).when(event);
 /// ```
 ///
-/// While it waits, the flow does not end as long as somebody else has a clone and may change that.
+/// While it waits, the flow does not end as long as somebody has a clone and may change that: the operator itself, too, if it
+/// keeps one as this does. Whoever does the work sets it in any case, also where the work has failed; otherwise the flow
+/// waits on until it is stopped.
 #[derive(Clone, Debug)]
 pub struct Asynchronous(Told<AsyncState>);
 

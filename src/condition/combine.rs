@@ -36,6 +36,10 @@ impl IntoCondition for When {
 /// Ready when either is: at the earlier of two times; while the other one is `Never`, that does not matter. A run that it
 /// allows counts for those that were ready.
 ///
+/// So with a period on one side the operator runs on when its messages have ended, and its flow with it. For "so many
+/// messages, or after so long" there is [`batch`](super::batch), and [`or_after`](super::OnPorts::or_after) for several ports:
+/// they end. A run that the other side has allowed may find no message: [`try_take`](crate::Input::try_take).
+///
 /// ```
 /// use std::time::Duration;
 /// use wakeline::{Flow, condition::{Gate, any_of, every}, operator::source};

@@ -11,7 +11,8 @@
 //!     └───────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A future is a promise that something will happen: while it is pending its flow is not at rest.
+//! A future is a promise that something will happen: while it is all that its operator waits for, the flow is not at rest.
+//! One that waits for a message, too, could not run for the future alone.
 
 use std::{
     borrow::Cow,

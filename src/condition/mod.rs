@@ -32,7 +32,8 @@
 //! | whatever you write | | a [`Condition`] |
 //!
 //! A port that is named when adding loses its default, the others keep theirs. An operator without any condition runs again
-//! and again, and lets others have their turns in between.
+//! and again, and lets others have their turns in between. So does one whose inputs are all `optional`: it ends when it says so,
+//! with [`Cx::finish`](crate::Cx::finish) once they [have ended](crate::Input::has_ended).
 
 mod alarm;
 mod asynchronous;

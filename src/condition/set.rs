@@ -25,9 +25,13 @@ impl Conditions {
         }
         all.sort_by_key(When::asked_last);
         let last = all.partition_point(|when| !when.asked_last());
-        all.iter_mut().for_each(When::start);
         let answers = vec![Status::Ready; all.len()];
         Some(Box::new(Self { all, last, answers, running: false }))
+    }
+
+    /// The flow begins.
+    pub(crate) fn start(&mut self) {
+        self.all.iter_mut().for_each(When::start);
     }
 
     /// Asks all that have a waker, so that each keeps it.

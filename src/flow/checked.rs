@@ -36,7 +36,7 @@ impl Checked {
 impl fmt::Display for Checked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.copies.is_empty() {
-            return write!(f, "no envelope is copied for one more reader");
+            return write!(f, "in order; no envelope is copied for want of sharing");
         }
         for (at, copied) in self.copies.iter().enumerate() {
             let line = if at > 0 { "\n" } else { "" };

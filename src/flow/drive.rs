@@ -96,8 +96,18 @@ pub(super) fn launch(start: Start) -> Running {
     Running::new(control, finished)
 }
 
+/// Whoever watches a flow's operators hears of its end, and also if the runtime ends before.
+struct Watched(Arc<Control>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.0.rest.watchers.end();
+    }
+}
+
 async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
     let Start { control, mut crew, threads, own_threads, joints, keep } = start;
+    let _watched = Watched(control.clone());
     let clock = TickClock::start();
     let first_to_stop = first_to_stop(crew.len(), &joints);
     let mut failure = None;
@@ -142,7 +152,15 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
         };
         (crew, failure) = keeper.run(crew).await;
     } else {
-        crew.iter_mut().for_each(|member| member.seat.close());
+        for member in &mut crew {
+            let closing = caught(async {
+                member.seat.close();
+                Ok(())
+            });
+            if let Err(error) = closing.await {
+                tracing::warn!(%error, operator = &*member.name, "closing an operator's ports panicked");
+            }
+        }
     }
     if failure.is_none() {
         failure = done(&mut crew, &hubs.all, &control).await.err();
@@ -177,7 +195,6 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
     report.untaken = report.hubs.iter().map(|hub| hub.untaken).sum();
     report.elapsed = clock.elapsed();
     control.set_hubs(Hubs::default());
-    control.rest.watchers.end();
     let outcome = match failure.map(|error| control.fail(error)) {
         None => Ok(report),
         Some(error) => {
@@ -297,7 +314,7 @@ async fn until_abort<T>(control: &Control, work: impl Future<Output = Result<T>>
     poll_fn(|task| {
         control.keeper.register(task.waker());
         if control.is_aborted() {
-            return Poll::Ready(Err(aborted()));
+            return Poll::Ready(Err(aborted(control)));
         }
         work.as_mut().poll(task)
     })
@@ -318,8 +335,13 @@ async fn abortable<T>(control: &Control, node: &Arc<Node>, work: impl Future<Out
     .await
 }
 
-fn aborted() -> Error {
-    Error::new(ErrorKind::Cancelled, "the flow was aborted")
+/// Of an operator that has failed; an abort is nobody's failure.
+fn blamed(control: &Control, error: Error, name: &str) -> Error {
+    if control.is_aborted() && error.is_cancelled() { aborted(control) } else { error.at(operator(name)) }
+}
+
+fn aborted(control: &Control) -> Error {
+    Error::new(ErrorKind::Cancelled, format!("flow `{}` was aborted", control.name))
 }
 
 fn gone() -> Error {
@@ -356,7 +378,7 @@ impl Keeper<'_> {
                 let running = caught(attended(&node, &member.device, member.seat.run())).await;
                 // Before its ports are closed: whoever loses something then finds why.
                 if let Err(error) = &running {
-                    control.fail(error.again().at(operator(&member.name)));
+                    control.fail(blamed(&control, error.again(), &member.name));
                 }
                 // Its token goes after its ports have closed: their closing may wake others.
                 let closing = caught(async {
@@ -378,15 +400,16 @@ impl Keeper<'_> {
 
         let mut failure: Option<Error> = None;
         let mut stopping = false;
+        let mut told = Told::default();
         while left > 0 {
-            let next = poll_fn(|task| self.poll_next(task, &mut ended, stopping, failure.is_some())).await;
+            let next = poll_fn(|task| self.poll_next(task, &mut ended, &mut told, stopping, failure.is_some())).await;
             match next {
                 Next::Ended(ended) => {
                     left -= 1;
                     if let Err(error) = ended.outcome {
                         // What is cancelled after a failure is not one.
                         if failure.is_none() {
-                            failure = Some(self.control.fail(error.at(operator(&ended.member.name))));
+                            failure = Some(self.control.fail(blamed(self.control, error, &ended.member.name)));
                             nodes.iter().for_each(|node| node.abort());
                         }
                     }
@@ -418,13 +441,14 @@ impl Keeper<'_> {
         &self,
         task: &mut Context<'_>,
         ended: &mut mpsc::UnboundedReceiver<Ended>,
+        told: &mut Told,
         stopping: bool,
         failed: bool,
     ) -> Poll<Next> {
         self.control.keeper.register(task.waker());
         self.control.rest.flow.register(task.waker());
         if !failed && self.control.is_aborted() {
-            return Poll::Ready(Next::Fail(aborted()));
+            return Poll::Ready(Next::Fail(aborted(self.control)));
         }
         match ended.poll_recv(task) {
             Poll::Ready(Some(ended)) => return Poll::Ready(Next::Ended(Box::new(ended))),
@@ -442,25 +466,27 @@ impl Keeper<'_> {
             if Node::ask_again(nodes) {
                 return Poll::Pending;
             }
-            return self.at_rest();
+            return self.at_rest(told);
         }
         Poll::Pending
     }
 
-    /// Nothing moves and nothing will: the end, or a stall?
-    fn at_rest(&self) -> Poll<Next> {
+    /// Nothing moves and nothing will: the end, or a stall? All who have not ended waited a moment ago. One may have been
+    /// woken since, by whoever looks on from outside: that moves nothing, and it waits still.
+    fn at_rest(&self, told: &mut Told) -> Poll<Next> {
+        let nodes = &self.control.nodes;
+        let waiting: Vec<_> = nodes.iter().enumerate().filter(|(_, node)| !node.has_ended()).collect();
         let mut waits: Vec<String> = Vec::new();
         let mut stuck = false;
-        for (index, node) in self.control.nodes.iter().enumerate().filter(|(_, node)| node.is_parked()) {
-            let lacks = self.control.lacks(index);
+        for (index, node) in &waiting {
+            let lacks = self.control.lacks(*index);
             // Its ports have all that it needs, or it has none, and what it waits for beside them will not come: a gate that
             // nobody has any more. One that refuses by itself has nothing left to do.
-            let elsewhere = lacks.waits_beside_its_ports() && !node.is_refused();
+            let elsewhere = lacks.waits_beside_its_ports() && !node.has_refused();
             stuck |= elsewhere || !lacks.room.is_empty();
-            let all = lacks.all();
-            // One that attends to whoever is outside lacks nothing itself.
-            if !all.is_empty() {
-                waits.push(format!("`{}` waits for {}", self.control.names[index], all.join(" and for ")));
+            let (name, lacks) = (&self.control.names[*index], lacks.all());
+            if !lacks.is_empty() {
+                waits.push(format!("`{name}` waits for {}", lacks.join(" and for ")));
             }
         }
         stuck |= self.hubs.iter().any(|hub| hub.state.queued() > 0);
@@ -469,10 +495,27 @@ impl Keeper<'_> {
             return Poll::Ready(Next::Fail(Error::new(ErrorKind::Stalled, text)));
         }
         // What an operator waits for in the middle of a run has ended. It may send more then, which others are to get: one
-        // at a time, and nobody ends yet.
-        let mut in_run = self.control.nodes.iter().filter(|node| node.waits_in_run().is_some());
-        if in_run.any(|node| node.release()) { Poll::Pending } else { Poll::Ready(Next::Done) }
+        // is told at a time, and nobody ends yet. Each is told again only if something has moved since.
+        let moved = self.hubs.iter().map(|hub| hub.state.counts().taken).sum();
+        if told.moved != Some(moved) {
+            *told = Told { moved: Some(moved), operators: vec![false; nodes.len()] };
+        }
+        let next = waiting.iter().find(|(index, node)| node.waits_in_run().is_some() && !told.operators[*index]);
+        let Some((index, node)) = next else { return Poll::Ready(Next::Done) };
+        told.operators[*index] = true;
+        // Who has refused may see that differently after this.
+        nodes.iter().for_each(|node| node.may_be_asked_again());
+        node.release();
+        Poll::Pending
     }
+}
+
+/// Those who were told that nothing will come to them, since a message was taken last.
+#[derive(Default)]
+struct Told {
+    /// Messages taken until then.
+    moved: Option<u64>,
+    operators: Vec<bool>,
 }
 
 enum Next {

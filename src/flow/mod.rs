@@ -479,11 +479,11 @@ impl Flow {
         Ok(drive::launch(drive::Start { control, crew, threads, own_threads, joints, keep }))
     }
 
-    /// The threads of those operators that have one of their own.
     fn hub_names(&self) -> Vec<Arc<str>> {
         self.connections.iter().map(|connection| check::hub_name(self, connection).into()).collect()
     }
 
+    /// The threads of those operators that have one of their own.
     fn own_threads(&self) -> Result<Vec<Option<OwnThread>>> {
         let threads = self.entries.iter().map(|entry| {
             let plan = lock(&entry.place).own_thread.filter(|_| !spawn::in_simulation());

@@ -62,7 +62,8 @@ use crate::{
 /// ```
 ///
 /// An operator that has a loop of its own and never asks [`Cx::ready`](crate::operator::Cx::ready) is not stepped: it goes
-/// on by itself. So does whoever uses an ingress or an egress.
+/// on by itself. So does whoever uses an ingress or an egress; but what has been sent comes out of an egress only after some
+/// more steps: ask it with `try_recv` between them.
 ///
 /// Dropping it aborts the flow, as dropping [`Running`] does.
 #[must_use = "dropping it aborts the flow"]

@@ -222,12 +222,11 @@ impl<M: Message> Outlet<M> {
 
     /// Why nothing can be sent.
     pub(crate) fn closed(&self) -> Error {
-        let why = match self {
-            Self::Nobody | Self::Kept(_) => "this output was closed".into(),
-            Self::One(sender) => format!("the reader of hub `{}` has ended", sender.hub()),
-            Self::Several(fan) => format!("all {} readers have ended", fan.count()),
-        };
-        Error::new(ErrorKind::Closed, why)
+        match self {
+            Self::Nobody | Self::Kept(_) => Error::new(ErrorKind::Closed, "this output was closed"),
+            Self::One(sender) => Error::reader_gone(format!("the reader of hub `{}` has ended", sender.hub())),
+            Self::Several(fan) => Error::reader_gone(format!("all {} readers have ended", fan.count())),
+        }
     }
 }
 

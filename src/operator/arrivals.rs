@@ -261,7 +261,7 @@ impl<M: Message> Intake<M> {
         self.carry.poll_port(InRun::Receives, task, |task| match ask(task) {
             Readiness::READY => Ok(true),
             Readiness::NEVER => Ok(false),
-            _ if self.carry.node().is_released() => Ok(false),
+            _ if self.carry.node().take_release() => Ok(false),
             asked => Err(asked),
         })
     }

@@ -7,11 +7,11 @@ use crate::{device::Device, error::Result, stream::Streams};
 
 /// The task of one operator: polls `work` with the operator's waker, its device current, until it ends or is aborted.
 pub(crate) async fn attended<T>(node: &Arc<Node>, device: &Device, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let worn = node.wear_face();
+    let mut worn = node.wear_face();
     let on_host = device.is_host();
     let mut work = pin!(work);
     poll_fn(|task| {
-        node.poll(&worn, task, |task| {
+        node.poll(&mut worn, task, |task| {
             if !on_host && let Err(error) = device.backend().make_current() {
                 // Whoever is the first to hear of a fault tells everybody, and says whose work is lost.
                 return Poll::Ready(Streams::of(device).heed(Err(error)));

@@ -314,7 +314,7 @@ impl<O: Operator + Clone> Concurrent<O> {
         let (mut operator, here) = (self.operator.clone(), cx.helper());
         let (tell, node, name) = (tell.clone(), own.node().clone(), own.name().to_string());
         // A run has its messages when it begins: there is none to wait for.
-        node.release();
+        node.finish();
         let task = async move {
             while let Some(Job { number, mut ports }) = next.recv().await {
                 let (node, device, before) = (own.node().clone(), own.device().clone(), own.busy);

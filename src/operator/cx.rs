@@ -390,6 +390,11 @@ impl Cx {
         }
     }
 
+    /// Before its own `start`.
+    pub(super) fn start_conditions(&mut self) {
+        self.conditions.iter_mut().for_each(|conditions| conditions.start());
+    }
+
     /// The conditions that it was given.
     pub(super) fn into_conditions(mut self) -> Vec<When> {
         self.conditions.take().map(|conditions| conditions.into_all()).unwrap_or_default()

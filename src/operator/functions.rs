@@ -1,20 +1,4 @@
 //! Operators from plain functions, for small things.
-//!
-//! A function that keeps something from one message to the next changes it before its async block, since that may
-//! outlive the call:
-//!
-//! ```
-//! # use wakeline::operator::sink;
-//! let mut total = 0;
-//! let sum = sink(move |n: u32| {
-//!     total += n;
-//!     let now = total;
-//!     async move {
-//!         println!("{now}");
-//!         Ok(())
-//!     }
-//! });
-//! ```
 
 use std::fmt;
 
@@ -59,7 +43,8 @@ pub struct Map<F, A, B>(F, std::marker::PhantomData<fn(A) -> B>);
 /// See [`sink`].
 pub struct Sink<F, M>(F, std::marker::PhantomData<fn(M)>);
 
-/// An operator that sends what an async function returns, until it returns `None`. Its port is `output`.
+/// An operator that sends what an async function returns, until it returns `None`. Its port is `output`. What the function
+/// may capture: see [`sink`].
 ///
 /// ```
 /// use wakeline::{Flow, operator::{sink, source}};
@@ -83,7 +68,8 @@ where
     Source(function, std::marker::PhantomData)
 }
 
-/// An operator that sends what an async function makes of each message. Its ports are `input` and `output`.
+/// An operator that sends what an async function makes of each message. Its ports are `input` and `output`. What the function
+/// may capture: see [`sink`].
 pub fn map<A, B, F, R>(function: F) -> Map<F, A, B>
 where
     A: Message,
@@ -95,6 +81,23 @@ where
 }
 
 /// An operator that gives each message to an async function. Its port is `input`.
+///
+/// A function that keeps something from one message to the next changes it before its async block, which may outlive the
+/// call: an `async move |..|` that changes what it has captured does not compile. The same goes for [`source`] and [`map`].
+/// Whoever needs the [`Cx`], for metadata say, writes an [`Operator`].
+///
+/// ```
+/// # use wakeline::operator::sink;
+/// let mut total = 0;
+/// let sum = sink(move |n: u32| {
+///     total += n;
+///     let now = total;
+///     async move {
+///         println!("{now}");
+///         Ok(())
+///     }
+/// });
+/// ```
 pub fn sink<M, F, R>(function: F) -> Sink<F, M>
 where
     M: Message,

@@ -115,7 +115,9 @@ impl<M: Message> Input<M> {
     /// As [`Input::try_take`].
     ///
     /// # Cancel safety
-    /// A message is taken only as the future resolves: dropping it loses none.
+    /// A message is taken only as the future resolves: dropping it loses none. Beside something else (in a `select!`, say), or
+    /// in a combinator that polls with wakers of its own (`FuturesUnordered`), it counts as work under way: the flow is not
+    /// at rest.
     pub async fn recv(&mut self) -> Result<Option<M>> {
         self.intake.let_go();
         let waiting = Wait(slice::from_mut(&mut self.arrivals));

@@ -37,6 +37,24 @@ use node::Method;
 
 pub use concurrent::{Concurrent, concurrent};
 pub use control::{Changes, Handle, OperatorStatus};
+
+pub use cx::Cx;
+pub use functions::{Map, MapPorts, Sink, SinkPorts, Source, SourcePorts, map, sink, source};
+pub use functions::{MapHandles, SinkHandles, SourceHandles};
+pub use handle::{InputHandle, OutputHandle};
+pub use input::Input;
+pub use inputs::Inputs;
+pub use local::LocalOperator;
+pub use output::{Offer, Output};
+#[doc(hidden)]
+pub use plan::{Binder, Plan, PortOptions};
+pub(crate) use plan::{PortDecl, PortKind};
+pub use ports::Ports;
+
+pub use crate::hub::Reply;
+#[doc(hidden)]
+pub use ports::{AnyPort, InputPort, OutputPort, Port, Traffic};
+
 /// All runs of an operator that has not written `run`. A macro, since one kind's futures are `Send` and the other's are
 /// not.
 macro_rules! all_runs {
@@ -56,23 +74,6 @@ macro_rules! all_runs {
     }};
 }
 use all_runs;
-
-pub use cx::Cx;
-pub use functions::{Map, MapPorts, Sink, SinkPorts, Source, SourcePorts, map, sink, source};
-pub use functions::{MapHandles, SinkHandles, SourceHandles};
-pub use handle::{InputHandle, OutputHandle};
-pub use input::Input;
-pub use inputs::Inputs;
-pub use local::LocalOperator;
-pub use output::{Offer, Output};
-#[doc(hidden)]
-pub use plan::{Binder, Plan, PortOptions};
-pub(crate) use plan::{PortDecl, PortKind};
-pub use ports::Ports;
-
-pub use crate::hub::Reply;
-#[doc(hidden)]
-pub use ports::{AnyPort, InputPort, OutputPort, Port, Traffic};
 
 /// One step of a flow: takes messages, enqueues work on its device, sends messages.
 ///

@@ -58,8 +58,9 @@ pub(crate) struct Node {
     defaults: AtomicU8,
     asked: AtomicU8,
     agreed: AtomicBool,
-    /// The address of its face, while it wears one.
+    /// The address of its face, while it wears one; and whether that was put on for the present wait.
     face: AtomicUsize,
+    face_is_new: AtomicBool,
     /// What it waits at in the middle of a run, as found by the present poll: one of [`at_port`]. Its own task's.
     at_port: AtomicU8,
     /// Nothing comes to it any more, though the other end of its hub is there.
@@ -90,6 +91,14 @@ pub(super) struct Worn {
 }
 
 impl Worn {
+    /// Another face in place of this one. Whoever has a clone of the old one can still wake the operator by it.
+    fn renew(&mut self) {
+        let node = self.face.0.clone();
+        self.face = Arc::new(Face(node));
+        self.waker = Waker::from(self.face.clone());
+        self.face.0.face.store(Arc::as_ptr(&self.face).addr(), Ordering::Relaxed);
+    }
+
     /// Nobody else can wake the operator by it.
     fn is_held_by_nobody(&self) -> bool {
         let alone = Arc::strong_count(&self.face) == 2;
@@ -169,6 +178,7 @@ impl Node {
             asked: AtomicU8::new(asked::ALLOWED),
             agreed: AtomicBool::new(false),
             face: AtomicUsize::new(0),
+            face_is_new: AtomicBool::new(false),
             at_port: AtomicU8::new(at_port::NOTHING),
             released: AtomicBool::new(false),
             operator,
@@ -331,7 +341,18 @@ impl Node {
 
     /// It waits for nothing but its own `may_run`.
     pub(crate) fn is_refused(&self) -> bool {
-        self.is_parked() && matches!(self.asked.load(Ordering::Acquire), asked::REFUSED | asked::REFUSED_AGAIN)
+        self.is_parked() && self.has_refused()
+    }
+
+    /// It has said no, the last time it was asked.
+    pub(crate) fn has_refused(&self) -> bool {
+        matches!(self.asked.load(Ordering::Acquire), asked::REFUSED | asked::REFUSED_AGAIN)
+    }
+
+    /// If it has said no even when all were at rest: that was another rest.
+    pub(crate) fn may_be_asked_again(&self) {
+        let (from, to) = (asked::REFUSED_AGAIN, asked::REFUSED);
+        let _ = self.asked.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// All are at rest: asks those again who have said no, if there is a reason to. False if there is none.
@@ -378,6 +399,7 @@ impl Node {
             Ok(answer) => {
                 if self.shown.in_run().is_some() {
                     self.show_running();
+                    self.end_of_wait();
                 }
                 Poll::Ready(answer)
             }
@@ -392,6 +414,12 @@ impl Node {
         }
     }
 
+    /// The next wait is another one.
+    #[inline]
+    pub(super) fn end_of_wait(&self) {
+        self.face_is_new.store(false, Ordering::Relaxed);
+    }
+
     /// The operator waits in the present poll; `for_others`: for nothing but others of its flow.
     pub(super) fn note_wait(&self, for_others: bool) {
         let before = self.at_port.load(Ordering::Relaxed);
@@ -399,28 +427,26 @@ impl Node {
         self.at_port.store(before.max(now), Ordering::Relaxed);
     }
 
-    /// What it waits for in the middle of a run, if it does and holds no token.
+    /// What it waits for in the middle of a run, if it does.
     pub(crate) fn waits_in_run(&self) -> Option<InRun> {
-        self.shown.in_run().filter(|_| self.is_parked())
+        self.shown.in_run()
     }
 
-    /// Nothing will come to it: what it waits for in the middle of a run has ended. False if it was told before.
-    pub(crate) fn release(self: &Arc<Self>) -> bool {
-        let first = !self.released.swap(true, Ordering::AcqRel);
-        if first {
-            self.wake_by_ref();
-        }
-        first
+    /// Nothing will come to it: the message that it waits for in the middle of a run.
+    pub(crate) fn release(self: &Arc<Self>) {
+        self.released.store(true, Ordering::Release);
+        self.wake_by_ref();
     }
 
-    pub(super) fn is_released(&self) -> bool {
-        self.released.load(Ordering::Acquire)
+    /// Asked where it waits for a message: it is told once, and for good where it is to end.
+    pub(super) fn take_release(&self) -> bool {
+        self.released.swap(false, Ordering::AcqRel) || self.is_finishing()
     }
 
     /// Polls the operator's future, with its face. Once it is aborted, an error in its place.
     pub(super) fn poll<T>(
         &self,
-        worn: &Worn,
+        worn: &mut Worn,
         task: &mut Context<'_>,
         future: impl FnOnce(&mut Context<'_>) -> Poll<Result<T>>,
     ) -> Poll<Result<T>> {
@@ -449,11 +475,19 @@ impl Node {
 
     /// The poll in which it came to wait at a port is over.
     #[cold]
-    fn end_wait(&self, pending: bool, worn: &Worn) {
+    fn end_wait(&self, pending: bool, worn: &mut Worn) {
         let only_others = self.at_port.load(Ordering::Relaxed) == at_port::OTHERS;
         self.at_port.store(at_port::NOTHING, Ordering::Relaxed);
-        if pending && only_others && worn.is_held_by_nobody() {
+        if !pending || !only_others {
+            return;
+        }
+        if worn.is_held_by_nobody() {
             self.park();
+        } else if !self.face_is_new.swap(true, Ordering::Relaxed) {
+            // Some may have kept a clone that wait for nothing any more: a channel that was looked at once. Whatever is
+            // still waited for is polled again and takes one of the new face.
+            worn.renew();
+            worn.face.0.wake_by_ref();
         }
     }
 }

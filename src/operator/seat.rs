@@ -160,7 +160,11 @@ impl<O: Operator> Seat for Place<O> {
 
     async fn start(&mut self) -> Result<()> {
         let cx = self.cx.as_mut().ok_or_else(unbound)?;
-        caught(self.operator.start(cx)).await
+        caught(async {
+            cx.start_conditions();
+            self.operator.start(cx).await
+        })
+        .await
     }
 
     async fn run(&mut self) -> Result<()> {
@@ -173,7 +177,7 @@ impl<O: Operator> Seat for Place<O> {
         if ran.is_ok() && !node.is_default(Method::Run) {
             ran = caught(async { nothing_left_out(&mut self.operator, ports, cx) }).await;
         }
-        if ran.as_ref().is_err_and(|error| error.is_closed()) {
+        if ran.as_ref().is_err_and(Error::is_reader_gone) {
             // A reader may end between an operator's condition and its send. The end walks the flow both ways: whoever
             // sends to it has ended too.
             ports.visit(&mut |_, port| {
@@ -191,8 +195,12 @@ impl<O: Operator> Seat for Place<O> {
         let stopped = caught(self.operator.stop(&mut cx)).await;
         // Its last work is done by now, or lost.
         self.tally.device = cx.device_time();
-        self.conditions = cx.into_conditions();
-        stopped
+        // The user's own are among them.
+        let kept = caught(async {
+            self.conditions = cx.into_conditions();
+            Ok(())
+        });
+        stopped.and(kept.await)
     }
 
     async fn settled(&mut self) {

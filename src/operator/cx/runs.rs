@@ -33,7 +33,7 @@ pub(in crate::operator) const LONGEST_STREAK: u32 = 128;
 
 impl Cx {
     /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
-    /// False if it may never run again. For operators that override [`run`](super::Operator::run).
+    /// False if it may never run again. For operators that override [`run`](crate::Operator::run).
     ///
     /// # Cancel safety
     /// Nothing is taken from a port before it resolves; dropping it changes nothing. While it waits, and for nothing else
@@ -142,6 +142,9 @@ impl Cx {
         }
         if let Some(permit) = self.held_by() {
             permit.begin();
+        }
+        if self.among_others {
+            self.node.end_of_wait();
         }
         self.begin();
         Poll::Ready(true)
