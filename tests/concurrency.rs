@@ -12,7 +12,7 @@ use std::{
 
 use common::*;
 use tokio::sync::{Barrier, Notify};
-use wakeline::{ErrorKind, operator::concurrent, prelude::*};
+use wakeline::{ErrorKind, condition::predicate, operator::concurrent, prelude::*};
 
 fn numbers(count: u32) -> impl Operator<Ports = SourcePorts<u32>> {
     let mut numbers = 0..count;
@@ -295,4 +295,207 @@ async fn l7_workers_have_streams_of_their_own_and_share_the_hubs_envelopes() {
         assert_eq!(device.memory_in_use(), 0);
     })
     .await;
+}
+
+#[derive(Ports)]
+struct BlankMapPorts {
+    #[input]
+    input: Input<u32>,
+    #[output(envelope_bytes = 4)]
+    output: Output<Envelope<u32>>,
+}
+
+/// The first run waits until two later ones have ended; only then it asks for a blank envelope.
+#[derive(Clone)]
+struct LateBlank {
+    ended: Arc<AtomicUsize>,
+    two: Arc<Notify>,
+}
+
+impl Operator for LateBlank {
+    type Ports = BlankMapPorts;
+
+    async fn compute(&mut self, ports: &mut BlankMapPorts, _cx: &mut Cx) -> Result<()> {
+        let n = ports.input.take()?;
+        if n == 0 {
+            self.two.notified().await;
+        }
+        let mut blank = ports.output.blank().await?;
+        blank.space().await?[0] = n;
+        blank.set_len(1)?;
+        ports.output.send(blank).await?;
+        if n > 0 && self.ended.fetch_add(1, Ordering::SeqCst) == 1 {
+            self.two.notify_one();
+        }
+        Ok(())
+    }
+}
+
+/// Three runs at a time, with a hub of so many envelopes.
+async fn late_blank(hub: Hub) -> Result<Vec<u32>> {
+    let seen = shared();
+    let mut flow = Flow::new("blanks");
+    let from = flow.add("numbers", numbers(6));
+    let work = flow.add("work", concurrent(3, LateBlank { ended: Arc::default(), two: Arc::default() }));
+    let to = flow.add("collect", Collect(seen.clone()));
+    flow.connect(from.output, work.input);
+    flow.connect_with(work.output, to.input, hub);
+    within(flow.run()).await?;
+    let seen = lock(&seen).concat();
+    Ok(seen)
+}
+
+/// Later runs keep the envelopes that they have filled: the hub has as many as the first needs besides, or it is said before.
+#[tokio::test]
+async fn l7_later_runs_leave_the_first_its_blank_envelope() {
+    for hub in [Hub::bounded(1), Hub::bounded(1).envelopes(3)] {
+        assert_eq!(late_blank(hub).await.unwrap(), [0, 1, 2, 3, 4, 5]);
+    }
+    let error = late_blank(Hub::bounded(1).envelopes(2)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    assert!(error.to_string().contains("`work` has 3 runs at a time, which keep 3 envelopes"), "{error}");
+}
+
+#[tokio::test]
+async fn e4_concurrent_runs_have_no_thread_of_their_own() {
+    let mut flow = Flow::new("threads");
+    let from = flow.add("numbers", numbers(1));
+    let work = flow.add("work", concurrent(1, sink(async |_: u32| Ok(()))));
+    flow.connect(from.output, work.input);
+    let _work = work.on_own_thread();
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    assert!(error.to_string().contains("`on_own_thread` or `concurrent`"), "{error}");
+}
+
+/// A run has its messages when it begins: more of them do not come, though the source may send more.
+#[tokio::test]
+async fn l7_recv_in_a_run_gives_what_is_the_runs() {
+    #[derive(Clone)]
+    struct TakeAll(Shared<Vec<u32>>);
+
+    #[derive(Ports)]
+    struct PairsPorts {
+        #[input(at_least = 2, capacity = 4)]
+        numbers: Input<u32>,
+    }
+
+    impl Operator for TakeAll {
+        type Ports = PairsPorts;
+
+        async fn compute(&mut self, ports: &mut PairsPorts, _cx: &mut Cx) -> Result<()> {
+            let mut all = Vec::new();
+            while let Some(number) = ports.numbers.recv().await? {
+                all.push(number);
+            }
+            lock(&self.0).push(all);
+            Ok(())
+        }
+    }
+
+    let seen = shared();
+    let mut flow = Flow::new("recv");
+    let from = flow.add("numbers", numbers(8));
+    let work = flow.add("work", concurrent(2, TakeAll(seen.clone())));
+    flow.connect(from.output, work.numbers);
+    within(flow.run()).await.unwrap();
+    let mut seen = lock(&seen).clone();
+    seen.sort();
+    assert_eq!(seen, [[0, 1], [2, 3], [4, 5], [6, 7]]);
+}
+
+/// What a run leaves is the run's, and nobody else's: it was never taken.
+#[tokio::test]
+async fn l7_what_a_run_leaves_is_counted() {
+    #[derive(Clone)]
+    struct TakeFirst(Shared<u32>);
+
+    #[derive(Ports)]
+    struct TwoPorts {
+        #[input(at_least = 2, capacity = 4)]
+        numbers: Input<u32>,
+        #[input(optional)]
+        others: Inputs<u32>,
+    }
+
+    impl Operator for TakeFirst {
+        type Ports = TwoPorts;
+
+        async fn compute(&mut self, ports: &mut TwoPorts, _cx: &mut Cx) -> Result<()> {
+            lock(&self.0).push(ports.numbers.take()?);
+            Ok(())
+        }
+    }
+
+    let seen = shared();
+    let mut flow = Flow::new("leaves");
+    let from = flow.add("numbers", numbers(6));
+    let other = flow.add("other", numbers(5));
+    let work = flow.add("work", concurrent(1, TakeFirst(seen.clone())));
+    flow.connect(from.output, work.numbers);
+    flow.connect(other.output, work.others);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [0, 2, 4]);
+    let of = |hub: &str| report.hubs.iter().find(|found| found.name.starts_with(hub)).unwrap();
+    assert_eq!((of("numbers").passed, of("numbers").untaken), (3, 3), "{report}");
+    assert_eq!((of("other").passed, of("other").dropped), (0, 0), "{report}");
+    assert_eq!(report.untaken, 3 + of("other").untaken, "{report}");
+    assert_eq!(report.operator("work").unwrap().messages_in, 3, "{report}");
+}
+
+/// Meets all others that are under way.
+#[derive(Clone)]
+struct Together(Arc<Barrier>);
+
+impl Operator for Together {
+    type Ports = MapPorts<u32, u32>;
+
+    async fn compute(&mut self, ports: &mut MapPorts<u32, u32>, _cx: &mut Cx) -> Result<()> {
+        let number = ports.input.take()?;
+        self.0.wait().await;
+        ports.output.send(number).await
+    }
+}
+
+#[tokio::test]
+async fn q8_a_stall_behind_concurrent_runs_that_have_ended_is_told() {
+    for runs in [2, 3, 4] {
+        let mut flow = Flow::new("stall");
+        let from = flow.add("numbers", numbers(runs as u32));
+        let work = flow.add("work", concurrent(runs, Together(Arc::new(Barrier::new(runs)))));
+        let to = flow.add("never", sink(async |_: u32| Ok(()))).when(predicate(|| false));
+        flow.connect(from.output, work.input);
+        flow.connect(work.output, to.input);
+        let error = within(flow.run()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+        assert!(error.to_string().contains("hub `work.output -> never.input`"), "{error}");
+    }
+}
+
+/// What a run has sent before it closes its output goes out, and so does what others send that are under way.
+#[tokio::test]
+async fn q6_an_output_that_a_concurrent_run_closes_ends_after_the_others() {
+    #[derive(Clone)]
+    struct Closes(Arc<Barrier>);
+
+    impl Operator for Closes {
+        type Ports = MapPorts<u32, u32>;
+
+        async fn compute(&mut self, ports: &mut MapPorts<u32, u32>, _cx: &mut Cx) -> Result<()> {
+            let number = ports.input.take()?;
+            self.0.wait().await;
+            ports.output.send(number).await?;
+            if number == 0 {
+                ports.output.close();
+            }
+            Ok(())
+        }
+    }
+
+    let operator = || Closes(Arc::new(Barrier::new(3)));
+    let seen = within(through(100, concurrent(3, operator()), add)).await.unwrap();
+    assert_eq!(seen, [0, 1, 2]);
+    let mut seen = within(through(100, concurrent(3, operator()).unordered(), add)).await.unwrap();
+    seen.sort();
+    assert_eq!(seen, [0, 1, 2]);
 }

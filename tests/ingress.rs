@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::{future::ready, pin::pin, sync::Arc};
+use std::{future::ready, pin::pin, sync::Arc, time::Duration};
 
 use common::*;
 use futures::{FutureExt, SinkExt, StreamExt, future::join_all, poll, stream};
@@ -464,6 +464,53 @@ async fn e2_a_flow_waits_for_who_is_outside() {
     within(running).await.unwrap();
 }
 
+/// Whoever listens and holds an envelope is as a slow operator: it comes home some time, and the flow goes on.
+#[tokio::test(start_paused = true)]
+async fn e2_a_flow_waits_for_envelopes_that_are_outside() {
+    let mut flow = Flow::new("e2");
+    let make = flow.add("make", Produce::new((0..10).map(|n| vec![n; 4])));
+    let mut out = flow.egress_with("out", make.output, Hub::bounded(1).envelopes(2).envelope_bytes(16));
+    let running = flow.spawn().unwrap();
+    let mut seen = Vec::new();
+    while let Some(envelope) = within(out.recv()).await {
+        // The next one lies there, its writer has none to write to, and nobody in the flow can do anything.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(running.handle().failure().is_none(), "{}", running.handle().failure().unwrap());
+        seen.push(envelope.as_slice().unwrap()[0]);
+    }
+    assert_eq!(seen, (0..10).collect::<Vec<u32>>());
+    within(running).await.unwrap();
+}
+
+/// An envelope that was sent into its flow again is that one's own: who keeps it there stalls the flow.
+#[tokio::test]
+async fn e2_an_envelope_that_comes_back_is_not_outside() {
+    struct KeepAll(Vec<Envelope<u32>>);
+
+    impl Operator for KeepAll {
+        type Ports = SinkPorts<Envelope<u32>>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+            self.0.push(ports.input.take()?);
+            Ok(())
+        }
+    }
+
+    let mut flow = Flow::new("e2");
+    let make = flow.add("make", Produce::new((0..10).map(|n| vec![n; 4])));
+    let mut out = flow.egress_with("out", make.output, Hub::bounded(1).envelopes(2).envelope_bytes(16));
+    let keep = flow.add("keep", KeepAll(Vec::new()));
+    let back = flow.ingress("back", keep.input);
+    let running = flow.spawn().unwrap();
+    for _ in 0..2 {
+        let envelope = within(out.recv()).await.unwrap();
+        within(back.send(envelope)).await.unwrap();
+    }
+    drop(back);
+    let error = within(running).await.unwrap_err();
+    assert!(error.is_stalled(), "{error}");
+}
+
 /// Whoever waits for a flow to run hears that it will not.
 #[tokio::test]
 async fn e2_a_flow_that_never_comes_to_run() {
@@ -534,4 +581,83 @@ async fn e2_a_flow_that_runs_again_is_open_again() {
     until("all know", || numbers.is_closed()).await;
     assert!(within(numbers.send(1)).await.is_err());
     assert_eq!(within(out.recv()).await, None);
+}
+
+#[tokio::test]
+async fn e2_what_has_come_out_of_the_second_run_is_there_too() {
+    let mut flow = Flow::new("e2");
+    let mut next = 0;
+    let from = flow.add(
+        "from",
+        source(move || {
+            next += 1;
+            ready(Ok((next % 2 == 1).then_some(next)))
+        }),
+    );
+    let mut out = flow.egress("out", from.output);
+    for n in [1, 3] {
+        within(flow.run()).await.unwrap();
+        assert_eq!((out.try_recv(), out.try_recv()), (Some(n), None));
+    }
+}
+
+/// Sends one more as it is dropped.
+struct SendsAnother(Option<Ingress<SendsAnother>>);
+
+impl Message for SendsAnother {}
+
+impl Drop for SendsAnother {
+    fn drop(&mut self) {
+        if let Some(ingress) = self.0.take() {
+            let _ = ingress.try_send(SendsAnother(None));
+        }
+    }
+}
+
+/// Whatever a hub drops for a message that is sent, no lock is held meanwhile. On a thread of its own: one that locks itself
+/// out is seen.
+#[test]
+fn e2_a_message_that_is_dropped_may_use_its_ingress() {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for hub in [Hub::drop_oldest(1), Hub::drop_newest(1)] {
+            runtime.block_on(async {
+                let mut flow = Flow::new("e2");
+                let end = flow.add("end", sink(async |_: SendsAnother| Ok(())));
+                let ingress = flow.ingress_with("in", end.input, hub);
+                let running = flow.spawn().unwrap();
+                running.pause();
+                for _ in 0..3 {
+                    within(ingress.send(SendsAnother(Some(ingress.clone())))).await.unwrap();
+                }
+                drop(running);
+            });
+        }
+        tell.send(()).unwrap();
+    });
+    told.recv_timeout(Duration::from_secs(60)).expect("it locks itself out");
+}
+
+/// From the moment on at which the flow was stopped, and not only when its operators have heard of it.
+#[tokio::test]
+async fn e2_nothing_is_let_in_once_the_flow_was_stopped() {
+    let (flow, numbers, doubled) = doubling(8);
+    let mut sink = numbers.clone();
+    let running = flow.spawn().unwrap();
+    within(numbers.send(1)).await.unwrap();
+    within(sink.feed(2)).await.unwrap();
+    within(std::future::poll_fn(|task| sink.poll_ready_unpin(task))).await.unwrap();
+    running.stop();
+    assert!(numbers.is_closed());
+    let unsent = numbers.try_send(3).unwrap_err();
+    assert!(unsent.error().is_closed() && unsent.to_string().contains("was stopped"), "{unsent}");
+    assert_eq!(unsent.into_message(), Some(3));
+    assert_eq!(
+        numbers.send(4).now_or_never().expect("there is nothing to wait for").unwrap_err().into_message(),
+        Some(4)
+    );
+    assert_eq!(sink.start_send_unpin(5).unwrap_err().into_message(), Some(5));
+    assert_eq!(within(doubled.collect::<Vec<_>>()).await, [2, 4]);
+    within(running).await.unwrap();
 }

@@ -362,3 +362,30 @@ fn a_watcher_misses_nothing() {
         });
     }
 }
+
+/// An operator sends something out of the flow and parks. Whoever has it there wakes the operator as it comes home, and gives
+/// its hold of the flow back after that.
+#[test]
+fn what_is_outside_comes_home_before_a_rest() {
+    model(|| {
+        let tokens = Arc::new(Tokens::new(1));
+        let rest = Arc::new(AtomicUsize::new(0));
+        let messages = Arc::new(AtomicUsize::new(1));
+        let operator = Arc::new(Operator::new(&tokens, 0));
+        tokens.lend();
+        let outside = {
+            let (tokens, rest, operator) = (tokens.clone(), rest.clone(), operator.clone());
+            thread::spawn(move || {
+                operator.send(&tokens);
+                if tokens.regain() {
+                    rest.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        };
+        operator.drive(&tokens, &rest, &messages, || {});
+        outside.join().unwrap();
+        operator.drive(&tokens, &rest, &messages, || {});
+        assert!(tokens.none(), "everything is done, and a token is left");
+        assert!(rest.load(Ordering::SeqCst) >= 1, "nobody saw the rest");
+    });
+}

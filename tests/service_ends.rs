@@ -11,7 +11,7 @@ use std::{
 use common::*;
 use futures::future::{join, join_all};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use tower::Service as _;
+use tower::{Service as _, ServiceExt as _};
 use wakeline::{
     Service,
     device::{Emulated, Faults, Simulation},
@@ -194,6 +194,60 @@ async fn e1_a_flow_that_is_stuck_says_so_once_nobody_can_call() {
     assert!(within(response).await.unwrap_err().is_stalled());
 }
 
+/// Answers with envelopes, of which there are two.
+#[derive(Ports)]
+struct LendPorts {
+    #[input]
+    input: Input<u32>,
+    #[output(envelope_bytes = 4, envelopes = 2)]
+    output: Output<Envelope<u32>>,
+}
+
+struct Lend;
+
+impl Operator for Lend {
+    type Ports = LendPorts;
+
+    async fn compute(&mut self, ports: &mut LendPorts, _cx: &mut Cx) -> Result<()> {
+        let n = ports.input.take()?;
+        let mut blank = ports.output.blank().await?;
+        blank.space().await?[0] = n;
+        blank.set_len(1)?;
+        ports.output.send(blank).await
+    }
+}
+
+/// A stop answers all that is in, though those who were answered hold the envelopes that others wait for.
+#[tokio::test(start_paused = true)]
+async fn e1_stop_waits_for_callers_that_hold_their_answers() {
+    let mut flow = Flow::new("ends");
+    let lend = flow.add("lend", Lend);
+    let service = flow.service_with("service", lend.input, lend.output, Hub::bounded(8));
+    let running = flow.spawn().unwrap();
+    let (let_go, go) = tokio::sync::watch::channel(false);
+    let callers: Vec<_> = (0..4)
+        .map(|n| {
+            let (service, mut go) = (service.clone(), go.clone());
+            tokio::spawn(async move {
+                let answer = within(service.ask(n)).await?;
+                go.wait_for(|go| *go).await.unwrap();
+                Ok::<u32, Error>(answer.as_slice()?[0])
+            })
+        })
+        .collect();
+    // Two are answered, and the third is in a run.
+    until("there is no envelope left", || running.status()[0].runs == 2).await;
+    turns(100).await;
+    running.stop();
+    turns(100).await;
+    assert!(running.handle().failure().is_none(), "{}", running.handle().failure().unwrap());
+    let_go.send(true).unwrap();
+    for (n, caller) in callers.into_iter().enumerate() {
+        assert_eq!(within(caller).await.unwrap().unwrap(), n as u32);
+    }
+    within(running).await.unwrap();
+}
+
 /// The runtime that a flow runs on ends. Its callers are on another one.
 #[test]
 fn e1_a_runtime_that_ends_leaves_no_caller_waiting() {
@@ -219,4 +273,79 @@ fn e1_a_runtime_that_ends_leaves_no_caller_waiting() {
     }
     assert!(callers.block_on(within(running)).unwrap_err().is_cancelled());
     callers.block_on(within(service.ask(9))).unwrap_err();
+}
+
+/// The limit is of requests in flight: an answered one is none, though its future is still there.
+#[tokio::test]
+async fn e1_an_answered_request_frees_its_slot() {
+    let mut flow = Flow::new("ends");
+    let add = flow.add("add", map(async |n: u32| Ok(n + 1)));
+    let mut service = flow.service("service", add.input, add.output).limit(1);
+    let running = flow.spawn().unwrap();
+    within(service.ready()).await.unwrap();
+    let mut first = service.call(1);
+    assert_eq!(within(&mut first).await.unwrap(), 2);
+    within(service.ready()).await.unwrap();
+    drop((first, service));
+    within(running).await.unwrap();
+}
+
+#[derive(Ports)]
+struct ExtraPorts {
+    #[input]
+    input: Input<u32>,
+    #[input(optional)]
+    extra: Input<u32>,
+    #[output]
+    output: Output<u32>,
+}
+
+/// Answers after its run, with what another has sent.
+struct ExtraAfter;
+
+impl Operator for ExtraAfter {
+    type Ports = ExtraPorts;
+
+    async fn compute(&mut self, ports: &mut ExtraPorts, _cx: &mut Cx) -> Result<()> {
+        ports.input.take().map(drop)
+    }
+
+    async fn after(&mut self, ports: &mut ExtraPorts, _cx: &mut Cx) -> Result<()> {
+        match ports.extra.recv().await? {
+            Some(extra) => ports.output.send(extra).await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// What is taken after a run is the run's: it sends nobody away who waits for its answer.
+#[tokio::test]
+async fn e1_a_message_taken_after_a_run_keeps_the_runs_caller() {
+    let mut flow = Flow::new("ends");
+    let mut numbers = 0..3;
+    let from = flow.add("numbers", source(move || std::future::ready(Ok(numbers.next()))));
+    let work = flow.add("work", ExtraAfter);
+    flow.connect(from.output, work.extra);
+    let service = flow.service("service", work.input, work.output);
+    let running = flow.spawn().unwrap();
+    for n in 0..3 {
+        assert_eq!(within(service.ask(9)).await.unwrap(), n);
+    }
+    drop(service);
+    within(running).await.unwrap();
+}
+
+#[tokio::test]
+async fn e1_no_request_is_let_in_once_the_flow_was_stopped() {
+    let mut flow = Flow::new("ends");
+    let add = flow.add("add", map(async |n: u32| Ok(n + 1)));
+    let mut service = flow.service_with("service", add.input, add.output, Hub::bounded(8));
+    let running = flow.spawn().unwrap();
+    assert_eq!(within(service.ask(1)).await.unwrap(), 2);
+    within(service.ready()).await.unwrap();
+    running.stop();
+    assert!(service.is_closed());
+    assert!(within(service.ask(1)).await.unwrap_err().is_closed());
+    assert!(within(service.call(1)).await.unwrap_err().is_closed());
+    within(running).await.unwrap();
 }

@@ -220,10 +220,15 @@ impl Front {
     fn forget_dropped<M: Message>(&mut self, receiver: &Receiver<M>) {
         let known = self.done > 0 || !matches!(self.state, State::Unknown);
         if known && receiver.is_lossy() && receiver.first() != Some(self.first) {
-            self.open.clear();
-            self.done = 0;
-            self.state = State::Unknown;
+            self.forget();
         }
+    }
+
+    /// What is known is of messages that are there no more.
+    pub(crate) fn forget(&mut self) {
+        self.open.clear();
+        self.done = 0;
+        self.state = State::Unknown;
     }
 
     fn look(&mut self) -> Result<bool> {

@@ -189,6 +189,12 @@ fn own_threads(flow: &Flow, problems: &mut Vec<String>) {
                  `Operator`, or leave it there"
             ));
         }
+        if entry.workers > 0 {
+            problems.push(format!(
+                "operator `{name}` is to have a thread of its own, and its concurrent runs go on in tasks of the runtime: \
+                 say one or the other, `on_own_thread` or `concurrent`"
+            ));
+        }
         // In a simulation there are no threads.
         let Some(core) = plan.core.filter(|_| !spawn::in_simulation()) else { continue };
         if let Err(error) = thread::try_core(core) {
@@ -272,7 +278,13 @@ fn plan_of(flow: &Wiring<'_>, connection: &Connection, near: &Device, problems: 
     };
     let least = needs(flow, connection);
     let capacity = sized("capacity", hub.capacity, least);
-    let envelopes = sized("number of envelopes", hub.envelopes, hub.default_envelopes(least));
+    // The writer's blanks are lent by one hub alone.
+    let writer_bytes = said(flow, connection.from).filter(|_| carries && !forks);
+    // A run keeps those that it has filled until it is its turn.
+    let workers = flow.entries[connection.from.operator].workers;
+    let kept = writer_bytes.map_or(0, |_| workers.saturating_mul(needs_at(flow, connection.from).max(1)));
+    let usual = hub.default_envelopes(least).max(if kept > 0 { kept.saturating_add(1) } else { 0 });
+    let envelopes = sized("number of envelopes", hub.envelopes, usual);
     if let Some(bytes) = hub.envelope_bytes {
         sized("envelopes' size", Some(bytes), 1);
         if !carries {
@@ -304,8 +316,13 @@ fn plan_of(flow: &Wiring<'_>, connection: &Connection, near: &Device, problems: 
             None
         }
     };
-    // The writer's blanks are lent by one hub alone.
-    let writer_bytes = said(flow, connection.from).filter(|_| carries && !forks);
+    if envelopes < kept {
+        let writer = &flow.entries[connection.from.operator].name;
+        problem(format!(
+            "`{writer}` has {workers} runs at a time, which keep {kept} envelopes until it is their turn, and it has \
+             {envelopes}: give it {kept} or more, `Hub::envelopes`"
+        ));
+    }
     let room = needs_at(flow, connection.from);
     let waits = || format!("`{}` waits for room for {room} messages", port_name(flow, connection.from));
     // What a condition waits for was looked at with the others of its operator.

@@ -23,11 +23,16 @@ use super::{Handle, SendError};
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Envelope, Message, baggage::Load},
+    hub::{
+        Envelope, Message,
+        baggage::{Load, Parcel},
+    },
     memory::Plain,
     operator::{
         Cx, Output,
+        abroad::Abroad,
         lent::{Lent, Loan},
+        node::Node,
     },
     sync::lock,
 };
@@ -50,7 +55,8 @@ pub(super) struct Door<M: Message> {
     given_out: Mutex<usize>,
     /// A blank envelope may have come home.
     blank: Notify,
-    /// Of the operator.
+    /// The operator, and its waker.
+    node: Arc<Node>,
     owner: Waker,
     flow: Handle,
 }
@@ -94,6 +100,7 @@ impl<M: Message> Door<M> {
             places: Arc::new(Semaphore::new(0)),
             given_out: Mutex::new(0),
             blank: Notify::new(),
+            node: cx.node().clone(),
             owner: cx.waker(),
             flow: cx.flow(),
         })
@@ -114,12 +121,15 @@ impl<M: Message> Door<M> {
             return Ok(place);
         }
         match self.places.clone().acquire_owned().await {
-            Ok(permit) => Ok(Place { door: self, permit }),
-            Err(_) => Err(ended(&self.flow)),
+            Ok(permit) if !self.flow.is_stopping() => Ok(Place { door: self, permit }),
+            _ => Err(ended(&self.flow)),
         }
     }
 
     pub(super) fn try_place(self: &Arc<Self>) -> Result<Option<Place<M>>> {
+        if self.is_closed() {
+            return Err(ended(&self.flow));
+        }
         let mut asked = self.places.clone().try_acquire_owned();
         if matches!(asked, Err(TryAcquireError::NoPermits)) && self.look() {
             asked = self.places.clone().try_acquire_owned();
@@ -172,8 +182,9 @@ impl<M: Message> Door<M> {
         self.use_places(0, |_| ()).1
     }
 
+    /// No place is given out any more: from the moment on at which the flow was stopped, too, before the operator hears of it.
     pub(super) fn is_closed(&self) -> bool {
-        self.places.is_closed()
+        self.places.is_closed() || self.flow.is_stopping()
     }
 
     /// Nothing more is sent, and whoever waits is told.
@@ -197,20 +208,21 @@ impl<M: Message> Place<M> {
     /// Sends without waiting.
     pub(super) fn send(self, message: M, load: Option<Load>) -> Result<(), SendError<M>> {
         let Self { door, permit } = self;
-        let mut message = Some(message);
         permit.forget();
-        let (sent, _) = door.use_places(1, |output| match message.take_if(|_| !output.is_closed()) {
-            Some(message) => output.try_send_with(message, load),
-            None => Ok(Ok(())),
+        let (mut place, mut dropped) = (Some(Parcel::with(message, load)), None);
+        let (sent, _) = door.use_places(1, |output| match &mut place {
+            Some(parcel) if !output.is_closed() && !door.flow.is_stopping() => {
+                Abroad::come_back(&mut parcel.message, &door.node);
+                output.try_send_for(&mut place, &mut dropped)
+            }
+            _ => Ok(()),
         });
-        match sent {
-            Some(Err(error)) => return Err(SendError::new(None, error)),
-            Some(Ok(Err(back))) => message = Some(back),
-            Some(Ok(Ok(()))) | None => {}
-        }
-        match message {
-            None => Ok(()),
-            Some(message) => Err(SendError::new(Some(message), ended(&door.flow))),
+        // Here, where no lock is held: a message that is dropped may send another one.
+        drop(dropped);
+        match (sent, place) {
+            (Some(Err(error)), _) => Err(SendError::new(None, error)),
+            (_, None) => Ok(()),
+            (_, Some(parcel)) => Err(SendError::new(Some(parcel.message), ended(&door.flow))),
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! An operator like any other takes what comes, and hands it over to the handle by a queue of one. While that one is
 //! full it waits for somebody outside, and so does the flow; while there is nothing to take it waits for other operators,
-//! so that a flow that has gone quiet ends though somebody still listens.
+//! so that a flow that has gone quiet ends though somebody still listens. Envelopes are marked as [`Abroad`]: whoever has
+//! one may still make a writer go on.
 //!
 //! ```text
 //!   hub ──> [ operator ──> queue of one ] ──> handle
@@ -29,7 +30,7 @@ use crate::{
         Hub, Message,
         queue::{Answer, Full, Queue},
     },
-    operator::{Cx, Operator, OutputHandle, SinkPorts},
+    operator::{Cx, Operator, OutputHandle, SinkPorts, abroad::Abroad},
     sync::lock,
 };
 
@@ -73,6 +74,7 @@ impl Flow {
 /// [`Flow::egress`].
 ///
 /// The flow waits for whoever has it, as for a slow operator, and ends with messages untaken only if it fails or is aborted.
+/// It also waits for an [`Envelope`](crate::Envelope) that was received to be dropped, where it needs that to go on.
 /// Dropping it says that nobody wants any more, and the flow ends from there upwards. `None` is the end of what comes here,
 /// also after a failure: what that was [`Running`](crate::Running) says.
 pub struct Egress<M: Message> {
@@ -130,9 +132,19 @@ impl<M: Message> Egress<M> {
 
     /// The next message, if it has come out already.
     pub fn try_recv(&mut self) -> Option<M> {
-        let mut place = None;
-        self.queue.take(&mut place);
-        place
+        loop {
+            let mut place = None;
+            self.queue.take(&mut place);
+            if place.is_some() || !self.queue.has_ended() || !self.listen_on() {
+                return place;
+            }
+        }
+    }
+
+    /// The run that it has listened to has ended. False if there is no other yet.
+    fn listen_on(&mut self) -> bool {
+        let present = self.exit.queue();
+        !Arc::ptr_eq(&present, &mem::replace(&mut self.queue, present.clone()))
     }
 
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<M>> {
@@ -142,9 +154,7 @@ impl<M: Message> Egress<M> {
                 Answer::Wait => return Poll::Pending,
                 Answer::Never => {}
             }
-            // The end of that run. There may be another.
-            let present = self.exit.queue();
-            if Arc::ptr_eq(&present, &mem::replace(&mut self.queue, present.clone())) {
+            if !self.listen_on() {
                 return Poll::Ready(None);
             }
         }
@@ -225,9 +235,11 @@ impl<M: Message> Operator for Leave<M> {
         Ok(())
     }
 
-    async fn compute(&mut self, ports: &mut SinkPorts<M>, _cx: &mut Cx) -> Result<()> {
+    async fn compute(&mut self, ports: &mut SinkPorts<M>, cx: &mut Cx) -> Result<()> {
+        let mut message = ports.input.take()?;
+        Abroad::mark(&mut message, cx.node());
         // What nobody takes any more goes with whoever was to have it.
-        let _ = self.0.queue().push(&mut Some(ports.input.take()?), true);
+        let _ = self.0.queue().push(&mut Some(message), true);
         Ok(())
     }
 

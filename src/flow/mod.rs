@@ -101,6 +101,8 @@ struct Entry {
     place: Arc<Mutex<Place>>,
     /// It cannot leave its thread.
     stays: bool,
+    /// Tasks that its runs go on in, beside its own.
+    workers: usize,
 }
 
 /// Where an operator is to run.
@@ -229,6 +231,9 @@ impl<H> Added<H> {
     /// run, on another thread. In a [`Simulation`](crate::device::Simulation), which has no threads, it is a task like
     /// any other.
     ///
+    /// The runs of a [`concurrent`](crate::operator::concurrent) operator are tasks of their own: the two together are an
+    /// error before the flow runs.
+    ///
     /// ```
     /// use wakeline::{prelude::*, operator::{sink, source}};
     ///
@@ -329,6 +334,7 @@ impl Flow {
     /// Adds an operator under a name of its own, and returns its ports' handles.
     pub fn add<O: Operator>(&mut self, name: impl Into<String>, operator: O) -> Added<<O::Ports as Ports>::Handles> {
         let name: Arc<str> = name.into().into();
+        let workers = operator.workers();
         let (seat, plan, handles) = seat::seat(operator, self.id, self.entries.len());
         let place = Arc::new(Mutex::new(Place { conditions: plan.conditions, ..Place::default() }));
         self.entries.push(Entry {
@@ -337,6 +343,7 @@ impl Flow {
             ports: plan.ports,
             place: place.clone(),
             stays: false,
+            workers,
         });
         Added { handles, name, place }
     }

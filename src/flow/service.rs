@@ -34,7 +34,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{Envelope, Hub, Message, Reply, baggage::Load, reply::Caller},
     memory::Plain,
-    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
+    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, abroad::Abroad, lent::Lent},
     sync::lock,
 };
 
@@ -172,8 +172,8 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         let (answer, response) = oneshot::channel();
         let caller = Request::new(&self.book, answer, place.flow().clone());
         match place.send(request, Load::of_reply(Reply::to(caller, span()))) {
-            Ok(()) => ResponseFuture { state: State::Waits(response), _slot: slot },
-            Err(error) => ResponseFuture { state: State::Failed(Some(error.into())), _slot: None },
+            Ok(()) => ResponseFuture { state: State::Waits(response), slot },
+            Err(error) => ResponseFuture { state: State::Failed(Some(error.into())), slot: None },
         }
     }
 }
@@ -211,7 +211,7 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
             Some(admission) => self.send(admission, request),
             None => {
                 let error = Error::new(ErrorKind::Usage, "`call` comes after a `poll_ready` that was ready");
-                ResponseFuture { state: State::Failed(Some(error)), _slot: None }
+                ResponseFuture { state: State::Failed(Some(error)), slot: None }
             }
         }
     }
@@ -238,8 +238,8 @@ impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
 #[must_use = "it is a future of the response"]
 pub struct ResponseFuture<Res> {
     state: State<Res>,
-    /// Within the limit.
-    _slot: Option<OwnedSemaphorePermit>,
+    /// Within the limit, until it is answered.
+    slot: Option<OwnedSemaphorePermit>,
 }
 
 enum State<Res> {
@@ -257,6 +257,7 @@ impl<Res> Future for ResponseFuture<Res> {
             State::Waits(response) => {
                 let answer = ready!(Pin::new(response).poll(cx)).unwrap_or_else(|_| Err(again()));
                 self.state = State::Failed(None);
+                self.slot = None;
                 Poll::Ready(answer)
             }
             State::Failed(error) => Poll::Ready(Err(error.take().unwrap_or_else(again))),
@@ -435,7 +436,8 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                     _ => return Ok(Readiness::WAIT),
                 }
                 budget.made_progress();
-                if let Some(Some(response)) = responses.with(|responses| responses.try_take()).transpose()? {
+                if let Some(Some(mut response)) = responses.with(|responses| responses.try_take()).transpose()? {
+                    Abroad::mark(&mut response, carry.node());
                     let reply = carry.take_replies().pop().unwrap_or_default();
                     book.answer(&reply, response);
                     carry.let_go();

@@ -7,6 +7,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     memory::{Buffer, BufferState, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Plain, Sealed, View, ViewMut},
+    operator::abroad::Abroad,
     stream::{Stream, Ticket},
 };
 
@@ -35,11 +36,13 @@ pub struct RawEnvelope {
     home: Weak<Pool>,
     /// The point of its sender's stream at which it was written, while it is on its way.
     stamp: Option<Ticket>,
+    /// Somebody outside of its flow has it. Gone after it has come home.
+    abroad: Option<Abroad>,
 }
 
 impl RawEnvelope {
     pub(crate) fn new(memory: Box<Memory>, home: Weak<Pool>) -> Self {
-        Self { memory: Some(memory), bytes: 0, home, stamp: None }
+        Self { memory: Some(memory), bytes: 0, home, stamp: None, abroad: None }
     }
 
     #[inline]
@@ -70,6 +73,14 @@ impl RawEnvelope {
 
     pub(crate) fn home(&self) -> &Weak<Pool> {
         &self.home
+    }
+
+    pub(crate) fn abroad(&self) -> Option<&Abroad> {
+        self.abroad.as_ref()
+    }
+
+    pub(crate) fn set_abroad(&mut self, abroad: Option<Abroad>) {
+        self.abroad = abroad;
     }
 
     /// It is sent, by an operator with this stream: its uses are marked, for whoever comes after them elsewhere.

@@ -142,6 +142,21 @@ impl<M: Message> Outlet<M> {
         }
     }
 
+    /// As `try_send`, from outside of the flow: what the hub drops for it lies in `dropped` then.
+    pub(crate) fn try_send_for(
+        &mut self,
+        place: &mut Option<Parcel<M>>,
+        origin: Option<&Stream>,
+        dropped: &mut Option<Parcel<M>>,
+    ) -> Result<()> {
+        match self {
+            Self::One(sender) if !sender.reader_gone() => {
+                sender.try_send_for(place, origin, |parcel| *dropped = Some(parcel))
+            }
+            _ => self.try_send_otherwise(place, origin),
+        }
+    }
+
     #[inline(never)]
     fn try_send_otherwise(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         match self {

@@ -413,6 +413,15 @@ impl<M> Queue<M> {
         self.take_as(place, |counts| &mut counts.untaken)
     }
 
+    /// Counts so many that were taken as such that the reader had no use for.
+    pub(crate) fn leave(&self, messages: u64) {
+        if messages > 0 {
+            let counts = &mut lock(&self.state).counts;
+            counts.taken -= messages;
+            counts.untaken += messages;
+        }
+    }
+
     #[inline]
     fn take_as(&self, place: &mut Option<M>, count: impl FnOnce(&mut Counts) -> &mut u64) -> Option<u64> {
         if self.ready() == 0 {

@@ -141,6 +141,11 @@ impl<M: Message> Receiver<M> {
         self.0.queue.discard(&mut None);
     }
 
+    /// So many of those that were taken are of no use to anybody: nobody took them.
+    pub(crate) fn leave(&self, messages: u64) {
+        self.0.queue.leave(messages);
+    }
+
     /// The stamp of the message of this number, which was taken. Asked once.
     #[inline]
     pub(crate) fn stamp(&self, message: &mut M, number: u64) -> Option<Ticket> {

@@ -136,6 +136,17 @@ impl<M: Message> Sender<M> {
     /// Sends what lies in `place`, if there is room; otherwise it stays there. `origin`: the stream that it carries.
     #[inline]
     pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        self.try_send_for(place, origin, drop)
+    }
+
+    /// As `try_send`. What the hub drops for it, be it this one, is `dropped`.
+    #[inline]
+    pub(crate) fn try_send_for(
+        &mut self,
+        place: &mut Option<Parcel<M>>,
+        origin: Option<&Stream>,
+        dropped: impl FnOnce(Parcel<M>),
+    ) -> Result<()> {
         self.check()?;
         let Some(parcel) = place else { return Ok(()) };
         let stamped = depart(&mut parcel.message, origin)?;
@@ -144,12 +155,22 @@ impl<M: Message> Sender<M> {
             return Ok(());
         }
         let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
-        self.push(place, stamp)
+        self.push_for(place, stamp, dropped)
     }
 
     /// Puts a message that has departed into the queue; it stays in `place` if there is no room or no reader.
     #[inline]
     pub(super) fn push(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>) -> Result<()> {
+        self.push_for(place, stamp, drop)
+    }
+
+    #[inline]
+    fn push_for(
+        &mut self,
+        place: &mut Option<Parcel<M>>,
+        stamp: Option<Ticket>,
+        dropped: impl FnOnce(Parcel<M>),
+    ) -> Result<()> {
         let (link, count) = (&*self.link, self.sent + 1);
         let stamped = stamp.is_some();
         if let Some(stamp) = stamp {
@@ -169,14 +190,14 @@ impl<M: Message> Sender<M> {
             Pushed::InFor(number) => {
                 self.sent = count;
                 link.stamps.forget(number);
-                *place = None;
+                place.take().map(dropped);
             }
             Pushed::Refused | Pushed::Back => {
                 if stamped {
                     link.stamps.take_back(count);
                 }
                 if pushed == Pushed::Refused {
-                    *place = None;
+                    place.take().map(dropped);
                 }
                 return Ok(());
             }

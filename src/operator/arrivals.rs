@@ -147,6 +147,21 @@ impl<M: Message> Arrivals<M> {
         front.take(&self.receiver, place, again)
     }
 
+    /// Drops what is there, of a worker's run that has ended: what it was.
+    pub(super) fn leave(&mut self) -> Traffic {
+        let (mut left, mut place) = (Traffic::default(), None);
+        while let Some(number) = self.receiver.take(&mut place, false) {
+            let _ = self.receiver.stamp_beside(number);
+            if let Some(parcel) = place.take() {
+                left.count(&parcel.message);
+            }
+        }
+        if let Some(front) = &mut self.front {
+            front.forget();
+        }
+        left
+    }
+
     /// The stamp of the message that was taken last. Asked once.
     #[inline]
     fn stamp(&self, message: &mut M) -> Option<Ticket> {
@@ -311,6 +326,15 @@ impl<M: Message> Intake<M> {
         let stamp = from.receiver.stamp_beside(from.last);
         inlet.0.hand_on(parcel, stamp)?;
         Ok(true)
+    }
+
+    /// Workers have left so much of what was handed over to them.
+    pub(super) fn left(&mut self, from: &Arrivals<M>, left: Traffic) {
+        // The newest of a hub that keeps it is there for the next run.
+        if !from.reads_again() {
+            self.traffic = self.traffic.without(left);
+            from.receiver.leave(left.messages);
+        }
     }
 
     /// Each message once, however often it was taken.

@@ -85,7 +85,7 @@ impl Carry {
         self.policy
     }
 
-    pub(super) fn node(&self) -> &Arc<Node> {
+    pub(crate) fn node(&self) -> &Arc<Node> {
         &self.node
     }
 
@@ -125,6 +125,12 @@ impl Carry {
     #[inline]
     pub(crate) fn end(&self) {
         self.running.store(false, Ordering::Relaxed);
+    }
+
+    /// What it takes and sends until the next run begins belongs to the one that has ended.
+    #[inline]
+    pub(super) fn goes_on(&self) {
+        self.running.store(true, Ordering::Relaxed);
     }
 
     /// The operator is done with what it took, and is about to wait for more.

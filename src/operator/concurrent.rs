@@ -13,6 +13,9 @@
 //! A run holds its number until the dispatcher has heard of it, however it ended: so one that fails holds up nobody, it
 //! ends the flow. A worker takes the next run when what it sent in the last one has been passed on: so there are never
 //! more messages kept than the workers' last runs sent.
+//!
+//! The dispatcher holds the flow while a run is at work, and no longer: one that has ended and waits to be passed on waits
+//! for others of the flow, as the dispatcher does.
 
 use std::{
     any::Any,
@@ -21,7 +24,7 @@ use std::{
     future::poll_fn,
     pin::pin,
     sync::Arc,
-    task::Poll,
+    task::{Context, Poll},
 };
 
 use futures::future::{Either, select};
@@ -58,6 +61,16 @@ pub struct Concurrent<O> {
 ///
 /// What a run sends is kept until the run has ended and it is its turn: a run does not wait for room. A `run` of the operator's
 /// own is never called. 0 runs at a time are as one.
+///
+/// A run that waits for its turn keeps the blank envelopes that it has filled. So an output's hub needs as many as all
+/// runs take at a time, and has one more where nobody says how many. It is taken that a run takes one, or as many as the
+/// output's `#[output(room = n)]` says: one that takes more says so there.
+///
+/// A run has its messages to itself, and no others: [`recv`](super::Input::recv) gives those and then `None`. What it leaves
+/// of them is dropped when it has ended, and counted as never taken. An output that a run [closes](super::Output::close) is
+/// closed when all runs that are under way have ended, and what they send goes out.
+///
+/// Runs are tasks of the runtime: [`on_own_thread`](crate::flow::Added::on_own_thread) beside this is an error.
 ///
 /// ```
 /// use wakeline::{Flow, operator::{concurrent, map, sink, source}};
@@ -118,6 +131,77 @@ type Inlets = Vec<Option<Box<dyn Any + Send>>>;
 /// All of them. Dropped in the middle of a run, they drop what they do.
 struct Workers<P>(Vec<Worker<P>>);
 
+/// The runs that are under way.
+struct Runs<P> {
+    done: mpsc::UnboundedReceiver<Done<P>>,
+    ordered: bool,
+    begun: u64,
+    /// Those of which the dispatcher has heard that they have ended, and those of them that were passed on.
+    ended: u64,
+    passed: u64,
+    /// The others of them, by when it is their turn.
+    waiting: BTreeMap<u64, Done<P>>,
+}
+
+impl<P: Ports> Runs<P> {
+    /// Some have not ended.
+    fn at_work(&self) -> bool {
+        self.ended < self.begun
+    }
+
+    /// Some have not been passed on.
+    fn under_way(&self) -> bool {
+        self.passed < self.begun
+    }
+
+    /// One that has ended. `ports` are the dispatcher's.
+    fn hear(&mut self, ended: Option<Done<P>>, ports: &mut P) -> Result<()> {
+        let mut ended = ended.ok_or_else(gone)?;
+        // One that failed is heard of at once.
+        std::mem::replace(&mut ended.outcome, Ok(()))?;
+        take_back(&mut ended.ports, ports);
+        let turn = if self.ordered { ended.number } else { self.ended };
+        self.ended += 1;
+        self.waiting.insert(turn, ended);
+        Ok(())
+    }
+
+    /// The next whose turn it is, if it has ended.
+    fn next(&mut self) -> Option<Done<P>> {
+        let next = self.waiting.remove(&self.passed)?;
+        self.passed += 1;
+        Some(next)
+    }
+
+    /// Sends what a run has sent.
+    async fn pass_on(&mut self, from: &mut P, to: &mut P, carry: &Carry) -> Result<()> {
+        let mut kept = Vec::new();
+        from.visit(&mut |_, port| kept.push(port.kept()));
+        let mut kept = kept.into_iter();
+        to.visit(&mut |_, port| {
+            if let Some(Some(kept)) = kept.next() {
+                port.accept(kept);
+            }
+        });
+        poll_fn(|task| {
+            carry.poll_port(InRun::Sends, task, |task| {
+                // Whether any is still at work, is known from those that have ended meanwhile.
+                while let Poll::Ready(ended) = self.done.poll_recv(task) {
+                    if let Err(error) = self.hear(ended, to) {
+                        return Ok(Err(error));
+                    }
+                }
+                match flush(to, task) {
+                    Poll::Ready(flushed) => Ok(flushed),
+                    Poll::Pending if self.at_work() => Err(Readiness::WAIT_EVENT),
+                    Poll::Pending => Err(Readiness::WAIT),
+                }
+            })
+        })
+        .await
+    }
+}
+
 impl<P> Drop for Workers<P> {
     fn drop(&mut self) {
         self.0.iter().for_each(|worker| worker.node.abort());
@@ -144,10 +228,14 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
         self.operator.stop(cx)
     }
 
+    fn workers(&self) -> usize {
+        self.runs
+    }
+
     async fn run(&mut self, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
         // `may_run` and `after` are called, unlike those of others that have a `run` of their own.
         cx.not_written(Method::Run);
-        let (tell, mut done) = mpsc::unbounded_channel();
+        let (tell, done) = mpsc::unbounded_channel();
         let carry = cx.carry().clone();
         let mut workers = Workers(Vec::with_capacity(self.runs));
         let mut idle = Vec::with_capacity(self.runs);
@@ -160,18 +248,25 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
         }
         drop(tell);
 
-        let (mut begun, mut next, mut under_way, mut ending) = (0, 0, 0_usize, false);
-        let mut waiting: BTreeMap<u64, Done<O::Ports>> = BTreeMap::new();
+        let waiting = BTreeMap::new();
+        let mut runs = Runs { done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
+        // No further run; none before an output is closed.
+        let (mut ending, mut closing) = (false, false);
         loop {
-            let ended = if ending || idle.is_empty() {
-                if under_way == 0 {
-                    return Ok(());
+            let ended = if ending || closing || idle.is_empty() {
+                if !runs.under_way() {
+                    if ending {
+                        return Ok(());
+                    }
+                    ports.visit(&mut |_, port| port.settle());
+                    closing = false;
+                    continue;
                 }
-                carry.attend(done.recv()).await
+                carry.attend(runs.done.recv()).await
             } else {
-                cx.holds_token(under_way > 0);
+                cx.holds_token(runs.at_work());
                 let ended = {
-                    let ended = pin!(carry.attend(done.recv()));
+                    let ended = pin!(carry.attend(runs.done.recv()));
                     let ready = pin!(cx.until_ready(ports, |ports, cx| self.operator.may_run(ports, cx)));
                     match select(ended, ready).await {
                         Either::Left((ended, _)) => Some(ended),
@@ -187,26 +282,20 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                     None => {
                         let Some((worker, set)) = idle.pop() else { continue };
                         hand_over(ports, &mut workers.0[worker].inlets)?;
-                        let job = Job { number: begun, ports: set };
+                        let job = Job { number: runs.begun, ports: set };
                         workers.0[worker].jobs.send(job).map_err(|_| gone())?;
-                        begun += 1;
-                        under_way += 1;
+                        runs.begun += 1;
                         continue;
                     }
                 }
             };
-            let ended = ended.ok_or_else(gone)?;
-            // One that failed is heard of at once.
-            let key = if self.ordered && ended.outcome.is_ok() { ended.number } else { next };
-            waiting.insert(key, ended);
-            while let Some(Done { worker, ports: mut set, outcome, finished, busy, .. }) = waiting.remove(&next) {
-                outcome?;
+            runs.hear(ended, ports)?;
+            while let Some(Done { worker, ports: mut set, finished, busy, .. }) = runs.next() {
                 cx.busy += busy;
                 ending |= finished;
-                pass_on(&mut set, ports, &carry, under_way > 1).await?;
+                runs.pass_on(&mut set, ports, &carry).await?;
+                ports.visit(&mut |_, port| closing |= port.closes());
                 idle.push((worker, set));
-                under_way -= 1;
-                next += 1;
             }
         }
     }
@@ -224,6 +313,8 @@ impl<O: Operator + Clone> Concurrent<O> {
         let (jobs, mut next) = mpsc::unbounded_channel::<Job<O::Ports>>();
         let (mut operator, here) = (self.operator.clone(), cx.helper());
         let (tell, node, name) = (tell.clone(), own.node().clone(), own.name().to_string());
+        // A run has its messages when it begins: there is none to wait for.
+        node.finish();
         let task = async move {
             while let Some(Job { number, mut ports }) = next.recv().await {
                 let (node, device, before) = (own.node().clone(), own.device().clone(), own.busy);
@@ -293,33 +384,24 @@ fn hand_over<P: Ports>(ports: &mut P, inlets: &mut [Option<Box<dyn Any + Send>>]
     handed
 }
 
-/// Sends what a worker's run has sent; `others`: there are more that are under way.
-async fn pass_on<P: Ports>(from: &mut P, to: &mut P, carry: &Carry, others: bool) -> Result<()> {
-    let mut kept = Vec::new();
-    from.visit(&mut |_, port| kept.push(port.kept()));
-    let mut kept = kept.into_iter();
-    to.visit(&mut |_, port| {
-        if let Some(Some(kept)) = kept.next() {
-            port.accept(kept);
-        }
+/// What a worker's run has left is dropped, and counted where it came from.
+fn take_back<P: Ports>(from: &mut P, to: &mut P) {
+    let mut left = Vec::new();
+    from.visit(&mut |_, port| left.push(port.leave()));
+    let mut left = left.into_iter();
+    to.visit(&mut |_, port| port.left(left.next().unwrap_or_default()));
+}
+
+/// Sends what all outputs have taken over.
+fn flush<P: Ports>(ports: &mut P, task: &mut Context<'_>) -> Poll<Result<()>> {
+    let mut flushed = Poll::Ready(Ok(()));
+    ports.visit(&mut |_, port| match port.poll_flush(task) {
+        Poll::Ready(Ok(())) => {}
+        Poll::Pending if flushed.is_pending() => {}
+        other if matches!(flushed, Poll::Ready(Err(_))) => drop(other),
+        other => flushed = other,
     });
-    let waits = if others { Readiness::WAIT_EVENT } else { Readiness::WAIT };
-    poll_fn(|task| {
-        carry.poll_port(InRun::Sends, task, |task| {
-            let mut flushed = Poll::Ready(Ok(()));
-            to.visit(&mut |_, port| match port.poll_flush(task) {
-                Poll::Ready(Ok(())) => {}
-                Poll::Pending if flushed.is_pending() => {}
-                other if matches!(flushed, Poll::Ready(Err(_))) => drop(other),
-                other => flushed = other,
-            });
-            match flushed {
-                Poll::Ready(flushed) => Ok(flushed),
-                Poll::Pending => Err(waits),
-            }
-        })
-    })
-    .await
+    flushed
 }
 
 fn gone() -> Error {

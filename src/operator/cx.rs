@@ -317,7 +317,7 @@ impl Cx {
         Some(self.timed_stream().and_then(Stream::device_time).unwrap_or_default())
     }
 
-    pub(super) fn node(&self) -> &Arc<Node> {
+    pub(crate) fn node(&self) -> &Arc<Node> {
         &self.node
     }
 

@@ -236,6 +236,14 @@ impl<M: Message> AnyPort for Input<M> {
         }
         Ok(())
     }
+
+    fn leave(&mut self) -> Vec<Traffic> {
+        vec![self.arrivals.leave()]
+    }
+
+    fn left(&mut self, left: Vec<Traffic>) {
+        left.into_iter().for_each(|left| self.intake.left(&self.arrivals, left));
+    }
 }
 
 impl<M: Message> Port for Input<M> {

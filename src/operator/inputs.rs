@@ -320,6 +320,16 @@ impl<M: Message> AnyPort for Inputs<M> {
             }
         }
     }
+
+    fn leave(&mut self) -> Vec<Traffic> {
+        self.connections.iter_mut().map(Arrivals::leave).collect()
+    }
+
+    fn left(&mut self, left: Vec<Traffic>) {
+        for (connection, left) in self.connections.iter().zip(left) {
+            self.intake.left(connection, left);
+        }
+    }
 }
 
 impl<M: Message> Port for Inputs<M> {

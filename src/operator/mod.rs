@@ -7,6 +7,7 @@
 //! All of a flow's `start`s run first, in the order of adding; then the operators run beside each other; at the end
 //! every `stop` runs, in the order of adding, after an error too.
 
+pub(crate) mod abroad;
 mod arrivals;
 pub(crate) mod attend;
 pub(crate) mod carry;
@@ -215,5 +216,11 @@ pub trait Operator: Send + 'static {
     /// As [`compute`](Self::compute).
     fn run(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         all_runs!(self, ports, cx)
+    }
+
+    /// Tasks beside its own that its runs go on in; 0 if they go on in its own.
+    #[doc(hidden)]
+    fn workers(&self) -> usize {
+        0
     }
 }

@@ -192,6 +192,10 @@ impl Node {
         Self::new(0, &Rest::new(1))
     }
 
+    pub(super) fn rest(&self) -> &Arc<Rest> {
+        &self.rest
+    }
+
     /// Before the ports are asked, and when nobody waits at them any longer, whoever says so.
     #[inline]
     pub(crate) fn resume(&self) {

@@ -21,13 +21,7 @@ use super::{
 use crate::{
     condition::{self, Counted, PortState, Readiness, Room},
     error::Result,
-    hub::{
-        Envelope, Message, Outcome, Reply,
-        baggage::{Load, Parcel},
-        kept::Backlog,
-        outlet::Outlet,
-        queue::Answer,
-    },
+    hub::{Envelope, Message, Outcome, Reply, baggage::Parcel, kept::Backlog, outlet::Outlet, queue::Answer},
     memory::Plain,
     stream::Stream,
 };
@@ -86,7 +80,7 @@ impl<M: Message> Output<M> {
     /// Sends what lies in `place`. It stays there until it lies in the queue.
     async fn deliver(&mut self, place: &mut Option<Parcel<M>>) -> Result<()> {
         loop {
-            self.put(place)?;
+            self.put(place, Outlet::try_send)?;
             let Some(parcel) = place else { return Ok(()) };
             if let Some(pending) = self.to.pending() {
                 // Boxed, as it is seldom and large: every operator's future would have room for it.
@@ -114,7 +108,9 @@ impl<M: Message> Output<M> {
     /// # Errors
     /// As [`Output::send`].
     pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
-        self.try_send_with(message, self.carry.load())
+        let mut place = Some(self.parcel(message));
+        self.put(&mut place, Outlet::try_send)?;
+        Ok(place.map_or(Ok(()), |parcel| Err(parcel.message)))
     }
 
     /// Sends a message as the answer to some of those that were taken, and to no other: see
@@ -130,18 +126,25 @@ impl<M: Message> Output<M> {
         self.deliver(&mut Some(Parcel::with(message, Some(load)))).await
     }
 
-    /// Sends a message with a load that is not the run's.
-    pub(crate) fn try_send_with(&mut self, message: M, load: Option<Load>) -> Result<Result<(), M>> {
-        let mut place = Some(Parcel::with(message, load));
-        self.put(&mut place)?;
-        Ok(place.map_or(Ok(()), |parcel| Err(parcel.message)))
+    /// Sends what lies in `place` if there is room; otherwise it stays there. What the hub drops for it comes to lie in
+    /// `dropped`: for one who holds a lock meanwhile, and dropping a message may be anything.
+    pub(crate) fn try_send_for(
+        &mut self,
+        place: &mut Option<Parcel<M>>,
+        dropped: &mut Option<Parcel<M>>,
+    ) -> Result<()> {
+        self.put(place, |to, place, origin| to.try_send_for(place, origin, dropped))
     }
 
     /// Sends what lies in `place` if there is room; otherwise it stays there.
     #[inline]
-    fn put(&mut self, place: &mut Option<Parcel<M>>) -> Result<()> {
+    fn put(
+        &mut self,
+        place: &mut Option<Parcel<M>>,
+        send: impl FnOnce(&mut Outlet<M>, &mut Option<Parcel<M>>, Option<&Stream>) -> Result<()>,
+    ) -> Result<()> {
         let bytes = place.as_ref().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
-        self.carrying(|to, origin| to.try_send(place, origin))?;
+        self.carrying(|to, origin| send(to, place, origin))?;
         if place.is_none() {
             self.traffic.add(bytes);
         }
@@ -228,6 +231,9 @@ impl<M: Message> Output<M> {
 
     /// Says that nothing more will be sent: the reader ends once it has taken what is left, and so does this operator.
     pub fn close(&mut self) {
+        if let Outlet::Kept(kept) = &mut self.to {
+            self.backlog = Some(Box::new(kept.take()));
+        }
         self.to = Outlet::Nobody;
     }
 
@@ -331,16 +337,26 @@ impl<M: Message> AnyPort for Output<M> {
 
     fn kept(&mut self) -> Option<Box<dyn Any + Send>> {
         match &mut self.to {
-            Outlet::Kept(kept) => Some(Box::new(kept.take())),
+            Outlet::Kept(kept) => Some(Box::new((kept.take(), false))),
             // The worker has closed it.
-            _ => Some(Box::new(())),
+            _ => Some(Box::new((self.backlog.take().map(|kept| *kept).unwrap_or_default(), true))),
         }
     }
 
     fn accept(&mut self, kept: Box<dyn Any + Send>) {
-        match kept.downcast::<Backlog<M>>() {
-            Ok(kept) => self.backlog.get_or_insert_default().extend(*kept),
-            Err(_) => self.closes = true,
+        let Ok(kept) = kept.downcast::<(Backlog<M>, bool)>() else { return };
+        let (kept, closes) = *kept;
+        self.backlog.get_or_insert_default().extend(kept);
+        self.closes |= closes;
+    }
+
+    fn closes(&self) -> bool {
+        self.closes
+    }
+
+    fn settle(&mut self) {
+        if std::mem::take(&mut self.closes) {
+            self.close();
         }
     }
 
@@ -362,9 +378,6 @@ impl<M: Message> AnyPort for Output<M> {
                 cx.waker().wake_by_ref();
             }
             return Poll::Pending;
-        }
-        if self.closes {
-            self.close();
         }
         Poll::Ready(Ok(()))
     }

@@ -231,7 +231,15 @@ pub trait AnyPort: PortState {
         let _ = inlet;
         Ok(())
     }
-    /// What a worker's output has kept.
+    /// What a worker's run has left of its messages is dropped: what that was, by connection.
+    fn leave(&mut self) -> Vec<Traffic> {
+        Vec::new()
+    }
+    /// That has been left by a worker, and was not taken.
+    fn left(&mut self, left: Vec<Traffic>) {
+        drop(left);
+    }
+    /// What a worker's output has kept, and whether that has closed it.
     fn kept(&mut self) -> Option<Box<dyn Any + Send>> {
         None
     }
@@ -239,6 +247,12 @@ pub trait AnyPort: PortState {
     fn accept(&mut self, kept: Box<dyn Any + Send>) {
         drop(kept);
     }
+    /// A worker has closed it: it is to be closed as well, once what all others have kept was sent.
+    fn closes(&self) -> bool {
+        false
+    }
+    /// That has been sent.
+    fn settle(&mut self) {}
     /// Sends what it has taken over.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let _ = cx;

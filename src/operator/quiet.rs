@@ -25,7 +25,7 @@
 //! ```
 //!
 //! A group is counted before it has its first token and until after it has lost its last: so the count is never too small,
-//! and zero means that there is no token at all.
+//! and zero means that there is no token at all. Who is no operator and may yet cause something counts as a group.
 //!
 //! Knows no tokio: `tests/loom_quiet.rs` includes it as it stands.
 
@@ -67,6 +67,16 @@ impl Tokens {
 
     pub(crate) fn none(&self) -> bool {
         self.groups.0.load(Ordering::SeqCst) == 0
+    }
+
+    /// Somebody who is no operator has what may cause something: as good as a token. Said by one who holds a token.
+    pub(crate) fn lend(&self) {
+        self.groups.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// That one has it no longer. True if no token is left.
+    pub(crate) fn regain(&self) -> bool {
+        self.groups.0.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
     /// A group's token has gone, and left its word so. True if that was the last one.

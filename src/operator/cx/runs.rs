@@ -54,6 +54,7 @@ impl Cx {
     /// A run has ended.
     pub(in crate::operator) fn end_of_run(&mut self) -> EndOfRun {
         self.end_run();
+        self.carry.goes_on();
         self.stop_clock();
         let last = self.lane.as_ref().map(|lane| lane.run_ends()).unwrap_or_default();
         EndOfRun { node: self.node.clone(), last }
