@@ -21,6 +21,7 @@ use tokio::{
 };
 use wakeline::{
     condition::{Status, predicate},
+    operator::{InputHandle, OutputHandle},
     prelude::*,
 };
 
@@ -51,6 +52,13 @@ fn rounds(from: u32) -> impl Operator<Ports = LoopPorts> {
         }
         .boxed()
     })
+}
+
+/// What is sent forth comes back.
+fn send_back(flow: &mut Flow, forth: OutputHandle<u32>, back: InputHandle<u32>) {
+    let echo = flow.add("echo", pass_on::<u32>());
+    flow.connect(forth, echo.input);
+    flow.connect(echo.output, back);
 }
 
 async fn q7(from: u32) {
@@ -204,10 +212,8 @@ async fn c12_a_wait_for_something_else_beside_a_port_is_no_stall() {
                 .boxed()
             }),
         );
-        let back = flow.add("back", pass_on::<u32>());
         let nobody = flow.add("nobody", sink(|_: u32| std::future::ready(Ok(()))));
-        flow.connect(rounds.forth, back.input);
-        flow.connect(back.output, rounds.back);
+        send_back(&mut flow, rounds.forth, rounds.back);
         flow.connect(rounds.result, nobody.input);
         let mut running = flow.spawn().unwrap();
         for word in 0..100 {
@@ -289,10 +295,8 @@ async fn c6_a_timer_beside_a_wait_for_a_message_is_waited_for() {
             .boxed()
         }),
     );
-    let back = flow.add("back", pass_on::<u32>());
     let nobody = flow.add("nobody", sink(|_: u32| std::future::ready(Ok(()))));
-    flow.connect(rounds.forth, back.input);
-    flow.connect(back.output, rounds.back);
+    send_back(&mut flow, rounds.forth, rounds.back);
     flow.connect(rounds.result, nobody.input);
     within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [5, 10, 15]);
@@ -331,9 +335,7 @@ async fn q7_recv_after_a_rest_waits_for_what_is_under_way() {
             .boxed()
         }),
     );
-    let echo = flow.add("echo", pass_on::<u32>());
-    flow.connect(ask.forth, echo.input);
-    flow.connect(echo.output, ask.back);
+    send_back(&mut flow, ask.forth, ask.back);
     let report = within(flow.run()).await.unwrap();
     assert_eq!(*lock(&heard), [Some(7)], "{report}");
 }
@@ -357,9 +359,7 @@ async fn c12_a_predicate_is_asked_after_the_rest_that_follows_a_released_operato
             .boxed()
         }),
     );
-    let echo = flow.add("echo", pass_on::<u32>());
-    flow.connect(last.forth, echo.input);
-    flow.connect(echo.output, last.back);
+    send_back(&mut flow, last.forth, last.back);
     let bread = flow.add("bread", one_number()).when(predicate(move || asked.load(Ordering::SeqCst)));
     let eat = flow.add("eat", keep(&seen));
     flow.connect(bread.output, eat.input);
@@ -389,9 +389,7 @@ async fn q7_a_waker_that_nothing_waits_with_any_more_holds_up_no_end() {
             .boxed()
         }),
     );
-    let echo = flow.add("echo", pass_on::<u32>());
-    flow.connect(ask.forth, echo.input);
-    flow.connect(echo.output, ask.back);
+    send_back(&mut flow, ask.forth, ask.back);
     within(flow.run()).await.unwrap();
     assert!(lock(&kept).is_some(), "its clone is still there");
 }

@@ -25,12 +25,12 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{
         Envelope, Message,
+        abroad::Abroad,
         baggage::{Load, Parcel},
     },
     memory::Plain,
     operator::{
         Cx, Output,
-        abroad::Abroad,
         lent::{Lent, Loan},
         node::Node,
     },
@@ -212,7 +212,7 @@ impl<M: Message> Place<M> {
         let (mut place, mut dropped) = (Some(Parcel::with(message, load)), None);
         let (sent, _) = door.use_places(1, |output| match &mut place {
             Some(parcel) if !output.is_closed() && !door.flow.is_stopping() => {
-                Abroad::come_back(&mut parcel.message, &door.node);
+                Abroad::come_back(&mut parcel.message, door.node.rest());
                 output.try_send_for(&mut place, &mut dropped)
             }
             _ => Ok(()),

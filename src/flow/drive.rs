@@ -400,9 +400,10 @@ impl Keeper<'_> {
 
         let mut failure: Option<Error> = None;
         let mut stopping = false;
-        let mut told = Told::default();
+        let mut released = Released::default();
         while left > 0 {
-            let next = poll_fn(|task| self.poll_next(task, &mut ended, &mut told, stopping, failure.is_some())).await;
+            let next =
+                poll_fn(|task| self.poll_next(task, &mut ended, &mut released, stopping, failure.is_some())).await;
             match next {
                 Next::Ended(ended) => {
                     left -= 1;
@@ -441,7 +442,7 @@ impl Keeper<'_> {
         &self,
         task: &mut Context<'_>,
         ended: &mut mpsc::UnboundedReceiver<Ended>,
-        told: &mut Told,
+        released: &mut Released,
         stopping: bool,
         failed: bool,
     ) -> Poll<Next> {
@@ -466,14 +467,14 @@ impl Keeper<'_> {
             if Node::ask_again(nodes) {
                 return Poll::Pending;
             }
-            return self.at_rest(told);
+            return self.at_rest(released);
         }
         Poll::Pending
     }
 
     /// Nothing moves and nothing will: the end, or a stall? All who have not ended waited a moment ago. One may have been
     /// woken since, by whoever looks on from outside: that moves nothing, and it waits still.
-    fn at_rest(&self, told: &mut Told) -> Poll<Next> {
+    fn at_rest(&self, released: &mut Released) -> Poll<Next> {
         let nodes = &self.control.nodes;
         let waiting: Vec<_> = nodes.iter().enumerate().filter(|(_, node)| !node.has_ended()).collect();
         let mut waits: Vec<String> = Vec::new();
@@ -497,12 +498,12 @@ impl Keeper<'_> {
         // What an operator waits for in the middle of a run has ended. It may send more then, which others are to get: one
         // is told at a time, and nobody ends yet. Each is told again only if something has moved since.
         let moved = self.hubs.iter().map(|hub| hub.state.counts().taken).sum();
-        if told.moved != Some(moved) {
-            *told = Told { moved: Some(moved), operators: vec![false; nodes.len()] };
+        if released.moved != Some(moved) {
+            *released = Released { moved: Some(moved), operators: vec![false; nodes.len()] };
         }
-        let next = waiting.iter().find(|(index, node)| node.waits_in_run().is_some() && !told.operators[*index]);
+        let next = waiting.iter().find(|(index, node)| node.waits_in_run().is_some() && !released.operators[*index]);
         let Some((index, node)) = next else { return Poll::Ready(Next::Done) };
-        told.operators[*index] = true;
+        released.operators[*index] = true;
         // Who has refused may see that differently after this.
         nodes.iter().for_each(|node| node.may_be_asked_again());
         node.release();
@@ -512,7 +513,7 @@ impl Keeper<'_> {
 
 /// Those who were told that nothing will come to them, since a message was taken last.
 #[derive(Default)]
-struct Told {
+struct Released {
     /// Messages taken until then.
     moved: Option<u64>,
     operators: Vec<bool>,

@@ -28,9 +28,10 @@ use crate::{
     error::Result,
     hub::{
         Hub, Message,
+        abroad::Abroad,
         queue::{Answer, Full, Queue},
     },
-    operator::{Cx, Operator, OutputHandle, SinkPorts, abroad::Abroad},
+    operator::{Cx, Operator, OutputHandle, SinkPorts},
     sync::lock,
 };
 
@@ -237,7 +238,7 @@ impl<M: Message> Operator for Leave<M> {
 
     async fn compute(&mut self, ports: &mut SinkPorts<M>, cx: &mut Cx) -> Result<()> {
         let mut message = ports.input.take()?;
-        Abroad::mark(&mut message, cx.node());
+        Abroad::mark(&mut message, cx.node().rest());
         // What nobody takes any more goes with whoever was to have it.
         let _ = self.0.queue().push(&mut Some(message), true);
         Ok(())

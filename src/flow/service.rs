@@ -32,9 +32,9 @@ use super::{
 use crate::{
     condition::{PortState, Readiness},
     error::{Error, ErrorKind, Result},
-    hub::{Envelope, Hub, Message, Reply, baggage::Load, reply::Caller},
+    hub::{Envelope, Hub, Message, Reply, abroad::Abroad, baggage::Load, reply::Caller},
     memory::Plain,
-    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, abroad::Abroad, lent::Lent},
+    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
     sync::lock,
 };
 
@@ -437,7 +437,7 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                 }
                 budget.made_progress();
                 if let Some(Some(mut response)) = responses.with(|responses| responses.try_take()).transpose()? {
-                    Abroad::mark(&mut response, carry.node());
+                    Abroad::mark(&mut response, carry.node().rest());
                     let reply = carry.take_replies().pop().unwrap_or_default();
                     book.answer(&reply, response);
                     carry.let_go();

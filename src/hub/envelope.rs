@@ -2,12 +2,11 @@
 
 use std::{fmt, marker::PhantomData, sync::Weak};
 
-use super::{Message, pool::Pool};
+use super::{Message, abroad::Abroad, pool::Pool};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     memory::{Buffer, BufferState, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Plain, Sealed, View, ViewMut},
-    operator::abroad::Abroad,
     stream::{Stream, Ticket},
 };
 
@@ -75,11 +74,11 @@ impl RawEnvelope {
         &self.home
     }
 
-    pub(crate) fn abroad(&self) -> Option<&Abroad> {
+    pub(super) fn abroad(&self) -> Option<&Abroad> {
         self.abroad.as_ref()
     }
 
-    pub(crate) fn set_abroad(&mut self, abroad: Option<Abroad>) {
+    pub(super) fn set_abroad(&mut self, abroad: Option<Abroad>) {
         self.abroad = abroad;
     }
 

@@ -15,6 +15,7 @@
 //! one, the next is on its way. Only the valid part is copied. An envelope that the reader passes on into a further hub
 //! still belongs to this one, and goes home after its last reader there.
 
+pub(crate) mod abroad;
 pub(crate) mod baggage;
 mod envelope;
 pub(crate) mod fan;

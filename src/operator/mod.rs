@@ -7,7 +7,6 @@
 //! All of a flow's `start`s run first, in the order of adding; then the operators run beside each other; at the end
 //! every `stop` runs, in the order of adding, after an error too.
 
-pub(crate) mod abroad;
 mod arrivals;
 pub(crate) mod attend;
 pub(crate) mod carry;

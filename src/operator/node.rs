@@ -25,8 +25,11 @@ use super::{
     shown::{InRun, Shown},
     watchers::Watchers,
 };
-use crate::condition::{Readiness, Status};
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    condition::{Readiness, Status},
+    error::{Error, ErrorKind, Result},
+    hub::abroad::Lender,
+};
 
 /// What all nodes of a flow share.
 #[derive(Debug)]
@@ -161,6 +164,18 @@ impl Rest {
     }
 }
 
+impl Lender for Rest {
+    fn lend(&self) {
+        self.tokens.lend();
+    }
+
+    fn regain(&self) {
+        if self.tokens.regain() {
+            self.flow.wake();
+        }
+    }
+}
+
 impl Node {
     pub(crate) fn new(operator: usize, rest: &Arc<Rest>) -> Arc<Self> {
         Arc::new(Self {
@@ -192,7 +207,7 @@ impl Node {
         Self::new(0, &Rest::new(1))
     }
 
-    pub(super) fn rest(&self) -> &Arc<Rest> {
+    pub(crate) fn rest(&self) -> &Arc<Rest> {
         &self.rest
     }
 
