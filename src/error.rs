@@ -10,8 +10,9 @@
 //! | [`OutOfMemory`](ErrorKind::OutOfMemory) | fewer or smaller envelopes; the message has the numbers |
 //! | [`DeviceLost`](ErrorKind::DeviceLost) | the work that was there is gone: start again in a new process |
 //! | [`Race`](ErrorKind::Race) | two accesses that nothing orders: add what the message says is missing |
+//! | [`InvalidMemory`](ErrorKind::InvalidMemory) | memory used after it was freed, or read before anything wrote it: the message says which |
 //! | [`Kernel`](ErrorKind::Kernel) | mend the kernel's source; the compiler's log is in the message |
-//! | [`Setup`](ErrorKind::Setup) | the flow was put together or configured wrongly; nothing has run |
+//! | [`Setup`](ErrorKind::Setup) | a flow, or a hub by hand, was put together or configured wrongly: the message says how it is right |
 //! | [`Usage`](ErrorKind::Usage) | a call that cannot be carried out as it was made |
 //! | [`Stalled`](ErrorKind::Stalled) | operators wait for each other; the message says who for what |
 //! | [`Operator`](ErrorKind::Operator) | an operator's own error: look at its cause |
@@ -40,9 +41,11 @@ pub enum ErrorKind {
     DeviceLost,
     /// The race checker found two accesses that nothing orders.
     Race,
+    /// The race checker found memory that is used after it was freed, or read before anything was written to it.
+    InvalidMemory,
     /// A kernel could not be compiled, loaded or found.
     Kernel,
-    /// A flow was put together or configured wrongly; nothing has run.
+    /// A flow, or something without one, was put together or configured wrongly. Of a flow nothing has run.
     Setup,
     /// A call that cannot be carried out as it was made.
     Usage,
@@ -69,8 +72,9 @@ impl ErrorKind {
             ErrorKind::OutOfMemory => "out of memory",
             ErrorKind::DeviceLost => "device lost",
             ErrorKind::Race => "race",
+            ErrorKind::InvalidMemory => "invalid memory",
             ErrorKind::Kernel => "kernel",
-            ErrorKind::Setup => "the flow cannot run",
+            ErrorKind::Setup => "wrong setup",
             ErrorKind::Usage => "wrong use",
             ErrorKind::Stalled => "stalled",
             ErrorKind::Operator => "operator failed",
@@ -154,6 +158,15 @@ impl Error {
         let place = place.into();
         if self.0.places.last() != Some(&place) {
             self.0.places.push(place);
+        }
+        self
+    }
+
+    /// The same error, and what to do about it.
+    pub(crate) fn advise(mut self, advice: &str) -> Self {
+        if let Some(message) = &mut self.0.message {
+            *message += "; ";
+            *message += advice;
         }
         self
     }

@@ -14,12 +14,12 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`flow`] | build, check, run, embed: [`Flow`], [`Running`], [`Report`], [`Ingress`], [`Egress`], [`Service`] |
-//! | [`operator`] | [`Operator`], [`LocalOperator`](operator::LocalOperator), their [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`] |
+//! | [`operator`] | [`Operator`], [`LocalOperator`](operator::LocalOperator), their [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`]; [`Linked`](operator::Linked) |
 //! | [`condition`] | when may an operator run |
-//! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies |
+//! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies; [`ChunkHub`]: chunks that many see |
 //! | `config` | with the feature of that name: operators' parameters from files, the environment and the program |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
-//! | [`memory`] | [`Buffer`], and who uses it when; work of [other libraries](Stream::external) |
+//! | [`memory`] | [`Buffer`], and who uses it when; [`Allocator`](memory::Allocator)s; work of [other libraries](Stream::external) |
 //! | [`stream`] | [`Stream`], [`StreamPool`], [`Ticket`](stream::Ticket), [`Completed`](stream::Completed), [`Event`](stream::Event) |
 //! | [`device`] | [`Device`]: CUDA, emulated, host; the one seam to the hardware; the race checker |
 //!
@@ -51,6 +51,11 @@ pub mod kernel;
 #[allow(unsafe_code)]
 pub mod memory;
 pub mod operator;
+#[cfg(feature = "planted")]
+#[doc(hidden)]
+pub mod planted;
+#[cfg(not(feature = "planted"))]
+mod planted;
 pub mod stream;
 mod sync;
 
@@ -59,7 +64,7 @@ pub use config::Config;
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
 pub use flow::{Egress, Flow, Ingress, Report, Running, Service};
-pub use hub::{Envelope, Fork, Host, Hub, Message};
+pub use hub::{ChunkHub, Envelope, Fork, Host, Hub, Message};
 pub use memory::Buffer;
 pub use operator::{Cx, Input, Inputs, Operator, Output};
 pub use stream::{CompletionMode, Stream, StreamPool};
@@ -68,8 +73,10 @@ pub use wakeline_macros::{Message, Ports, kernel};
 /// All that an operator and a flow need.
 pub mod prelude {
     pub use crate::{
-        Buffer, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Inputs, Message, Operator, Output,
-        Report, Result, Stream, StreamPool, device::Emulated, operator::Ports,
+        Buffer, ChunkHub, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Inputs, Message, Operator,
+        Output, Report, Result, Stream, StreamPool,
+        device::Emulated,
+        operator::{Consume, Modify, Peek, Ports, Produce},
     };
     pub use wakeline_macros::{Ports, kernel};
 }
@@ -83,7 +90,7 @@ pub mod __private {
         hub::RawEnvelope,
         kernel::{Registered, kernel},
         memory::launch::Call,
-        operator::{AnyPort, Binder, InputPort, OutputPort, Plan, Port, PortOptions},
+        operator::{AnyPort, Binder, InputPort, LinkPort, OutputPort, Plan, Port, PortOptions},
     };
     pub use inventory;
 }

@@ -178,7 +178,7 @@ fn sums(device: &Device, fails: bool) -> (Flow, Shared<u32>) {
     let (seen, sum) = (shared(), Buffer::pinned(device, 1).unwrap());
     let noted = seen.clone();
     let mut flow = Flow::new("l7");
-    let produce = flow.add("produce", Produce::new((0..6).map(|n| vec![n; 10])));
+    let produce = flow.add("produce", SendEach::new((0..6).map(|n| vec![n; 10])));
     let sums = flow.add("sums", Sums { sum, fails }).on(device);
     let keep = flow.add(
         "keep",

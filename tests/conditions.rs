@@ -197,7 +197,7 @@ impl Operator for CollectDone {
 on_both!(c8_stream_a_message_that_is_copied_to_its_reader, async |device: Device| {
     let seen = shared();
     let mut flow = Flow::new("c8");
-    let produce = flow.add("produce", Produce::new((0..50).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..50).map(|n| vec![n; 64])));
     let add = flow.add("add", Increment).on(&device);
     let collect = flow.add("collect", CollectDone(seen.clone()));
     flow.connect_with(produce.output, add.input, Hub::bounded(2).envelope_bytes(256));
@@ -304,7 +304,7 @@ async fn c8_stream_under_simulation() {
             .run(async {
                 let device = Device::simulated(&simulation, Emulated::new()).race_checked();
                 let mut flow = Flow::new("c8");
-                let produce = flow.add("produce", Produce::new((0..6).map(|n| vec![n; 8])));
+                let produce = flow.add("produce", SendEach::new((0..6).map(|n| vec![n; 8])));
                 let add = flow.add("add", Increment).on(&device);
                 let done = flow.add("done", IncrementDone).on(&device);
                 let collect = flow.add("collect", CollectDone(seen.clone()));
@@ -347,7 +347,7 @@ async fn f4_abort_while_ports_wait_for_the_device() {
     let mut aborted = 0;
     for steps in 0..300 {
         let mut flow = Flow::new("f4");
-        let produce = flow.add("produce", Produce::new((0..6).map(|n| vec![n; 64])));
+        let produce = flow.add("produce", SendEach::new((0..6).map(|n| vec![n; 64])));
         let done = flow.add("done", IncrementDone).on(&device);
         let collect = flow.add("collect", CollectDone(shared()));
         flow.connect_with(produce.output, done.input, Hub::bounded(2).envelope_bytes(256));

@@ -352,7 +352,7 @@ async fn c11_under_simulation() {
         let outcome = simulation.run(async {
             let device = Device::simulated(&simulation, Emulated::new()).race_checked();
             let mut flow = Flow::new("c11");
-            let produce = flow.add("produce", Produce::new((0..8).map(|n| vec![n; 8])));
+            let produce = flow.add("produce", SendEach::new((0..8).map(|n| vec![n; 8])));
             let add = flow.add("add", Increment).on(&device);
             let look = flow.add("look", Look(seen.clone())).on(&device).when(every(ms(5))).when(count(5));
             flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(32));

@@ -566,7 +566,7 @@ fn c14_a_stall_is_a_stall_though_somebody_looks_on() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     for _ in 0..300 {
         let mut flow = Flow::new("c14");
-        let make = flow.add("make", Produce::new((0..10).map(|n| vec![n; 1])));
+        let make = flow.add("make", SendEach::new((0..10).map(|n| vec![n; 1])));
         let keep = flow.add("keep", KeepAll(Vec::new()));
         flow.connect_with(make.output, keep.input, Hub::bounded(1).envelopes(2).envelope_bytes(4));
         let running = {

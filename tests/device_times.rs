@@ -73,7 +73,7 @@ on_both!(device_time_is_each_operators_own, async |device: Device| {
     let (busy, has_begun, go) = busy(3, 4);
     let mut flow = Flow::new("times");
     flow.device_times(true);
-    let produce = flow.add("produce", Produce::new((0..8).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..8).map(|n| vec![n; 64])));
     let busy = flow.add("busy", busy).on(&device);
     let next = flow.add("next", Next(Buffer::from_slice(&Stream::new(&device).unwrap(), &[0; 64]).unwrap()));
     let next = next.on(&device);
@@ -156,7 +156,7 @@ on_both!(device_time_of_more_runs_than_there_is_room_for, async |device: Device|
 // Where nobody asks for it there is nothing.
 on_both!(device_time_is_off_by_default, async |device: Device| {
     let mut flow = Flow::new("times");
-    let produce = flow.add("produce", Produce::new([vec![1_u32; 64]]));
+    let produce = flow.add("produce", SendEach::new([vec![1_u32; 64]]));
     let add = flow.add("add", Increment).on(&device);
     let consume = flow.add("consume", Collect(shared()));
     flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(256));
@@ -179,7 +179,7 @@ async fn f1_a_fault_while_runs_are_timed() {
         let device = emulated_with(Emulated::new().workers(4).faults(faults));
         let mut flow = Flow::new("times");
         flow.device_times(true);
-        let produce = flow.add("produce", Produce::new((0..5).map(|n| vec![n; 64])));
+        let produce = flow.add("produce", SendEach::new((0..5).map(|n| vec![n; 64])));
         let add = flow.add("add", Increment).on(&device);
         let consume = flow.add("consume", Collect(shared()));
         flow.connect_with(produce.output, add.input, Hub::bounded(2).envelope_bytes(256));

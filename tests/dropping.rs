@@ -250,7 +250,7 @@ on_both!(q3_recv_goes_on_while_the_next_is_on_its_way, async |device| q3_on_its_
 #[tokio::test]
 async fn q3_too_few_envelopes_are_an_error_before_running() {
     let mut flow = Flow::new("q3");
-    let produce = flow.add("produce", Produce::new([vec![1_u32]]));
+    let produce = flow.add("produce", SendEach::new([vec![1_u32]]));
     let consume = flow.add("consume", Collect(shared()));
     flow.connect_with(produce.output, consume.input, Hub::drop_oldest(4).envelopes(3).envelope_bytes(4));
     let error = within(flow.run()).await.unwrap_err();

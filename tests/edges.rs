@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use wakeline::{
+    condition::Status,
     device::{Emulated, Faults, Simulation},
     prelude::*,
 };
@@ -13,7 +14,7 @@ use wakeline::{
 async fn a_fault_in_the_last_work_of_a_flow_is_its_error() {
     let device = emulated_with(Emulated::new().faults(Faults::new().trap_kernel("increment", 3)));
     let mut flow = Flow::new("unheard");
-    let produce = flow.add("produce", Produce::new((0..3).map(|n| vec![n])));
+    let produce = flow.add("produce", SendEach::new((0..3).map(|n| vec![n])));
     let last = flow.add(
         "last",
         task(|ports: &mut SinkPorts<Envelope<u32>>, cx: &mut Cx| {
@@ -62,7 +63,7 @@ async fn a_panic_in_what_an_abort_drops_hangs_nobody() {
 async fn an_envelope_need_not_be_full_to_the_last_byte() {
     let seen = shared();
     let mut flow = Flow::new("slop");
-    let produce = flow.add("produce", Produce::new([vec![[1_u8, 2, 3], [4, 5, 6]]]));
+    let produce = flow.add("produce", SendEach::new([vec![[1_u8, 2, 3], [4, 5, 6]]]));
     let consume = flow.add("consume", Collect(seen.clone()));
     flow.connect_with(produce.output, consume.input, Hub::default().envelope_bytes(10));
     flow.run().await.unwrap();
@@ -193,7 +194,7 @@ async fn envelopes_in_a_vector_are_moved() {
 #[tokio::test]
 async fn sizes_that_make_no_sense_are_reported_before_running() {
     let mut flow = Flow::new("sizes");
-    let small = flow.add("small", Produce::new([vec![1_u32]]));
+    let small = flow.add("small", SendEach::new([vec![1_u32]]));
     let all = flow.add("all", Collect(shared::<Vec<u32>>()));
     flow.connect_with(small.output, all.input, Hub::default().envelope_bytes(3));
     let plain = flow.add("plain", source(|| std::future::ready(Ok(Some(1_u32)))));
@@ -262,4 +263,76 @@ async fn an_operator_that_takes_nothing_is_warned_of() {
             }
         }
     }
+}
+
+/// An operator waits for room and for a device's work at once. The room comes first, and nobody else has anything left to
+/// do: the flow is not at its end, since the work comes by itself.
+#[tokio::test]
+async fn room_that_comes_before_the_work_of_a_message_is_heard_of() {
+    #[derive(Ports)]
+    struct DonePorts {
+        #[input(done)]
+        input: Input<Envelope<u32>>,
+        #[output]
+        output: Output<u64>,
+    }
+
+    struct Number(u64);
+
+    impl Operator for Number {
+        type Ports = DonePorts;
+
+        async fn compute(&mut self, ports: &mut DonePorts, _cx: &mut Cx) -> Result<()> {
+            ports.input.take()?;
+            self.0 += 1;
+            ports.output.send(self.0).await
+        }
+    }
+
+    let device = emulated();
+    let (free, busy) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+    let held_up = hold(&busy);
+    let mut buffers =
+        [&free, &free, &busy].map(|on| Envelope::from(Buffer::from_slice(on, &[1_u32]).unwrap())).into_iter();
+    let (go, mut goes) = tokio::sync::mpsc::unbounded_channel();
+    let seen = shared();
+    let mut flow = Flow::new("both");
+    let send = flow.add("send", source(move || std::future::ready(Ok(buffers.next())))).on(&device);
+    let number = flow.add("number", Number(0)).on(&device);
+    let takes = task({
+        let seen = seen.clone();
+        move |ports: &mut SinkPorts<u64>, cx: &mut Cx| {
+            let seen = seen.clone();
+            let mut goes = std::mem::replace(&mut goes, tokio::sync::mpsc::unbounded_channel().1);
+            Box::pin(async move {
+                for _ in 0..2 {
+                    goes.recv().await.unwrap();
+                    let number = ports.input.recv().await?;
+                    lock(&seen).extend(number);
+                }
+                while cx.ready(ports).await {
+                    let number = ports.input.take()?;
+                    lock(&seen).push(number);
+                }
+                Ok(())
+            })
+        }
+    });
+    let takes = flow.add("takes", takes);
+    flow.connect(send.output, number.input);
+    flow.connect(number.output, takes.input);
+    let running = flow.spawn().unwrap();
+    let status = || running.status().into_iter().find(|operator| &*operator.name == "number").unwrap();
+    until("it waits for room", || status().runs == 1 && status().status == Status::Wait).await;
+    go.send(()).unwrap();
+    until("it waits for the work, and there is no room", || status().runs == 2 && status().status == Status::WaitEvent)
+        .await;
+    go.send(()).unwrap();
+    until("there is room", || *lock(&seen) == [1, 2]).await;
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    drop(held_up);
+    within(running).await.unwrap();
+    assert_eq!(*lock(&seen), [1, 2, 3]);
 }

@@ -376,7 +376,7 @@ async fn a_device_on_one_thread(device: Device) {
     let mut flow = LocalFlow::new("e3");
     flow.set_completion_mode(wakeline::CompletionMode::Quiet);
     flow.device_times(true);
-    let produce = flow.add("produce", Produce::new((0..10).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..10).map(|n| vec![n; 64])));
     let adds = flow.add_local("adds", AddsTheBoard(board.clone())).on(&device);
     let again = flow.add_local("again", AddsTheBoard(board)).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
@@ -428,7 +428,7 @@ fn e3_several_flows_in_one_process_on_every_runtime() {
     let on_device = async |device: &Device, round: u32| {
         let seen = shared();
         let mut flow = Flow::new("e3");
-        let produce = flow.add("produce", Produce::new((0..4).map(|n| vec![n + round; 8])));
+        let produce = flow.add("produce", SendEach::new((0..4).map(|n| vec![n + round; 8])));
         let add = flow.add("add", Increment).on(device);
         let consume = flow.add("consume", Collect(seen.clone()));
         flow.connect_with(produce.output, add.input, Hub::bounded(2).envelope_bytes(32));

@@ -233,7 +233,7 @@ impl Operator for SetAndIncrement {
 on_both!(s5_external_work_in_a_flow, async |device: Device| {
     let seen = shared();
     let mut flow = Flow::new("s5");
-    let produce = flow.add("produce", Produce::new((0..20).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..20).map(|n| vec![n; 64])));
     let set = flow.add("set", SetAndIncrement).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
     flow.connect_with(produce.output, set.input, Hub::default().envelope_bytes(256));

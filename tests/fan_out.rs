@@ -212,7 +212,7 @@ async fn q6_what_was_not_taken_is_counted_for_each_reader() {
 on_both!(q4_an_envelope_goes_to_readers_here_and_there, async |device: Device| {
     let (here, there) = ([shared(), shared()], shared());
     let mut flow = Flow::new("q4");
-    let produce = flow.add("produce", Produce::new((0..20_u32).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..20_u32).map(|n| vec![n; 64])));
     let first = flow.add("first", Increment).on(&device);
     let second = flow.add("second", Increment).on(&device);
     let third = flow.add("third", Increment).on(&device);
@@ -245,7 +245,7 @@ on_both!(q4_an_envelope_goes_to_readers_here_and_there, async |device: Device| {
 on_both!(q4_envelopes_of_the_host_go_to_a_device_and_stay, async |device: Device| {
     let (stays, goes) = (shared(), [shared(), shared()]);
     let mut flow = Flow::new("q4");
-    let produce = flow.add("produce", Produce::new((0..20_u32).map(|n| vec![n; 16])));
+    let produce = flow.add("produce", SendEach::new((0..20_u32).map(|n| vec![n; 16])));
     let there = [flow.add("one", Increment).on(&device), flow.add("other", Increment).on(&device)];
     let here = flow.add("here", Collect(stays.clone()));
     let ends = [flow.add("end 0", Collect(goes[0].clone())), flow.add("end 1", Collect(goes[1].clone()))];
@@ -268,7 +268,7 @@ on_both!(q4_envelopes_of_the_host_go_to_a_device_and_stay, async |device: Device
 on_both!(q4_the_host_copies_what_has_arrived, async |device: Device| {
     let seen = [shared(), shared()];
     let mut flow = Flow::new("q4");
-    let produce = flow.add("produce", Produce::new((0..20_u32).map(|n| vec![n; 16])));
+    let produce = flow.add("produce", SendEach::new((0..20_u32).map(|n| vec![n; 16])));
     let add = flow.add("add", Increment).on(&device);
     let pass = flow.add("pass", pass_on::<Envelope<u32>>());
     let ends = [flow.add("end 0", Collect(seen[0].clone())), flow.add("end 1", Collect(seen[1].clone()))];
@@ -287,7 +287,7 @@ on_both!(q6_readers_of_envelopes_end_one_after_the_other, async |device: Device|
     for early in 0..3 {
         let seen = [shared(), shared(), shared()];
         let mut flow = Flow::new("q6");
-        let produce = flow.add("produce", Produce::new((0..30_u32).map(|n| vec![n; 4])));
+        let produce = flow.add("produce", SendEach::new((0..30_u32).map(|n| vec![n; 4])));
         let add = flow.add("add", Increment).on(&device);
         flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(16));
         let mut inputs = Vec::new();
@@ -420,7 +420,7 @@ async fn q8_a_reader_that_keeps_its_envelopes_is_named() {
     let device = emulated();
     let (kept, seen) = (shared(), shared());
     let mut flow = Flow::new("q8");
-    let produce = flow.add("produce", Produce::new((0..9).map(|n| vec![n])));
+    let produce = flow.add("produce", SendEach::new((0..9).map(|n| vec![n])));
     let pass = flow.add("pass", pass_on::<Envelope<u32>>());
     let keeps = flow.add("keeps", keep::<Envelope<u32>>(&kept)).on(&device);
     let reads = flow.add("reads", Collect(seen.clone()));
@@ -473,7 +473,7 @@ async fn q4_a_copy_for_one_reader_that_fails_stops_the_flow() {
     let device = emulated_with(Emulated::new().faults(wakeline::device::Faults::new().fail_copy(3)));
     let seen = [shared(), shared()];
     let mut flow = Flow::new("q4");
-    let produce = flow.add("produce", Produce::new((0..9).map(|n| vec![n])));
+    let produce = flow.add("produce", SendEach::new((0..9).map(|n| vec![n])));
     let here = flow.add("here", Collect(seen[0].clone()));
     let there = flow.add("there", Increment).on(&device);
     let end = flow.add("end", Collect(seen[1].clone()));
@@ -566,7 +566,7 @@ async fn c4_room_from_outside_replaces_the_attributes() {
 #[tokio::test]
 async fn c4_more_room_from_outside_than_there_are_envelopes_is_an_error_before_running() {
     let mut flow = Flow::new("c4");
-    let make = flow.add("make", Produce::new([vec![1_u32]]));
+    let make = flow.add("make", SendEach::new([vec![1_u32]]));
     let end = flow.add("end", Collect(shared()));
     flow.connect_with(make.output, end.input, Hub::bounded(3).envelopes(2).envelope_bytes(4));
     let output = make.output;

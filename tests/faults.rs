@@ -90,7 +90,7 @@ async fn f1_a_trap_in_the_middle_of_a_flow() {
     let (held, is_held) = oneshot::channel();
     let stopped = Arc::new(AtomicBool::new(false));
     let mut flow = Flow::new("f1");
-    let produce = flow.add("produce", Produce::new((0..20).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..20).map(|n| vec![n; 64])));
     let traps = HoldsAt { nth: 3, run: 0, held: Some(held), stopped: stopped.clone() };
     let traps = flow.add("traps", traps).on(&device);
     let after = flow.add("after", Double).on(&device);
@@ -172,7 +172,7 @@ async fn f1_a_trap_in_the_middle_of_a_flow() {
 fn two_steps(device: &Device, chunks: u32) -> (Flow, Shared<Vec<u32>>, Vec<Vec<u32>>) {
     let seen = shared();
     let mut flow = Flow::new("two steps");
-    let produce = flow.add("produce", Produce::new((0..chunks).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..chunks).map(|n| vec![n; 64])));
     let first = flow.add("first", Increment).on(device);
     let second = flow.add("second", Double).on(device);
     let consume = flow.add("consume", Collect(seen.clone()));
@@ -329,7 +329,7 @@ async fn f4_a_dropped_read_of_an_envelope() {
     let device = emulated();
     let (held, is_held) = mpsc::unbounded_channel();
     let mut flow = Flow::new("f4");
-    let produce = flow.add("produce", Produce::new((0..40).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..40).map(|n| vec![n; 64])));
     let holds = flow.add(
         "holds",
         task(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
@@ -528,9 +528,10 @@ async fn f4_abort_at_every_await_point() {
     assert!(device.lost().is_none());
 }
 
-/// Needs memory of its own in every run.
+/// Needs memory of its own in every run, and keeps it: what is dropped would be used again.
 struct Scratch {
     stopped: Arc<AtomicUsize>,
+    kept: Vec<Buffer<u32>>,
 }
 
 impl Operator for Scratch {
@@ -542,10 +543,12 @@ impl Operator for Scratch {
         let stream = cx.stream()?;
         add_one::launch(stream, &envelope, &mut scratch)?;
         stream.copy(&scratch, &mut envelope)?;
+        self.kept.push(scratch);
         ports.output.send(envelope).await
     }
 
     async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
+        self.kept.clear();
         self.stopped.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -559,8 +562,8 @@ async fn f5_an_allocation_fails() {
         let device = faulty(Faults::new().fail_alloc(nth));
         let (seen, stopped) = (shared(), Arc::new(AtomicUsize::new(0)));
         let mut flow = Flow::new("f5");
-        let produce = flow.add("produce", Produce::new((0..4).map(|n| vec![n; 64])));
-        let scratch = flow.add("scratch", Scratch { stopped: stopped.clone() }).on(&device);
+        let produce = flow.add("produce", SendEach::new((0..4).map(|n| vec![n; 64])));
+        let scratch = flow.add("scratch", Scratch { stopped: stopped.clone(), kept: Vec::new() }).on(&device);
         let consume = flow.add("consume", Collect(seen.clone()));
         flow.connect_with(produce.output, scratch.input, Hub::default().envelope_bytes(256));
         flow.connect(scratch.output, consume.input);

@@ -19,7 +19,7 @@ use wakeline::{
 on_both!(h1_produce_increment_peek, async |device: Device| {
     let seen = shared();
     let mut flow = Flow::new("h1");
-    let produce = flow.add("produce", Produce::new([vec![1_u32], vec![2], vec![3]]));
+    let produce = flow.add("produce", SendEach::new([vec![1_u32], vec![2], vec![3]]));
     let add = flow.add("add", Increment).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
     // One envelope on each side of each hub: it works, without overlap.
@@ -324,7 +324,7 @@ impl Operator for Keep {
 on_both!(h15_an_envelope_outlives_its_hub, async |device: Device| {
     let kept = shared();
     let mut flow = Flow::new("h15");
-    let produce = flow.add("produce", Produce::new([vec![1_u32, 2], vec![3, 4]]));
+    let produce = flow.add("produce", SendEach::new([vec![1_u32, 2], vec![3, 4]]));
     let add = flow.add("add", Increment).on(&device);
     let keep = flow.add("keep", Keep(kept.clone())).on(&device);
     flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(8));
@@ -352,7 +352,7 @@ on_both!(h15_an_envelope_outlives_its_hub, async |device: Device| {
 on_both!(h15_starvation_names_both_hubs, async |device: Device| {
     let kept = shared();
     let mut flow = Flow::new("h15");
-    let produce = flow.add("produce", Produce::new((0..10).map(|n| vec![n])));
+    let produce = flow.add("produce", SendEach::new((0..10).map(|n| vec![n])));
     let pass = flow.add("pass", pass_on::<Envelope<u32>>()).on(&device);
     let keep = flow.add("keep", Keep(kept.clone())).on(&device);
     flow.connect_with(produce.output, pass.input, Hub::default().envelope_bytes(4));
@@ -550,7 +550,7 @@ async fn h14_plain_connect_has_room_and_envelopes_for_what_is_waited_for() {
         let seen = shared();
         let device = emulated();
         let mut flow = Flow::new("h14");
-        let produce = flow.add("produce", Produce::new((0..10).map(|n| vec![n])));
+        let produce = flow.add("produce", SendEach::new((0..10).map(|n| vec![n])));
         let add = flow.add("add", Increment).on(&device);
         let batches = flow.add("batches", Batches(seen.clone()));
         flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(4).envelopes(8));

@@ -468,7 +468,7 @@ async fn e2_a_flow_waits_for_who_is_outside() {
 #[tokio::test(start_paused = true)]
 async fn e2_a_flow_waits_for_envelopes_that_are_outside() {
     let mut flow = Flow::new("e2");
-    let make = flow.add("make", Produce::new((0..10).map(|n| vec![n; 4])));
+    let make = flow.add("make", SendEach::new((0..10).map(|n| vec![n; 4])));
     let mut out = flow.egress_with("out", make.output, Hub::bounded(1).envelopes(2).envelope_bytes(16));
     let running = flow.spawn().unwrap();
     let mut seen = Vec::new();
@@ -497,7 +497,7 @@ async fn e2_an_envelope_that_comes_back_is_not_outside() {
     }
 
     let mut flow = Flow::new("e2");
-    let make = flow.add("make", Produce::new((0..10).map(|n| vec![n; 4])));
+    let make = flow.add("make", SendEach::new((0..10).map(|n| vec![n; 4])));
     let mut out = flow.egress_with("out", make.output, Hub::bounded(1).envelopes(2).envelope_bytes(16));
     let keep = flow.add("keep", KeepAll(Vec::new()));
     let back = flow.ingress("back", keep.input);

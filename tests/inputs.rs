@@ -212,7 +212,7 @@ on_both!(q5_envelopes_of_several_senders, async |device: Device| {
     let mut flow = Flow::new("q5");
     let sum = flow.add("sum", SumOf).on(&device);
     for n in 1..=3_u32 {
-        let part = flow.add(format!("{n}"), Produce::new((0..4).map(move |at| vec![n + at; 10])));
+        let part = flow.add(format!("{n}"), SendEach::new((0..4).map(move |at| vec![n + at; 10])));
         flow.connect_with(part.output, sum.parts, Hub::default().envelope_bytes(40));
     }
     let collect = flow.add("collect", Collect(totals.clone()));

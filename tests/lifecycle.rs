@@ -294,7 +294,7 @@ on_both!(l2_device_memory_in_flight_is_freed_after_a_failure, async |device: Dev
     for after in 0..4 {
         for panics in [false, true] {
             let mut flow = Flow::new("l2");
-            let produce = flow.add("produce", Produce::new((0..20).map(|n| vec![n; 64])));
+            let produce = flow.add("produce", SendEach::new((0..20).map(|n| vec![n; 64])));
             let first = flow.add("first", Increment).on(&device);
             let fails = flow.add("fails", FailsAfter { after, panics }).on(&device);
             let consume = flow.add("consume", Collect(shared()));
@@ -362,7 +362,7 @@ on_both!(l3_many_runs_leave_no_memory, async |device: Device| {
     for round in 0..200_u32 {
         let seen = shared();
         let mut flow = Flow::new("l3");
-        let produce = flow.add("produce", Produce::new((0..4).map(|n| vec![n + round; 8])));
+        let produce = flow.add("produce", SendEach::new((0..4).map(|n| vec![n + round; 8])));
         let add = flow.add("add", Increment).on(&device);
         let consume = flow.add("consume", Collect(seen.clone()));
         flow.connect_with(produce.output, add.input, Hub::bounded(2).envelope_bytes(32));
@@ -528,7 +528,7 @@ on_both!(l4_abort_while_completions_are_pending, async |device: Device| {
     let (held, is_held) = oneshot::channel::<Hold>();
     let mut held = Some(held);
     let mut flow = Flow::new("l4");
-    let produce = flow.add("produce", Produce::new((0..20).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..20).map(|n| vec![n; 64])));
     let stuck = flow.add(
         "stuck",
         task(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
@@ -618,8 +618,8 @@ async fn l6_all_mistakes_are_reported_at_once_and_nothing_runs() {
     let (twice, once) = (flow.add("twice", a_source()), flow.add("once", a_sink()));
     let abroad = flow.add("abroad", a_source());
     let (tight, narrow) = (flow.add("tight", a_source()), flow.add("narrow", a_sink()));
-    let (empty, poor) = (flow.add("empty", Produce::new([vec![1_u32]])), flow.add("poor", Collect(shared())));
-    let (vague, far) = (flow.add("vague", Produce::new([vec![1_u32]])), flow.add("far", Increment).on(&emulated()));
+    let (empty, poor) = (flow.add("empty", SendEach::new([vec![1_u32]])), flow.add("poor", Collect(shared())));
+    let (vague, far) = (flow.add("vague", SendEach::new([vec![1_u32]])), flow.add("far", Increment).on(&emulated()));
     let back = flow.add("back", Collect(shared()));
 
     flow.connect(twin.output, same.input);

@@ -534,7 +534,7 @@ async fn e4_a_simulation_has_no_threads() {
 on_both!(e4_the_device_is_there_on_an_own_thread, async |device: Device| {
     let seen = shared();
     let mut flow = Flow::new("e4");
-    let produce = flow.add("produce", Produce::new((0..20).map(|n| vec![n; 64]))).on_own_thread();
+    let produce = flow.add("produce", SendEach::new((0..20).map(|n| vec![n; 64]))).on_own_thread();
     let first = flow.add("first", Increment).on(&device).on_own_thread();
     let second = flow.add("second", Increment).on(&device).on_own_thread();
     let third = flow.add("third", Increment).on(&device);

@@ -112,7 +112,7 @@ async fn q1_a_slow_reader_holds_the_source_up() {
 on_both!(q6_a_source_ends_and_everything_drains, async |device: Device| {
     let seen = shared();
     let mut flow = Flow::new("q6");
-    let produce = flow.add("produce", Produce::new((0..100_u32).map(|n| vec![n; 16])));
+    let produce = flow.add("produce", SendEach::new((0..100_u32).map(|n| vec![n; 16])));
     let first = flow.add("first", Increment).on(&device);
     let second = flow.add("second", Increment).on(&device);
     let third = flow.add("third", Increment).on(&device);
@@ -457,7 +457,7 @@ async fn q6_the_last_batch_comes_short_once_its_message_has_arrived() {
     let (go, may_go) = oneshot::channel();
     let mut may_go = Some(may_go);
     let mut flow = Flow::new("q6");
-    let make = flow.add("make", Produce::new([vec![1_u32], vec![2], vec![3]]));
+    let make = flow.add("make", SendEach::new([vec![1_u32], vec![2], vec![3]]));
     let pairs = flow.add("pairs", InPairs).on(&device);
     let drain = flow.add(
         "drain",

@@ -3,13 +3,14 @@
 #![cfg(unix)]
 
 mod common;
+#[path = "common/example.rs"]
+mod executable;
 #[allow(dead_code, reason = "its `main` is the other executable's")]
 #[path = "../examples/service.rs"]
 mod service;
 
 use std::{
     io::{BufRead, BufReader, Read},
-    path::PathBuf,
     process::{Child, ChildStdout, Command, Stdio},
     sync::{
         Arc,
@@ -69,22 +70,12 @@ struct Server {
     address: String,
 }
 
-/// Beside this test: where cargo puts it, or where it was copied to together with this executable.
-fn executable() -> PathBuf {
-    let me = std::env::current_exe().expect("a path of its own");
-    let here = me.parent().expect("a folder");
-    let places = [here.join("example-service"), here.with_file_name("examples").join("service")];
-    let found = places.iter().find(|place| place.is_file());
-    found.unwrap_or_else(|| panic!("no example at {places:?}: `cargo build --examples` first")).clone()
-}
-
 impl Server {
     fn start(options: &[&str]) -> Self {
         // A connection is a file, here and there.
         rlimit::increase_nofile_limit(8192).unwrap();
-        let mut command = Command::new(executable());
-        command.args(["--listen", "127.0.0.1:0", "--device", "emulated"]).args(options);
-        command.env("WAKELINE_RACE_CHECK", "1").env_remove("RUST_LOG").stdout(Stdio::piped());
+        let mut command = executable::command("service");
+        command.args(["--listen", "127.0.0.1:0", "--device", "emulated"]).args(options).stdout(Stdio::piped());
         let mut process = command.spawn().expect("it starts");
         let mut out = BufReader::new(process.stdout.take().unwrap());
         let mut line = String::new();

@@ -151,3 +151,25 @@ async fn a_callback_that_never_comes_costs_a_beat_of_the_watch() {
         assert!(began.elapsed() < std::time::Duration::from_secs(1), "seed {seed}: {:?}", began.elapsed());
     }
 }
+
+/// Memory that is used again asks nothing of the device but to be filled; whoever hears of a fault by that tells everybody.
+#[tokio::test(start_paused = true)]
+async fn a_fault_that_an_allocation_hears_of_first_ends_the_device_for_everybody() {
+    let simulation = Simulation::new(1);
+    simulation
+        .run(async {
+            let config = Emulated::new().faults(Faults::new().fail_copy(1));
+            let device = Device::simulated(&simulation, config).race_checked();
+            let stream = Stream::new(&device).unwrap();
+            let [mut there, idle] = [(); 2].map(|()| Buffer::<u32>::new(&device, 16).unwrap());
+            drop(idle);
+            let from = Buffer::<u32>::pinned(&device, 16).unwrap();
+            stream.copy(&from, &mut there).unwrap();
+            // The copy fails meanwhile, and nobody asks.
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            let error = Buffer::<u32>::new(&device, 16).unwrap_err();
+            assert!(error.is_device_lost(), "{error}");
+            assert_eq!(device.lost().map(|lost| lost.to_string()), Some(error.to_string()));
+        })
+        .await;
+}

@@ -14,7 +14,10 @@ use std::{
 
 use common::*;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use tokio::runtime::Builder;
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::Barrier,
+};
 use wakeline::{
     condition::{Gate, count, every},
     flow::Handle,
@@ -215,10 +218,24 @@ fn alone(builder: &mut Builder, test: impl Future<Output = ()> + Send + 'static)
             eprintln!("{info}");
         }
     }));
-    let runtime = builder.enable_all().build().unwrap();
+    // Of the threads for what blocks there is one, from the beginning to the end: tokio makes and ends them as it likes.
+    let runtime = builder.enable_all().max_blocking_threads(1).thread_keep_alive(Duration::MAX).build().unwrap();
+    runtime.block_on(async { tokio::task::spawn_blocking(|| ()).await.unwrap() });
+    wait_together(&runtime, 40);
     allocations::begin();
     runtime.block_on(async { tokio::spawn(test).await.expect("the test passes") });
     allocations::end();
+}
+
+/// So many threads that wait at the same time, once. tokio's locks (parking_lot's) keep a table that grows with those, and
+/// leak the one that it outgrew: how many waited together is chance, so it grows before anything is counted.
+fn wait_together(runtime: &Runtime, threads: usize) {
+    let all = Barrier::new(threads);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| runtime.handle().block_on(all.wait()));
+        }
+    });
 }
 
 fn device() -> Device {

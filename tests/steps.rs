@@ -79,7 +79,7 @@ impl Operator for Held {
 on_both!(l5_one_operator_at_a_time_in_order_of_adding_and_transfers_are_steps_too, async |device: Device| {
     let (seen, log, hub) = (shared(), Lines::default(), Lines::default());
     let mut flow = Flow::new("l5");
-    let produce = flow.add("produce", Produce::new([vec![1_u32], vec![2]]));
+    let produce = flow.add("produce", SendEach::new([vec![1_u32], vec![2]]));
     let add = flow.add("add", Increment).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
     flow.connect_with(produce.output, add.input, Hub::bounded(2).envelopes(2).envelope_bytes(4));
@@ -140,7 +140,7 @@ on_both!(l5_one_operator_at_a_time_in_order_of_adding_and_transfers_are_steps_to
 on_both!(l5_a_step_waits_for_its_device_work, async |device: Device| {
     let (held, enqueued, seen) = (shared(), Arc::new(AtomicBool::new(false)), shared());
     let mut flow = Flow::new("l5");
-    let produce = flow.add("produce", Produce::new([vec![1_u32]]));
+    let produce = flow.add("produce", SendEach::new([vec![1_u32]]));
     let add = flow.add("add", Held { hold: held.clone(), enqueued: enqueued.clone() }).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
     flow.connect_with(produce.output, add.input, Hub::bounded(1).envelope_bytes(4));

@@ -297,7 +297,7 @@ on_both!(s3_an_envelope_carries_its_own_write, async |device: Device| {
     let seen = shared();
     let list = seen.clone();
     let mut flow = Flow::new("s3");
-    let produce = flow.add("produce", Produce::new([vec![1_u32; 16]]));
+    let produce = flow.add("produce", SendEach::new([vec![1_u32; 16]]));
     let work = each(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
         async move {
             let mut envelope = ports.input.take()?;
@@ -529,7 +529,7 @@ on_both!(s4_nothing_received_is_the_default_stream_and_nothing_sent_on, async |d
     let seen = shared();
     let list = seen.clone();
     let mut flow = Flow::new("s4");
-    let produce = flow.add("produce", Produce::new((0..10).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..10).map(|n| vec![n; 64])));
     let add = each(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
         async move {
             let mut envelope = ports.input.take()?;
@@ -707,7 +707,7 @@ on_both!(s8_default_and_non_blocking_streams_in_one_flow, async |device: Device|
     let blocking = StreamPool::builder(&device).blocking(true).build().unwrap();
     let seen = shared();
     let mut flow = Flow::new("s8");
-    let produce = flow.add("produce", Produce::new((0..100).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..100).map(|n| vec![n; 64])));
     let first = flow.add("first", Increment).on(&device);
     let by_default = each(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
         async move {
@@ -741,7 +741,7 @@ async fn s4_in_many_orders() {
         let pool = StreamPool::builder(&device).maximum(1).build().unwrap();
         let seen = shared();
         let mut flow = Flow::new("s4");
-        let produce = flow.add("produce", Produce::new((0..6).map(|n| vec![n; 16])));
+        let produce = flow.add("produce", SendEach::new((0..6).map(|n| vec![n; 16])));
         let first = flow.add("first", Increment).on(&device).streams(&pool);
         let borrows = flow.add("borrows", Increment).on(&device).streams(&pool);
         let last = flow.add("last", Increment).on(&device).without_own_stream();

@@ -203,7 +203,7 @@ on_both!(m12_the_checker_finds_each_of_two_readers, async |device: Device| {
 
 // In a flow: the checker's word arrives as the flow's error, with the operator's name.
 on_both!(m12_a_race_in_a_flow_names_the_operator, async |device: Device| {
-    let produce = || Produce::new((0..8).map(|n| vec![n; 64]));
+    let produce = || SendEach::new((0..8).map(|n| vec![n; 64]));
     for tracked in [true, false] {
         // A device of its own each time: tracking stays off once it is.
         let device = if device.is_cuda() { common::cuda().unwrap() } else { common::emulated() };
@@ -257,7 +257,7 @@ async fn s6_no_cuda_device() {
 #[tokio::test]
 async fn s6_an_operator_on_the_host_has_no_stream() {
     let mut flow = Flow::new("s6");
-    let produce = flow.add("produce", Produce::new([vec![1_u32]]));
+    let produce = flow.add("produce", SendEach::new([vec![1_u32]]));
     let add = flow.add("add", Increment);
     let consume = flow.add("consume", Collect(shared()));
     flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(4));
@@ -274,7 +274,7 @@ async fn s6_two_emulated_devices_in_one_flow() {
     let (one, two) = (emulated(), emulated_with(Emulated::new().workers(1).faults(Faults::new())));
     let seen = shared();
     let mut flow = Flow::new("two");
-    let produce = flow.add("produce", Produce::new((0..50).map(|n| vec![n; 32])));
+    let produce = flow.add("produce", SendEach::new((0..50).map(|n| vec![n; 32])));
     let add = flow.add("add", Increment).on(&one);
     let again = flow.add("again", Increment).on(&two);
     let back = flow.add("back", Increment).on(&one);
@@ -426,7 +426,7 @@ on_both!(s1_operators_share_a_pool, async |device: Device| {
     let pool = StreamPool::builder(&device).maximum(3).build().unwrap();
     let seen = shared();
     let mut flow = Flow::new("s1");
-    let produce = flow.add("produce", Produce::new((0..20).map(|n| vec![n; 64])));
+    let produce = flow.add("produce", SendEach::new((0..20).map(|n| vec![n; 64])));
     let mut from = produce.output;
     for name in ["one", "two", "three"] {
         let add = flow.add(name, Increment).on(&device).streams(&pool);
@@ -451,7 +451,7 @@ async fn s1_a_pool_smaller_than_its_sharers_is_warned_of_before_running() {
     for (maximum, warned) in [(1, true), (2, false)] {
         let pool = StreamPool::builder(&device).name("narrow").maximum(maximum).build().unwrap();
         let mut flow = Flow::new("s1");
-        let produce = flow.add("produce", Produce::new([vec![1_u32; 4]]));
+        let produce = flow.add("produce", SendEach::new([vec![1_u32; 4]]));
         let one = flow.add("one", Increment).on(&device).streams(&pool);
         let two = flow.add("two", Increment).on(&device).streams(&pool);
         let consume = flow.add("consume", Collect(shared()));

@@ -10,7 +10,7 @@ async fn there_and_back(first: Device, second: Device) {
     let seen = shared();
     let chunks: Vec<Vec<u32>> = (0..40).map(|n| vec![n; 1000]).collect();
     let mut flow = Flow::new("two devices");
-    let produce = flow.add("produce", Produce::new(chunks.clone()));
+    let produce = flow.add("produce", SendEach::new(chunks.clone()));
     let a = flow.add("a", Increment).on(&first);
     let b = flow.add("b", Increment).on(&second);
     let c = flow.add("c", Increment).on(&first);
@@ -56,7 +56,7 @@ async fn devices_of_different_makes_are_an_error_before_running() {
     let Some(gpu) = cuda() else { return };
     let emulated = emulated_with(Emulated::new());
     let mut flow = Flow::new("mixed");
-    let produce = flow.add("produce", Produce::new([vec![1_u32]]));
+    let produce = flow.add("produce", SendEach::new([vec![1_u32]]));
     let a = flow.add("a", Increment).on(&gpu);
     let b = flow.add("b", Increment).on(&emulated);
     let consume = flow.add("consume", Collect(shared::<Vec<u32>>()));

@@ -1,43 +1,19 @@
 //! The main job as a user runs it: the example's executable, its output, its exit code, its one line.
 
+#[path = "common/example.rs"]
+mod example;
+
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::Output,
 };
 
+use example::{checked, command, devices, executable, text};
 use tempfile::TempDir;
 
-/// The example beside this test: where cargo puts it, or where it was copied to together with this executable.
-fn executable() -> PathBuf {
-    let me = std::env::current_exe().expect("a path of its own");
-    let here = me.parent().expect("a folder");
-    let name = format!("uppercase{}", std::env::consts::EXE_SUFFIX);
-    let places = [here.join("example-uppercase"), here.with_file_name("examples").join(name)];
-    let found = places.iter().find(|place| place.is_file());
-    found.unwrap_or_else(|| panic!("no example at {places:?}: `cargo build --examples` first")).clone()
-}
-
-/// A GPU where one is demanded, and the emulated device always.
-fn devices() -> Vec<&'static str> {
-    match std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1") {
-        true => vec!["emulated", "cuda:0"],
-        false => vec!["emulated"],
-    }
-}
-
-fn command(executable: &Path) -> Command {
-    let mut command = Command::new(executable);
-    command.env("WAKELINE_RACE_CHECK", "1").env_remove("WAKELINE_DEVICE").env_remove("RUST_LOG");
-    command
-}
-
 fn run(input: &Path, output: &Path, options: &[&str]) -> Output {
-    command(&executable()).arg(input).arg(output).args(options).output().expect("it starts")
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("messages are text")
+    command("uppercase").arg(input).arg(output).args(options).output().expect("it starts")
 }
 
 /// `LC_ALL=C tr a-z A-Z`
@@ -210,8 +186,8 @@ fn a_full_disk() {
     assert_fails(&ran, &["No space left"], folder.path(), &["in", "out"]);
 
     // A disk that is full in the middle: no file may be larger than 64 KiB (128 blocks of 512 bytes).
-    let mut shell = command(Path::new("/bin/sh"));
-    shell.args(["-c", r#"trap "" XFSZ; ulimit -f 128; exec "$@""#, "sh"]).arg(executable());
+    let mut shell = checked(Path::new("/bin/sh"));
+    shell.args(["-c", r#"trap "" XFSZ; ulimit -f 128; exec "$@""#, "sh"]).arg(executable("uppercase"));
     let ran = shell.arg(&input).arg(&output).args(["--device", "emulated", "--chunk", "16KiB"]).output().unwrap();
     assert_fails(&ran, &["operator `write`", "File too large"], folder.path(), &["in", "out"]);
     assert_eq!(fs::read(&output).unwrap(), b"of before", "no partial output under the final name");
@@ -235,7 +211,7 @@ fn a_device_that_is_not_there() {
         let ran = run(&input, &output, &["--device", device]);
         assert_fails(&ran, &["no such device"], folder.path(), &["in", "out"]);
     }
-    let ran = command(&executable()).arg(&input).arg(&output).env("WAKELINE_DEVICE", "cuda:99").output().unwrap();
+    let ran = command("uppercase").arg(&input).arg(&output).env("WAKELINE_DEVICE", "cuda:99").output().unwrap();
     assert_fails(&ran, &["no such device", "WAKELINE_DEVICE=cuda:99"], folder.path(), &["in", "out"]);
     assert_eq!(fs::read(&output).unwrap(), b"of before");
 }

@@ -21,7 +21,8 @@ use proc_macro::TokenStream;
 
 /// Declares the ports of an operator: the envelopes and values that it takes and sends.
 ///
-/// It goes on a struct whose fields are all ports, each marked `#[input]` or `#[output]`. A struct without fields
+/// It goes on a struct whose fields are all ports, each marked `#[input]` or `#[output]`, or as one that is linked to a hub
+/// of chunks. A struct without fields
 /// declares an operator without ports. The struct becomes `Operator::Ports`, which `compute` is given; beside it stands
 /// a struct of handles, which `Flow::add` returns and `Flow::connect` takes. It has the same fields, visibility and
 /// documentation, and is named after the struct: `UpperPorts` has `UpperHandles`, `Upper` has `UpperHandles` too.
@@ -47,6 +48,8 @@ use proc_macro::TokenStream;
 ///
 /// - `#[input]`: messages come in; the field is an `Input<..>`.
 /// - `#[output]`: messages go out; the field is an `Output<..>`.
+/// - `#[produce]`, `#[consume]`, `#[peek]`, `#[modify]`: linked to a hub of chunks; the field is a `Produce<..>`,
+///   `Consume<..>`, `Peek<..>` or `Modify<..>`.
 ///
 /// The values of their options are expressions of type `usize`, if nothing else is said, which may name the struct's own
 /// constants and const parameters. A time is a string (`"5ms"`, `"1s 500ms"`) or an expression of type `Duration`.
@@ -61,7 +64,8 @@ use proc_macro::TokenStream;
 /// | `batch = 8`, `within = "5ms"` | `#[input]` | so many, or fewer once the oldest has waited so long |
 /// | `since = Sent` | `#[input]` | `within` counts from when a message was sent; `Arrived`, as it does without: from when it arrived |
 /// | `room = 3` | `#[output]` | its operator runs when there is room for so many messages |
-/// | `optional` | both | its operator runs whether there is a message, or room, or not |
+/// | `by_hand` | `#[produce]`, `#[consume]`, `#[modify]` | its chunk is committed by `commit`, and not as the run ends |
+/// | `optional` | all | its operator runs whether there is a message, or room, or not |
 /// | `done` | `#[input]` | a message counts once the work that wrote it is done |
 /// | `event = "decoded"` | `#[input]` | a message counts once its event of that name has passed; a literal, and a name that the message has |
 ///
@@ -76,7 +80,7 @@ use proc_macro::TokenStream;
 ///
 /// Type and const parameters, bounds and where clauses are kept. Lifetimes are refused: ports belong to a task, which
 /// may outlive what they borrow.
-#[proc_macro_derive(Ports, attributes(input, output, ports))]
+#[proc_macro_derive(Ports, attributes(input, output, produce, consume, peek, modify, ports))]
 pub fn derive_ports(item: TokenStream) -> TokenStream {
     errors::or_report(ports::expand(item.into())).into()
 }

@@ -2,12 +2,13 @@
 //!
 //! The conditions of one operator are and-ed anyway; a tree of them is [`When`].
 
-use std::{borrow::Cow, task::Context};
+use std::{borrow::Cow, sync::Arc, task::Context};
 
 use super::{
     Condition, Status,
     port::{OnPorts, PortFacts, PortId, Show},
 };
+use crate::memory::Reservation;
 
 /// A condition, or several as one: what `.when(..)` takes. Made from whatever is a [`Condition`], from a
 /// [`Gate`](super::Gate), from conditions on ports, and by [`any_of`] and [`all_of`].
@@ -57,6 +58,13 @@ pub fn any_of(one: impl IntoCondition, other: impl IntoCondition) -> When {
 /// Ready when both are, as an operator's conditions are anyway: for one of the sides of [`any_of`].
 pub fn all_of(one: impl IntoCondition, other: impl IntoCondition) -> When {
     When(Tree::Several { any: false, all: vec![Part::new(one), Part::new(other)] })
+}
+
+/// What these conditions set apart for an operator's runs.
+pub(crate) fn reservations(conditions: &[When]) -> Vec<Arc<Reservation>> {
+    let mut all = Vec::new();
+    conditions.iter().for_each(|when| when.reservations(&mut |reservation| all.push(reservation.clone())));
+    all
 }
 
 #[derive(Debug)]
@@ -192,6 +200,15 @@ impl When {
                 let each: Vec<_> = all.iter().map(|part| part.when.describe()).collect();
                 each.join(if *any { " or " } else { " and " }).into()
             }
+        }
+    }
+
+    /// What is set apart for runs by the conditions in it.
+    pub(crate) fn reservations(&self, visit: &mut dyn FnMut(&Arc<Reservation>)) {
+        match &self.0 {
+            Tree::Own(own) => own.0.reservation().into_iter().for_each(visit),
+            Tree::Ports(_) => {}
+            Tree::Several { all, .. } => all.iter().for_each(|part| part.when.reservations(visit)),
         }
     }
 

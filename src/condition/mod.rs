@@ -19,9 +19,11 @@
 //! | these, or an interval has passed | `#[ports(sum(left, right) = 3, or_after = "10ms")]` | [`sum`]`(..).`[`or_after`](OnPorts::or_after)`(time)` |
 //! | always: none | `#[input(optional)]`, `#[output(optional)]` | |
 //! | there is room for n | `#[output(room = 2)]` | [`room`]`(op.output, 2)` |
+//! | a chunk of its hub is there, or a blank one | `#[consume]`, `#[peek]`, `#[modify]`, `#[produce]` | |
 //! | the work that wrote a message is done | `#[input(done)]` | |
 //! | an event that a message carries has passed | `#[input(event = "decoded")]` | |
 //! | a buffer's data is available | | [`Cx::run_after`](crate::Cx::run_after) |
+//! | so much memory can be had | | [`memory`]`(&allocator, 1 << 20)` |
 //! | so many runs are left | | [`count`]`(100)` |
 //! | somebody allows it | | a [`Gate`] |
 //! | a period has passed | | [`every`]`(time)` |
@@ -44,6 +46,7 @@ mod event;
 mod front;
 mod future;
 mod gate;
+mod memory;
 mod message;
 mod periodic;
 mod port;
@@ -60,6 +63,7 @@ pub use crate::hub::Since;
 pub(crate) use alarm::{Alarm, after};
 pub use asynchronous::{AsyncState, Asynchronous};
 pub(crate) use buffer::{Awaited, buffers};
+pub(crate) use combine::reservations;
 pub use combine::{IntoCondition, When, all_of, any_of};
 pub use count::{Count, count};
 pub use event::{EventField, knows_event};
@@ -67,6 +71,7 @@ pub(crate) use front::{Front, Wanted};
 pub use future::{Until, Verdict, until};
 pub use gate::Gate;
 pub(crate) use gate::Gates;
+pub use memory::{MemoryThere, memory};
 #[doc(hidden)]
 pub use message::Counted;
 pub(crate) use message::Need;
@@ -169,5 +174,11 @@ pub trait Condition: Send + 'static {
     /// What the operator waits for, as the rest of a sentence that begins with "waits for": "its gate to be resumed".
     fn describe(&self) -> Cow<'static, str> {
         std::any::type_name::<Self>().into()
+    }
+
+    /// Memory that it sets apart for the operator's runs.
+    #[doc(hidden)]
+    fn reservation(&self) -> Option<&std::sync::Arc<crate::memory::Reservation>> {
+        None
     }
 }

@@ -115,7 +115,7 @@ impl Readiness {
 
     /// Nothing happens unless another operator acts.
     #[inline]
-    pub(crate) fn needs_others(self) -> bool {
+    pub fn needs_others(self) -> bool {
         self.0 & Self::WAIT.0 != 0
     }
 

@@ -294,6 +294,39 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// It came from [`alloc`](Self::alloc) here, and nothing enqueued may still touch it.
     unsafe fn free(&self, address: Address) -> Result<()>;
 
+    /// Sizes that [`alloc`](Self::alloc) rounds up by itself: asking for so much more costs nothing. 1: it rounds nothing.
+    fn granularity(&self) -> u64 {
+        1
+    }
+
+    /// Device memory for work that is enqueued into this stream from now on, and for what comes after that. Never waits.
+    ///
+    /// # Errors
+    /// Also while memory that was given back by [`free_on`](Self::free_on) is still in use.
+    fn alloc_on(&self, stream: RawStream, bytes: u64) -> Result<Address>;
+
+    /// Gives memory back once the work that is in this stream now is done.
+    ///
+    /// # Safety
+    /// It came from [`alloc_on`](Self::alloc_on) here, and nothing enqueued may still touch it but what this stream comes
+    /// after.
+    unsafe fn free_on(&self, stream: RawStream, address: Address) -> Result<()>;
+
+    /// Whether it wants to hear of memory that is used again: [`recycle`](Self::recycle).
+    fn wants_recycled(&self) -> bool {
+        false
+    }
+
+    /// Memory is somebody else's from now on, and what it holds is worth nothing any more: it is filled as fresh memory is.
+    /// In its turn in a stream; without one now, and then nothing that is enqueued touches it.
+    ///
+    /// # Safety
+    /// The memory is valid for `bytes` until that is done.
+    unsafe fn recycle(&self, stream: Option<RawStream>, address: Address, bytes: u64) -> Result<()> {
+        let _ = (stream, address, bytes);
+        Ok(())
+    }
+
     /// Page-locked host memory, initialised, aligned to 64 bytes at least. `bytes` is not zero. May block.
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>>;
 
@@ -387,6 +420,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Enqueues a function of the host. It is called once, or never if the device is lost; it is dropped in any case.
     /// A panic in it ends there and is logged.
     fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()>;
+
+    /// True where an address, a stream or an event that has ended may come again as another.
+    fn reuses_handles(&self) -> bool {
+        false
+    }
 
     /// True if the race checker stands before it.
     fn is_checked(&self) -> bool {

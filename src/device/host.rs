@@ -46,6 +46,14 @@ impl Backend for Host {
         none("device memory")
     }
 
+    fn alloc_on(&self, _stream: RawStream, _bytes: u64) -> Result<Address> {
+        none("device memory")
+    }
+
+    unsafe fn free_on(&self, _stream: RawStream, _address: Address) -> Result<()> {
+        none("device memory")
+    }
+
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
         // SAFETY: the seam's contract says that `bytes` is not zero, so the layout has a size.
         let memory = unsafe { alloc::alloc_zeroed(layout(bytes)?) };

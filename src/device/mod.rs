@@ -23,12 +23,11 @@ pub(crate) mod ticks;
 
 use std::{
     any::{Any, TypeId},
-    collections::HashMap,
     fmt,
     ops::RangeInclusive,
     str::FromStr,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, Weak,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -38,7 +37,10 @@ pub use backend::MemoryInfo;
 pub use emulated::{Emulated, Faults, Simulation, Task, Unfinished};
 pub use kernel_type::KernelType;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    sync::lock,
+};
 
 /// Chooses the device of [`Device::first`]: `cuda:1`, `emulated`.
 const DEVICE_VARIABLE: &str = "WAKELINE_DEVICE";
@@ -64,11 +66,21 @@ struct Inner {
     id: u64,
     /// Set once, by whoever learns of the fault first.
     lost: OnceLock<Error>,
+    /// Who is told of that.
+    hearers: Mutex<Vec<Weak<dyn HearsOfLoss>>>,
     /// Off only by a test hook: buffers then no longer order the streams that use them.
     tracked: AtomicBool,
-    /// What the layers above keep for each device (streams, reclaim, statistics), without this one knowing them.
-    extensions: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+    extensions: Extensions,
 }
+
+/// Where tasks wait for what comes from others, who may never bring it once a device is lost.
+pub(crate) trait HearsOfLoss: Send + Sync {
+    fn device_lost(&self);
+}
+
+/// What the layers above keep for each device (streams, memory), without this one knowing them. Each takes the first free
+/// place, for good, so that it is found again without a lock.
+type Extensions = [OnceLock<(TypeId, Arc<dyn Any + Send + Sync>)>; 8];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -87,8 +99,9 @@ impl Device {
             kind,
             id: IDS.fetch_add(1, Ordering::Relaxed),
             lost: OnceLock::new(),
+            hearers: Mutex::default(),
             tracked: AtomicBool::new(true),
-            extensions: Mutex::default(),
+            extensions: Extensions::default(),
         }))
     }
 
@@ -122,8 +135,8 @@ impl Device {
         #[cfg(feature = "cuda")]
         {
             // For as long as the process lives: closing a device would have to wait for its work.
-            static OPENED: Mutex<Vec<(usize, Device)>> = Mutex::new(Vec::new());
-            let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+            static OPENED: std::sync::Mutex<Vec<(usize, Device)>> = std::sync::Mutex::new(Vec::new());
+            let mut opened = crate::sync::lock(&OPENED);
             if let Some((_, device)) = opened.iter().find(|(at, _)| *at == n) {
                 return Ok(device.clone());
             }
@@ -162,9 +175,10 @@ impl Device {
     }
 
     /// The same hardware with the race checker before it: two accesses to one buffer that nothing orders become an
-    /// error, [`Race`](ErrorKind::Race), whatever their timing was, before the second is enqueued. It costs a lock and
-    /// some bookkeeping a call. Use the device that this returns for everything; `WAKELINE_RACE_CHECK=1` in the
-    /// environment does the same for every device of the process.
+    /// error, [`Race`](ErrorKind::Race), whatever their timing was, before the second is enqueued. So do, as
+    /// [`InvalidMemory`](ErrorKind::InvalidMemory), the use of memory that was freed, and a read of bytes none of which
+    /// anybody has written. It costs a lock and some bookkeeping a call. Use the device that this returns for everything;
+    /// `WAKELINE_RACE_CHECK=1` in the environment does the same for every device of the process.
     ///
     /// ```
     /// use wakeline::device::{Device, Emulated};
@@ -204,14 +218,6 @@ impl Device {
         self.0.kind == Kind::Emulated
     }
 
-    /// Free and total bytes of its memory, as the driver sees it.
-    ///
-    /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, [`Driver`](ErrorKind::Driver) if the driver cannot say.
-    pub fn memory(&self) -> Result<MemoryInfo> {
-        self.0.backend.memory()
-    }
-
     /// The priorities that its streams can have, lower is more urgent: `-5..=0` on most GPUs. `0..=0` on the host, which
     /// has no streams.
     pub fn stream_priorities(&self) -> RangeInclusive<i32> {
@@ -222,6 +228,11 @@ impl Device {
     /// The error that ended the device, if one has.
     pub fn lost(&self) -> Option<Error> {
         self.0.lost.get().map(Error::again)
+    }
+
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.0.lost.get().is_some()
     }
 
     /// An error if the device is lost.
@@ -236,6 +247,20 @@ impl Device {
     /// The first call's error stays. True if it was this one.
     pub(crate) fn set_lost(&self, error: Error) -> bool {
         self.0.lost.set(error).is_ok()
+    }
+
+    /// Whoever is waited at for what others bring is told, once, when the device is lost. Who asks the device after this
+    /// misses nothing.
+    pub(crate) fn tell_when_lost(&self, whom: Weak<dyn HearsOfLoss>) {
+        let mut hearers = lock(&self.0.hearers);
+        hearers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&whom));
+        hearers.push(whom);
+    }
+
+    /// Everybody is told that it is lost.
+    pub(crate) fn tell_lost(&self) {
+        let hearers = std::mem::take(&mut *lock(&self.0.hearers));
+        hearers.iter().filter_map(Weak::upgrade).for_each(|hearer| hearer.device_lost());
     }
 
     #[inline]
@@ -265,13 +290,21 @@ impl Device {
     }
 
     /// What a layer above keeps for this device: made at first use, gone with the device.
+    #[inline]
     pub(crate) fn extension<T: Any + Send + Sync>(&self, make: impl FnOnce(&Self) -> Arc<T>) -> Arc<T> {
-        let mut extensions = self.0.extensions.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = extensions.entry(TypeId::of::<T>()).or_insert_with(|| make(self));
-        match entry.clone().downcast::<T>() {
-            Ok(found) => found,
-            Err(_) => unreachable!("the map is keyed by the type"),
+        let mut make = Some(make);
+        for place in &self.0.extensions {
+            let (of, kept) = place.get_or_init(|| match make.take() {
+                Some(make) => (TypeId::of::<T>(), make(self) as Arc<dyn Any + Send + Sync>),
+                None => unreachable!("whoever has made it takes the place"),
+            });
+            if *of == TypeId::of::<T>()
+                && let Ok(found) = kept.clone().downcast::<T>()
+            {
+                return found;
+            }
         }
+        unreachable!("the crate has fewer extensions than places")
     }
 
     pub(crate) fn downgrade(&self) -> WeakDevice {

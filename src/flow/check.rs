@@ -8,7 +8,7 @@ use std::{
     thread::available_parallelism,
 };
 
-use super::{Checked, Connection, Copied, Flow, spawn, thread, wiring::Wiring};
+use super::{Checked, Connection, Copied, Flow, link, spawn, thread, wiring::Wiring};
 use crate::{
     condition::{self, Need, PortFacts, PortId, Room, room_problem},
     device::Device,
@@ -25,8 +25,10 @@ pub(super) fn plan(flow: &Flow) -> Result<(Vec<LinkPlan>, Checked)> {
     names(flow, &mut problems);
     ports(flow, &mut problems);
     pools(flow, &mut problems);
+    allocators(flow, &mut problems);
     conditions(flow, &mut problems);
     own_threads(flow, &mut problems);
+    links(flow, &mut problems);
     let mut plans = hubs(flow, &mut problems);
     if problems.is_empty() {
         warn_of_small_pools(flow);
@@ -64,7 +66,7 @@ fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
         problems.extend(what.map(|what| format!("{what}: connect ports of operators that were added to this flow")));
         for id in own {
             let instead = match decl(flow, id).kind {
-                PortKind::Inputs => None,
+                PortKind::Inputs | PortKind::Link(_) => None,
                 PortKind::Input => Some("an `Inputs<..>` can be"),
                 PortKind::Output if flow.leaving(id).all(|(_, branch)| branch.forks) => None,
                 PortKind::Output => Some("name its readers together, `connect(out, [one.input, other.input])`"),
@@ -75,12 +77,54 @@ fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
             }
         }
     }
+    for link in &flow.links {
+        if link.port.flow != flow.id {
+            problems.push(format!(
+                "port `{}` of another flow is linked to hub `{}` here: link ports of operators that were added to this flow",
+                link.port.name,
+                link.hub.name()
+            ));
+        } else if !used.insert((link.port.operator, link.port.port)) {
+            problems.push(format!("port `{}` is linked more than once: to one hub", port_name(flow, link.port)));
+        }
+    }
     for (operator, entry) in flow.entries.iter().enumerate() {
         for (port, decl) in entry.ports.iter().enumerate() {
             if !used.contains(&(operator, port)) {
-                let kind = if decl.kind == PortKind::Output { "output" } else { "input" };
-                problems.push(format!("{kind} `{}.{}` is not connected", entry.name, decl.name));
+                problems.push(match decl.kind {
+                    PortKind::Output => format!("output `{}.{}` is not connected", entry.name, decl.name),
+                    PortKind::Link(_) => format!(
+                        "port `{}.{}` is not linked to a hub: `flow.link({}.{}, &hub)`",
+                        entry.name, decl.name, entry.name, decl.name
+                    ),
+                    _ => format!("input `{}.{}` is not connected", entry.name, decl.name),
+                });
             }
+        }
+    }
+}
+
+/// The hubs of chunks have what their links need, and their operators can have links.
+fn links(flow: &Wiring<'_>, problems: &mut Vec<String>) {
+    if flow.links.iter().any(|link| link.port.flow != flow.id) {
+        return;
+    }
+    let optional = |port| decl(flow, port).need.optional;
+    link::problems(&flow.links, |port| port_name(flow, port), |port| device(flow, port), optional, problems);
+    for link in &flow.links {
+        let (port, entry) = (port_name(flow, link.port), &flow.entries[link.port.operator]);
+        if entry.workers > 0 {
+            problems.push(format!(
+                "port `{port}` is linked to a hub of chunks, and `{}` has several runs at a time, which would share its \
+                 chunk: say one or the other",
+                entry.name
+            ));
+        }
+        if is_named(flow, link.port) {
+            problems.push(format!(
+                "a condition names port `{port}`, which is linked to a hub of chunks and waits for its chunk by itself: \
+                 make it `optional`, or leave it to that"
+            ));
         }
     }
 }
@@ -94,7 +138,7 @@ fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
         for ((id, facts), decl) in known.iter().zip(&entry.ports) {
             let default =
                 if decl.kind == PortKind::Output { decl.room == Room::default() } else { decl.need.is_default() };
-            if default || is_named(flow, *id) {
+            if default || matches!(decl.kind, PortKind::Link(_)) || is_named(flow, *id) {
                 continue;
             }
             let problem = facts.and_then(|PortFacts { capacity, latest, .. }| match (decl.kind, decl.room) {
@@ -173,6 +217,43 @@ fn pools(flow: &Flow, problems: &mut Vec<String>) {
                 "operator `{name}` is on {on}, and its pool of streams `{}` is one of {of}{again}: give it a pool of its \
                  own device, or put it on the pool's",
                 pool.name()
+            ));
+        }
+    }
+}
+
+/// An allocator's memory is on its operator's device, or of the host; and what is set apart for a run is one run's.
+fn allocators(flow: &Flow, problems: &mut Vec<String>) {
+    for (operator, entry) in flow.entries.iter().enumerate() {
+        let (name, device, place) = (&entry.name, device_of(flow, operator), lock(&entry.place));
+        let reserved = condition::reservations(&place.conditions);
+        let named = reserved.iter().map(|reserved| (reserved.allocator(), "waits for memory of", "name"));
+        let given = place.allocator.iter().map(|allocator| (allocator, "is given", "give it"));
+        for (allocator, does, instead) in given.chain(named) {
+            if !allocator.is_host() && *allocator.device() != device {
+                let on = if device.is_host() { "the host" } else { device.name() };
+                problems.push(format!(
+                    "operator `{name}` is on {on}, and {does} {allocator}: {instead} an allocator of its own device"
+                ));
+            }
+        }
+        // Each would be ready for the same memory, and one could take it from the other for ever.
+        for (at, one) in reserved.iter().enumerate() {
+            let own = || reserved.iter().filter(|other| other.allocator() == one.allocator());
+            if own().count() > 1 && !reserved[..at].iter().any(|before| before.allocator() == one.allocator()) {
+                let each: Vec<_> = own().map(|own| own.asked().to_string()).collect();
+                problems.push(format!(
+                    "operator `{name}` waits for {} bytes of {}, in several conditions: write one, `.when(memory(..))`, \
+                     for as much as a run needs in all",
+                    each.join(" and for "),
+                    one.allocator()
+                ));
+            }
+        }
+        if entry.workers > 0 && !reserved.is_empty() {
+            problems.push(format!(
+                "operator `{name}` has several runs at a time, and memory is set apart for one: say one or the other, \
+                 `concurrent` or `.when(memory(..))`"
             ));
         }
     }

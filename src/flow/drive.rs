@@ -27,16 +27,18 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    HubReport, Report, Running,
+    DeviceReport, HubReport, Report, Running,
     connect::MakeLink,
+    link::{self, Attached, Linking},
     spawn::{Threads, spawn},
     thread::{OwnThread, at_home},
 };
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result},
-    hub::link::LinkPlan,
+    hub::{link::LinkPlan, queue::Counts},
     kernel::Kernel,
+    memory::memory_passes,
     operator::{
         attend::{attended, attended_to_the_end},
         control::{Control, Hubs, Joined},
@@ -66,6 +68,13 @@ pub(super) struct Joint {
     pub(super) reader_waits: bool,
 }
 
+/// A link of a port to a hub of chunks, to be made.
+pub(super) struct ToLink {
+    pub(super) linking: Linking,
+    /// The port's name.
+    pub(super) port: &'static str,
+}
+
 /// How it ended, and the operators by their numbers, where they are wanted back.
 pub(super) struct Finished {
     pub(super) outcome: Result<Report>,
@@ -80,6 +89,7 @@ pub(super) struct Start {
     /// By the operators' numbers: those that have one.
     pub(super) own_threads: Vec<Option<OwnThread>>,
     pub(super) joints: Vec<Joint>,
+    pub(super) links: Vec<ToLink>,
     /// The operators are wanted back. Otherwise each is dropped after its `stop`, where that ran.
     pub(super) keep: bool,
 }
@@ -106,18 +116,21 @@ impl Drop for Watched {
 }
 
 async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
-    let Start { control, mut crew, threads, own_threads, joints, keep } = start;
+    let Start { control, mut crew, threads, own_threads, joints, links, keep } = start;
     let _watched = Watched(control.clone());
     let clock = TickClock::start();
-    let first_to_stop = first_to_stop(crew.len(), &joints);
+    let first_to_stop = first_to_stop(crew.len(), &joints, &links);
     let mut failure = None;
-    match build(&mut crew, joints) {
+    match until_abort(&control, build(&mut crew, joints, links)).await {
         Ok(hubs) => control.set_hubs(hubs),
         Err(error) => failure = Some(error),
     }
-    let hubs = control.hubs();
+    let (hubs, devices) = (control.hubs(), devices(&crew));
+    let chunk_hubs = link::hubs(&hubs.links);
+    let before: Vec<_> = chunk_hubs.iter().map(|hub| hub.counts()).collect();
+    let attached = Attached::new(chunk_hubs.clone(), control.rest.clone());
     if failure.is_none() {
-        failure = compile(gpus(&crew)).await.err();
+        failure = compile(&devices).await.err();
     }
     let setup = clock.elapsed();
     let mut started = Vec::with_capacity(crew.len());
@@ -146,7 +159,7 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
         let keeper = Keeper {
             threads,
             own_threads: &own_threads,
-            hubs: &hubs.all,
+            hubs: &hubs,
             first_to_stop: &first_to_stop,
             control: &control,
         };
@@ -163,7 +176,7 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
         }
     }
     if failure.is_none() {
-        failure = done(&mut crew, &hubs.all, &control).await.err();
+        failure = done(&mut crew, &hubs, &control).await.err();
     }
 
     let mut report = Report { setup, ..Report::default() };
@@ -192,6 +205,12 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
         thread.end().await;
     }
     report.hubs = hubs.all.iter().map(|hub| HubReport::new(hub.state.name(), hub.state.counts())).collect();
+    report.devices = devices.iter().map(DeviceReport::new).collect();
+    for (hub, (_, consumed)) in chunk_hubs.iter().zip(before) {
+        let counts = Counts { taken: hub.counts().1 - consumed, dropped: 0, untaken: hub.queued() as u64 };
+        report.hubs.push(HubReport::new(hub.name(), counts));
+    }
+    drop(attached);
     report.untaken = report.hubs.iter().map(|hub| hub.untaken).sum();
     report.elapsed = clock.elapsed();
     control.set_hubs(Hubs::default());
@@ -233,11 +252,15 @@ fn operator(name: &str) -> String {
 
 /// The operators that end first when the flow is to be drained: its sources; and those of loops that no source leads to,
 /// which nothing else would ever end.
-fn first_to_stop(operators: usize, joints: &[Joint]) -> Vec<bool> {
+fn first_to_stop(operators: usize, joints: &[Joint], links: &[ToLink]) -> Vec<bool> {
+    let links: Vec<_> = links.iter().map(|link| link.linking.clone()).collect();
+    let drained: Vec<_> = link::drained_through(&links).collect();
     let mut first = vec![true; operators];
     joints.iter().filter(|joint| joint.reader_waits).for_each(|joint| first[joint.to.0] = false);
+    drained.iter().for_each(|(_, reader)| first[*reader] = false);
     let mut behind = vec![Vec::new(); operators];
-    joints.iter().for_each(|joint| behind[joint.from.0].push(joint.to.0));
+    let joined = joints.iter().map(|joint| (joint.from.0, joint.to.0));
+    joined.chain(drained).for_each(|(from, to)| behind[from].push(to));
     let reached_from = |start: Vec<usize>| {
         let (mut reached, mut next) = (vec![false; operators], start);
         while let Some(operator) = next.pop() {
@@ -257,41 +280,59 @@ fn first_to_stop(operators: usize, joints: &[Joint]) -> Vec<bool> {
     first
 }
 
-/// Makes the hubs and gives each operator its ends.
-fn build(crew: &mut [Member], joints: Vec<Joint>) -> Result<Hubs> {
+/// Makes the hubs and gives each operator its ends. Where there is no memory for one, what streams still use is waited for.
+async fn build(crew: &mut [Member], joints: Vec<Joint>, links: Vec<ToLink>) -> Result<Hubs> {
     let mut ends: Vec<Ends> = crew.iter().map(|_| HashMap::new()).collect();
     let mut hubs = Vec::with_capacity(joints.len());
     for joint in joints {
-        let (sender, receiver, state) = (joint.make)(joint.plan)?;
+        let (sender, receiver, state) = loop {
+            let plan = &joint.plan;
+            match (joint.make)(plan.clone()) {
+                Err(error) if error.is_out_of_memory() => {
+                    if !memory_passes(&plan.writer).await && !memory_passes(&plan.reader).await {
+                        return Err(error);
+                    }
+                }
+                made => break made?,
+            }
+        };
         ends[joint.from.0].entry(joint.from.1).or_default().push(sender);
         ends[joint.to.0].entry(joint.to.1).or_default().push(receiver);
         let Joint { from, to, writer_waits, reader_waits, .. } = joint;
         hubs.push(Joined { state, from: from.0, to: to.0, writer_waits, reader_waits });
     }
+    let mut linked = Vec::with_capacity(links.len());
+    for ToLink { linking, port } in links {
+        let operator = linking.port.operator;
+        let (end, link) = linking.make(&crew[operator].device)?;
+        ends[operator].entry(port).or_default().push(end);
+        linked.push(link);
+    }
     for (member, ends) in crew.iter_mut().zip(ends) {
         member.seat.bind(ends).map_err(|error| error.at(operator(&member.name)))?;
     }
-    Ok(Hubs::new(hubs, crew.len()))
+    Ok(Hubs::new(hubs, linked, crew.len()))
 }
 
 /// Resolves when all that the flow has enqueued is done: what nobody waited for may still have failed.
-async fn done(crew: &mut [Member], hubs: &[Joined], control: &Control) -> Result<()> {
+async fn done(crew: &mut [Member], hubs: &Hubs, control: &Control) -> Result<()> {
     for member in crew {
         for last in member.seat.last() {
             until_abort(control, last.completed()).await.map_err(|error| error.at(operator(&member.name)))?;
         }
     }
-    for last in hubs.iter().filter_map(|hub| hub.state.last_copy()) {
+    let of_chunks = link::hubs(&hubs.links).into_iter().flat_map(|hub| hub.last_copies());
+    for last in hubs.all.iter().filter_map(|hub| hub.state.last_copy()).chain(of_chunks) {
         until_abort(control, last.completed()).await?;
     }
     Ok(())
 }
 
-/// The GPUs that operators are on.
-fn gpus(crew: &[Member]) -> Vec<Device> {
+/// The devices that operators are on, the host left out.
+fn devices(crew: &[Member]) -> Vec<Device> {
     let mut devices: Vec<Device> = Vec::new();
     for member in crew {
-        if member.device.is_cuda() && !devices.contains(&member.device) {
+        if !member.device.is_host() && !devices.contains(&member.device) {
             devices.push(member.device.clone());
         }
     }
@@ -299,10 +340,10 @@ fn gpus(crew: &[Member]) -> Vec<Device> {
 }
 
 /// Compiles and loads every kernel of the program for every GPU of the flow, before the first run and off the workers.
-async fn compile(devices: Vec<Device>) -> Result<()> {
-    for device in devices {
+async fn compile(devices: &[Device]) -> Result<()> {
+    for device in devices.iter().filter(|device| device.is_cuda()) {
         for kernel in Kernel::all() {
-            kernel.load(&device).await?;
+            kernel.load(device).await?;
         }
     }
     Ok(())
@@ -352,7 +393,7 @@ fn gone() -> Error {
 struct Keeper<'a> {
     threads: Threads,
     own_threads: &'a [Option<OwnThread>],
-    hubs: &'a [Joined],
+    hubs: &'a Hubs,
     first_to_stop: &'a [bool],
     control: &'a Arc<Control>,
 }
@@ -490,14 +531,17 @@ impl Keeper<'_> {
                 waits.push(format!("`{name}` waits for {}", lacks.join(" and for ")));
             }
         }
-        stuck |= self.hubs.iter().any(|hub| hub.state.queued() > 0);
+        let of_chunks = link::hubs(&self.hubs.links);
+        stuck |= self.hubs.all.iter().any(|hub| hub.state.queued() > 0);
+        stuck |= of_chunks.iter().any(|hub| hub.queued() > 0);
         if stuck {
             let text = format!("nothing can move any more:\n  - {}", waits.join("\n  - "));
             return Poll::Ready(Next::Fail(Error::new(ErrorKind::Stalled, text)));
         }
         // What an operator waits for in the middle of a run has ended. It may send more then, which others are to get: one
         // is told at a time, and nobody ends yet. Each is told again only if something has moved since.
-        let moved = self.hubs.iter().map(|hub| hub.state.counts().taken).sum();
+        let taken: u64 = self.hubs.all.iter().map(|hub| hub.state.counts().taken).sum();
+        let moved = taken + of_chunks.iter().map(|hub| hub.counts()).map(|(made, gone)| made + gone).sum::<u64>();
         if released.moved != Some(moved) {
             *released = Released { moved: Some(moved), operators: vec![false; nodes.len()] };
         }

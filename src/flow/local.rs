@@ -9,8 +9,9 @@ use super::{Added, Checked, Flow, Report, Running, Steps, Targets, spawn::Thread
 use crate::{
     condition::Gate,
     error::Result,
-    hub::{HubOf, Message},
-    operator::{LocalOperator, Operator, OutputHandle, Ports, local::Here},
+    hub::{ChunkHub, HubOf, Message, role::DoesWith},
+    memory::Plain,
+    operator::{LinkHandle, LocalOperator, Operator, OutputHandle, Ports, local::Here},
     stream::CompletionMode,
 };
 
@@ -90,6 +91,16 @@ impl LocalFlow {
     /// As [`Flow::connect_with`].
     pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOf<M>) {
         self.flow.connect_with(from, to, hub);
+    }
+
+    /// As [`Flow::link`].
+    pub fn link<K, T, S>(&mut self, port: LinkHandle<K, T, S>, hub: &ChunkHub<T, S>)
+    where
+        K: DoesWith,
+        T: Plain,
+        S: Clone + Send + Sync + 'static,
+    {
+        self.flow.link(port, hub);
     }
 
     /// As [`Flow::check`].

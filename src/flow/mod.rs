@@ -14,6 +14,7 @@ mod door;
 mod drive;
 mod egress;
 mod ingress;
+mod link;
 mod local;
 mod report;
 mod running;
@@ -39,7 +40,7 @@ pub use connect::{Branch, Targets};
 pub use egress::Egress;
 pub use ingress::{Ingress, SendError};
 pub use local::LocalFlow;
-pub use report::{HubReport, OperatorReport, Report};
+pub use report::{DeviceReport, HubReport, OperatorReport, Report};
 pub use running::Running;
 pub use service::{ResponseFuture, Service};
 pub use steps::{Step, Steps};
@@ -51,6 +52,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::{Hub, HubOf, MergePolicy, Message},
+    memory::Allocator,
     operator::{
         Operator, OutputHandle, PortDecl, Ports,
         control::Control,
@@ -86,6 +88,7 @@ pub struct Flow {
     id: u64,
     entries: Vec<Entry>,
     connections: Vec<Connection>,
+    links: Vec<link::Linking>,
     mode: CompletionMode,
     device_times: bool,
     gates: Gates,
@@ -112,6 +115,7 @@ struct Place {
     /// Of its own streams, if one was said; and whether it was asked to have none. Both is an error.
     pool: Option<StreamPool>,
     without_own_stream: bool,
+    allocator: Option<Allocator>,
     /// Away while the flow runs.
     conditions: Vec<When>,
     merge: MergePolicy,
@@ -178,6 +182,24 @@ impl<H> Added<H> {
     #[must_use]
     pub fn streams(self, pool: &StreamPool) -> Self {
         lock(&self.place).pool = Some(pool.clone());
+        self
+    }
+
+    /// Takes the memory that the operator asks for ([`Cx::alloc`](crate::Cx::alloc)) from this allocator, and not from its
+    /// device's own. One of another device is an error when the flow runs.
+    ///
+    /// ```
+    /// use wakeline::{prelude::*, memory::Allocator, operator::sink};
+    ///
+    /// # let device = Device::emulated(Emulated::new());
+    /// let scratch = Allocator::blocks(&device, 1 << 20, 4)?;
+    /// let mut flow = Flow::new("one");
+    /// let one = flow.add("one", sink(async |_: u32| Ok(()))).on(&device).allocator(&scratch);
+    /// # Ok::<(), wakeline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn allocator(self, allocator: &Allocator) -> Self {
+        lock(&self.place).allocator = Some(allocator.clone());
         self
     }
 
@@ -292,6 +314,7 @@ impl Flow {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             entries: Vec::new(),
             connections: Vec::new(),
+            links: Vec::new(),
             mode: CompletionMode::default(),
             device_times: false,
             gates: Gates::default(),
@@ -453,6 +476,7 @@ impl Flow {
                 name: entry.name.clone(),
                 device: device.clone(),
                 streams: place.streams(),
+                allocator: place.allocator.clone(),
                 conditions: std::mem::take(&mut place.conditions),
                 merge: place.merge,
             };
@@ -475,8 +499,12 @@ impl Flow {
                 }
             })
             .collect();
-        let threads = self.threads;
-        Ok(drive::launch(drive::Start { control, crew, threads, own_threads, joints, keep }))
+        let links = self.links.iter().map(|link| drive::ToLink {
+            linking: link.clone(),
+            port: self.entries[link.port.operator].ports[link.port.port].name,
+        });
+        let (links, threads) = (links.collect(), self.threads);
+        Ok(drive::launch(drive::Start { control, crew, threads, own_threads, joints, links, keep }))
     }
 
     fn hub_names(&self) -> Vec<Arc<str>> {

@@ -2,7 +2,12 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::{device::ticks::TickClock, hub::queue::Counts, operator::seat::Tally, stream::DeviceTime};
+use crate::{
+    device::{Device, ticks::TickClock},
+    hub::queue::Counts,
+    operator::seat::Tally,
+    stream::DeviceTime,
+};
 
 /// What each operator and hub of a flow did in one run. Prints as a table, with the hubs that lost messages.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +17,8 @@ pub struct Report {
     pub operators: Vec<OperatorReport>,
     /// In the order of connecting.
     pub hubs: Vec<HubReport>,
+    /// Those that its operators were on, the host left out.
+    pub devices: Vec<DeviceReport>,
     /// From the call to the last `stop`.
     pub elapsed: Duration,
     /// The part of `elapsed` before the first `start`: allocating the hubs' envelopes, compiling kernels.
@@ -28,9 +35,9 @@ pub struct OperatorReport {
     pub name: Arc<str>,
     /// How often `compute` was called.
     pub runs: u64,
-    /// Messages taken from all inputs.
+    /// Messages taken from all inputs, and chunks that it was given to consume, peek at or modify.
     pub messages_in: u64,
-    /// Messages sent from all outputs.
+    /// Messages sent from all outputs, and chunks that it has produced.
     pub messages_out: u64,
     /// Bytes of them: the valid part of envelopes, the size of everything else.
     pub bytes_in: u64,
@@ -41,6 +48,18 @@ pub struct OperatorReport {
     /// The device's time for the work that its runs put into its own stream, waits for other streams left out. `None` on
     /// the host, and where the flow did not ask for it ([`Flow::device_times`](crate::Flow::device_times)).
     pub device: Option<DeviceTime>,
+    /// The most bytes that it had at once of the memory that it allocated ([`Cx::alloc`](crate::Cx::alloc)).
+    pub memory_peak: u64,
+}
+
+/// What a device of the flow's had to hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceReport {
+    /// Its name: `cuda:0`.
+    pub name: Arc<str>,
+    /// The most bytes of its memory that wakeline had in use at once since it was opened, whoever used them.
+    pub memory_peak: u64,
 }
 
 /// What became of the messages that were sent through one hub. Each is counted once.
@@ -57,6 +76,12 @@ pub struct HubReport {
     pub untaken: u64,
 }
 
+impl DeviceReport {
+    pub(super) fn new(device: &Device) -> Self {
+        Self { name: device.name().into(), memory_peak: device.memory_peak() }
+    }
+}
+
 impl HubReport {
     pub(super) fn new(name: &Arc<str>, counts: Counts) -> Self {
         let Counts { taken, dropped, untaken } = counts;
@@ -68,6 +93,11 @@ impl Report {
     /// The report of one hub, by its name (`read.lines -> upper.lines`).
     pub fn hub(&self, name: &str) -> Option<&HubReport> {
         self.hubs.iter().find(|hub| &*hub.name == name)
+    }
+
+    /// The report of one device, by its name (`cuda:0`).
+    pub fn device(&self, name: &str) -> Option<&DeviceReport> {
+        self.devices.iter().find(|device| &*device.name == name)
     }
 
     /// The report of one operator.
@@ -85,6 +115,7 @@ impl Report {
             bytes_out: tally.sent.bytes,
             busy: clock.duration(tally.busy),
             device: tally.device,
+            memory_peak: tally.memory_peak,
         });
     }
 }
@@ -94,8 +125,8 @@ impl fmt::Display for Report {
         let width = self.operators.iter().map(|operator| operator.name.chars().count()).max().unwrap_or(0).max(8);
         writeln!(
             f,
-            "{:width$} {:>10} {:>10} {:>10} {:>14} {:>14} {:>12} {:>12}",
-            "operator", "runs", "in", "out", "bytes in", "bytes out", "busy ms", "device ms"
+            "{:width$} {:>10} {:>10} {:>10} {:>14} {:>14} {:>14} {:>12} {:>12}",
+            "operator", "runs", "in", "out", "bytes in", "bytes out", "memory peak", "busy ms", "device ms"
         )?;
         for operator in &self.operators {
             let device = match operator.device {
@@ -105,17 +136,21 @@ impl fmt::Display for Report {
             };
             writeln!(
                 f,
-                "{:width$} {:>10} {:>10} {:>10} {:>14} {:>14} {:>12.3} {device:>12}",
+                "{:width$} {:>10} {:>10} {:>10} {:>14} {:>14} {:>14} {:>12.3} {device:>12}",
                 operator.name,
                 operator.runs,
                 operator.messages_in,
                 operator.messages_out,
                 operator.bytes_in,
                 operator.bytes_out,
+                operator.memory_peak,
                 operator.busy.as_secs_f64() * 1e3
             )?;
         }
         write!(f, "{:.3} ms in all", self.elapsed.as_secs_f64() * 1e3)?;
+        for DeviceReport { name, memory_peak } in &self.devices {
+            write!(f, "\n{name}: at most {memory_peak} bytes of memory in use")?;
+        }
         for HubReport { name, passed, dropped, untaken } in self.hubs.iter().filter(|hub| hub.dropped + hub.untaken > 0)
         {
             write!(f, "\nhub `{name}`: {passed} messages passed, {dropped} dropped, {untaken} never taken")?;

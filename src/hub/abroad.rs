@@ -38,6 +38,17 @@ impl Abroad {
         }
     }
 
+    /// Holds a flow: somebody outside may still cause something there.
+    pub(crate) fn holding(flow: &Arc<dyn Lender>) -> Self {
+        flow.lend();
+        Self(flow.clone())
+    }
+
+    /// It holds that flow.
+    pub(crate) fn holds(&self, flow: &Arc<dyn Lender>) -> bool {
+        ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(flow))
+    }
+
     /// What comes into this flow is abroad no more. For one of its operators.
     pub(crate) fn come_back<M: Message>(message: &mut M, flow: &Arc<impl Lender>) {
         if M::CARRIES_ENVELOPES {

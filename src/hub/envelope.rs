@@ -6,7 +6,10 @@ use super::{Message, abroad::Abroad, pool::Pool};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    memory::{Buffer, BufferState, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Plain, Sealed, View, ViewMut},
+    memory::{
+        Buffer, BufferState, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Owned, Plain, Sealed, View, ViewMut,
+    },
+    planted::{self, Planted},
     stream::{Stream, Ticket},
 };
 
@@ -29,7 +32,7 @@ pub struct Envelope<T: Plain> {
 #[doc(hidden)]
 pub struct RawEnvelope {
     /// Only gone while it is dropped.
-    memory: Option<Box<Memory>>,
+    memory: Option<Owned>,
     /// Of the valid part.
     bytes: usize,
     home: Weak<Pool>,
@@ -40,7 +43,7 @@ pub struct RawEnvelope {
 }
 
 impl RawEnvelope {
-    pub(crate) fn new(memory: Box<Memory>, home: Weak<Pool>) -> Self {
+    pub(crate) fn new(memory: Owned, home: Weak<Pool>) -> Self {
         Self { memory: Some(memory), bytes: 0, home, stamp: None, abroad: None }
     }
 
@@ -82,6 +85,11 @@ impl RawEnvelope {
         self.abroad = abroad;
     }
 
+    /// Its uses are marked, for whoever comes after them elsewhere.
+    pub(super) fn mark(&self) -> Result<()> {
+        self.memory().commit_shared()
+    }
+
     /// It is sent, by an operator with this stream: its uses are marked, for whoever comes after them elsewhere.
     #[inline]
     pub(super) fn depart(&mut self, stream: Option<&Stream>) -> Result<()> {
@@ -112,7 +120,7 @@ impl Drop for RawEnvelope {
     fn drop(&mut self) {
         let Some(mut memory) = self.memory.take() else { return };
         // A hub that is gone has no use for it: the memory is freed once nothing uses it.
-        if let Some(home) = self.home.upgrade() {
+        if let Some(home) = self.home.upgrade().filter(|_| !planted::is(Planted::EnvelopeLost)) {
             // Marked by whoever used it, for whoever is given it next; what is wrong with the device, that one learns.
             let _ = memory.commit();
             home.put(memory);
@@ -128,6 +136,37 @@ impl<T: Plain> Envelope<T> {
 
     pub(super) fn raw(&self) -> &RawEnvelope {
         &self.raw
+    }
+
+    pub(super) fn raw_mut(&mut self) -> &mut RawEnvelope {
+        &mut self.raw
+    }
+
+    /// Swaps what lies in two envelopes of one size at one place: their memory, and what of it is valid. Nothing is copied.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if their sizes or places differ, or if one of them wraps a buffer of the user's, which
+    /// stays where it is.
+    pub fn swap(&mut self, other: &mut Self) -> Result<()> {
+        let refuse =
+            |why: String| Err(Error::new(ErrorKind::Usage, format!("these envelopes cannot be swapped: {why}")));
+        if self.capacity() != other.capacity() {
+            return refuse(format!(
+                "one has room for {} elements, the other for {}",
+                self.capacity(),
+                other.capacity()
+            ));
+        }
+        let (mine, theirs) = (self.raw.memory(), other.raw.memory());
+        if mine.is_host() != theirs.is_host() || (!mine.is_host() && mine.device() != theirs.device()) {
+            return refuse(format!("one lies on {}, the other on {}", self.location(), other.location()));
+        }
+        if [&self.raw, &other.raw].iter().any(|raw| raw.home.ptr_eq(&Weak::new())) {
+            return refuse("one wraps a buffer of the user's".into());
+        }
+        std::mem::swap(&mut self.raw.memory, &mut other.raw.memory);
+        std::mem::swap(&mut self.raw.bytes, &mut other.raw.bytes);
+        Ok(())
     }
 
     /// Elements of the valid part.
@@ -264,7 +303,7 @@ impl<T: Plain> Envelope<T> {
 impl<T: Plain> From<Buffer<T>> for Envelope<T> {
     fn from(buffer: Buffer<T>) -> Self {
         let bytes = buffer.len() * size_of::<T>();
-        let mut raw = RawEnvelope::new(Box::new(buffer.into_memory()), Weak::new());
+        let mut raw = RawEnvelope::new(buffer.into_memory(), Weak::new());
         raw.set_bytes(bytes);
         Self::of_raw(raw)
     }

@@ -24,6 +24,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::HostAccess,
+    planted::{self, Planted},
     stream::{Stream, Ticket},
 };
 
@@ -278,7 +279,12 @@ impl<M: Message> Fan<M> {
             }
             let mut copier = branch.copier();
             match (self.fork)(message, &mut copier) {
-                Ok(fork) => self.made.push((at, fork)),
+                Ok(fork) => {
+                    self.made.push((at, fork));
+                    if planted::is(Planted::SentTwice) {
+                        self.made.extend((self.fork)(message, &mut copier).map(|fork| (at, fork)));
+                    }
+                }
                 Err(error) => {
                     self.pending = Some(copier.pending.take().ok_or(error)?);
                     self.outcomes[at] = Outcome::Full;

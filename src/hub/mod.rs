@@ -14,9 +14,13 @@
 //! The copy is enqueued as soon as there is an envelope to copy to, before the reader asks: while the reader works on
 //! one, the next is on its way. Only the valid part is copied. An envelope that the reader passes on into a further hub
 //! still belongs to this one, and goes home after its last reader there.
+//!
+//! A [`ChunkHub`] is the other kind: its chunks are seen by several links, at several places, that produce, consume, peek at
+//! and modify them. It needs no flow.
 
 pub(crate) mod abroad;
 pub(crate) mod baggage;
+pub(crate) mod chunks;
 mod envelope;
 pub(crate) mod fan;
 mod fork;
@@ -36,6 +40,11 @@ mod tests;
 mod waking;
 
 pub use baggage::Since;
+#[doc(hidden)]
+pub use chunks::DestinationName;
+pub use chunks::{
+    Chunk, ChunkHub, ChunkHubBuilder, Consumer, Destination, Link, Modifier, Peeker, Producer, Unsent, roles as role,
+};
 pub use envelope::{Envelope, RawEnvelope};
 pub use fan::Outcome;
 pub(crate) use fork::ForkFn;

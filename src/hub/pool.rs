@@ -15,7 +15,12 @@ use std::{
 };
 
 use super::{envelope::RawEnvelope, link::HubState};
-use crate::{device::Device, error::Result, memory::Memory, sync::lock};
+use crate::{
+    device::Device,
+    error::Result,
+    memory::{Memory, Owned},
+    sync::lock,
+};
 
 /// Called when an envelope has come home.
 type Listener = Box<dyn Fn() + Send + Sync>;
@@ -24,9 +29,9 @@ type Listener = Box<dyn Fn() + Send + Sync>;
 pub(crate) struct Pool {
     /// The hub's name, for people.
     hub: Arc<str>,
-    count: usize,
+    count: AtomicUsize,
     bytes: usize,
-    home: Mutex<VecDeque<Box<Memory>>>,
+    home: Mutex<VecDeque<Owned>>,
     idle: AtomicUsize,
     listener: OnceLock<Listener>,
     /// Who takes from here without being a hub's writer.
@@ -38,18 +43,29 @@ impl Pool {
     /// `count` envelopes of `bytes` bytes where `at` is: in its memory, or, if that is the host, page-locked for
     /// `near`.
     pub(crate) fn new(hub: &Arc<str>, count: usize, bytes: usize, at: &Device, near: &Device) -> Result<Arc<Self>> {
-        let make = || if at.is_host() { Memory::pinned(near, bytes) } else { Memory::on(at, bytes) };
-        let home = (0..count).map(|_| make().map(Box::new)).collect::<Result<VecDeque<_>>>()?;
-        Ok(Arc::new(Self {
+        let pool = Self {
             hub: hub.clone(),
-            count,
+            count: AtomicUsize::new(0),
             bytes,
-            home: Mutex::new(home),
-            idle: AtomicUsize::new(count),
+            home: Mutex::default(),
+            idle: AtomicUsize::new(0),
             listener: OnceLock::new(),
             waiting: Mutex::default(),
             waited_for: AtomicBool::new(false),
-        }))
+        };
+        pool.add(count, at, near)?;
+        Ok(Arc::new(pool))
+    }
+
+    /// So many more; all of them, or none. Whoever waits for one is for the caller to tell.
+    pub(crate) fn add(&self, count: usize, at: &Device, near: &Device) -> Result<()> {
+        let make = || if at.is_host() { Memory::pinned(near, self.bytes) } else { Memory::on(at, self.bytes) };
+        let more = (0..count).map(|_| make()).collect::<Result<Vec<_>>>()?;
+        let mut home = lock(&self.home);
+        home.extend(more);
+        self.count.fetch_add(count, Ordering::AcqRel);
+        self.idle.store(home.len(), Ordering::Release);
+        Ok(())
     }
 
     pub(crate) fn listen(&self, listener: Listener) {
@@ -68,7 +84,12 @@ impl Pool {
 
     /// How many there are, wherever they are.
     pub(crate) fn count(&self) -> usize {
-        self.count
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// How many are at home.
+    pub(crate) fn idle(&self) -> usize {
+        self.idle.load(Ordering::Acquire)
     }
 
     /// An envelope with nothing valid in it, if one is at home.
@@ -80,7 +101,7 @@ impl Pool {
         Some(RawEnvelope::new(memory, Arc::downgrade(self)))
     }
 
-    pub(super) fn put(&self, memory: Box<Memory>) {
+    pub(super) fn put(&self, memory: Owned) {
         let mut home = lock(&self.home);
         home.push_back(memory);
         self.idle.store(home.len(), Ordering::Release);
@@ -105,8 +126,9 @@ impl Pool {
 
     /// `2 of the 2 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c``
     pub(crate) fn whereabouts(self: &Arc<Self>, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> String {
-        let out = self.count - self.idle.load(Ordering::Acquire).min(self.count);
-        let mut told = format!("{out} of the {} envelopes of hub `{}` there are in use", self.count, self.hub);
+        let count = self.count();
+        let out = count - self.idle().min(count);
+        let mut told = format!("{out} of the {count} envelopes of hub `{}` there are in use", self.hub);
         for hub in hubs.filter(|hub| *hub.name() != self.hub) {
             let held = hub.holds(self);
             if held > 0 {

@@ -5,7 +5,11 @@ use std::{fmt, sync::Arc, task::Waker};
 use tokio::time::Instant;
 
 use super::{Message, baggage::Parcel, link::Link, queue::Answer};
-use crate::{error::Result, stream::Ticket};
+use crate::{
+    error::Result,
+    planted::{self, Planted},
+    stream::Ticket,
+};
 
 /// The reader's end. Dropping it hands back what was never taken.
 pub(crate) struct Receiver<M: Message>(Arc<Link<M>>);
@@ -24,6 +28,7 @@ impl<M: Message> Receiver<M> {
         self.kept(match self.0.queue.poll_message(waker) {
             // Asked again: it may have failed before the waker was kept.
             Answer::Wait if self.0.failed.get().is_some() => Answer::Yes,
+            Answer::Wait if planted::is(Planted::EndTooSoon) && self.0.queue.writer_gone() => Answer::Never,
             other => other,
         })
     }

@@ -9,8 +9,10 @@ use std::{
 
 use smallvec::SmallVec;
 
+use super::shelves::Bound;
 use crate::{
     error::Result,
+    planted::{self, Planted},
     stream::{Completed, Ticket},
 };
 
@@ -24,6 +26,9 @@ pub(super) struct Uses {
 
 impl Uses {
     pub(super) fn read_by(&mut self, ticket: Ticket) {
+        if planted::is(Planted::EarlierReader) {
+            self.reads.clear();
+        }
         match self.reads.iter_mut().find(|read| read.stream().is(ticket.stream())) {
             Some(read) if read.number() < ticket.number() => *read = ticket,
             Some(_) => {}
@@ -57,8 +62,35 @@ impl Uses {
         self.write.iter().chain(&self.reads).cloned().collect()
     }
 
+    pub(super) fn all_are(&self, is: impl Fn(&Ticket) -> bool) -> bool {
+        self.write.iter().chain(&self.reads).all(is)
+    }
+
+    pub(super) fn any_is(&self, is: impl Fn(&Ticket) -> bool) -> bool {
+        self.write.iter().chain(&self.reads).any(is)
+    }
+
+    /// What memory that is freed with these uses is bound to.
+    #[inline]
+    pub(super) fn bound(&self) -> Bound {
+        let mut streams = self.write.iter().chain(&self.reads).map(|ticket| ticket.stream().id());
+        match streams.next() {
+            None => Bound::Idle,
+            Some(first) if streams.all(|stream| stream == first) => Bound::To(first),
+            Some(_) => Bound::ToSeveral,
+        }
+    }
+
     /// For memory that nobody will read any more.
+    #[inline]
     pub(super) fn forget_passed(&mut self) {
+        if self.any_is(Ticket::has_passed) {
+            self.forget_some();
+        }
+    }
+
+    #[inline(never)]
+    fn forget_some(&mut self) {
         self.write.take_if(|write| write.has_passed());
         self.reads.retain(|read| !read.has_passed());
     }

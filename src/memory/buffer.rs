@@ -1,8 +1,8 @@
 //! [`Buffer`]: owned memory of a device, or page-locked memory of the host, for elements of one type.
 
-use std::{fmt, marker::PhantomData};
+use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{BufferState, HostAccess, Memory, Plain};
+use super::{Account, BufferState, HostAccess, Memory, Owned, Plain};
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
@@ -26,12 +26,12 @@ use crate::{
 /// # }).unwrap();
 /// ```
 pub struct Buffer<T: Plain> {
-    memory: Memory,
+    memory: Owned,
     len: usize,
     of: PhantomData<fn() -> T>,
 }
 
-fn bytes_of<T>(len: usize) -> Result<usize> {
+pub(super) fn bytes_of<T>(len: usize) -> Result<usize> {
     len.checked_mul(size_of::<T>()).ok_or_else(|| {
         Error::new(ErrorKind::OutOfMemory, format!("{len} elements of {} bytes overflow an address", size_of::<T>()))
     })
@@ -81,7 +81,18 @@ impl<T: Plain> Buffer<T> {
         Ok(here.read().await?.to_vec())
     }
 
-    pub(crate) fn into_memory(self) -> Memory {
+    #[inline]
+    pub(super) fn of_memory(memory: Owned, len: usize) -> Self {
+        Self { memory, len, of: PhantomData }
+    }
+
+    /// From now on it counts as this one's.
+    pub(crate) fn count_for(mut self, account: &Arc<Account>) -> Self {
+        self.memory.count_for(account);
+        self
+    }
+
+    pub(crate) fn into_memory(self) -> Owned {
         self.memory
     }
 
@@ -103,6 +114,15 @@ impl<T: Plain> Buffer<T> {
     /// True for memory of the host.
     pub fn is_host(&self) -> bool {
         self.memory.is_host()
+    }
+
+    /// Where it lies in its device's memory, for other libraries: a `CUdeviceptr`. What they enqueue with it is nobody's to
+    /// order; [`Stream::external`] is.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for memory of the host.
+    pub fn device_address(&self) -> Result<u64> {
+        self.memory.address().map(|address| address.0)
     }
 
     /// What a device is doing with it. Asks the device, and does not wait for it.

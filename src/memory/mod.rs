@@ -7,20 +7,31 @@
 //! ```text
 //!   write on a:  a waits for the last write and all reads;   last write = a's ticket, no reads
 //!   read  on b:  b waits for the last write;                 reads += b's ticket
-//!   drop:        all tickets passed -> freed; otherwise parked, and freed when they have (see `reclaim`)
+//!   drop:        back to its heap, which hands it out again to whoever comes after its last uses (see `heap`)
 //! ```
 //!
 //! A set of reads, not one: re-recording one "read" event forgets the earlier of two readers.
 
 mod access;
+mod account;
+mod allocator;
 mod buffer;
 #[cfg(feature = "cuda")]
 mod cudarc;
 mod external;
+mod heap;
 pub(crate) mod launch;
+mod ledger;
+mod ordered;
+mod owned;
 mod reclaim;
+mod reserve;
+mod shelves;
 mod state;
+mod stats;
 pub(crate) mod transfer;
+mod waiting;
+mod wrapped;
 
 use std::{
     fmt,
@@ -30,11 +41,22 @@ use std::{
 
 pub use access::HostAccess;
 use access::Uses;
+pub(crate) use account::Account;
+pub use allocator::Allocator;
 pub(crate) use buffer::Sealed;
 pub use buffer::{Buffer, DeviceSlice, DeviceSliceMut, View, ViewMut};
 pub use external::{Addresses, EmulatedSlice, External, Room};
-use reclaim::{Parked, Reclaim};
+use heap::Heap;
+use ledger::Arena;
+pub(crate) use owned::Owned;
+#[doc(hidden)]
+pub use reserve::Reservation;
+pub(crate) use reserve::{Lacks, Wait};
 pub use state::BufferState;
+pub use stats::MemoryStats;
+pub(crate) use waiting::memory_passes;
+use wrapped::User;
+pub use wrapped::Wrapped;
 
 use crate::{
     device::{
@@ -42,7 +64,9 @@ use crate::{
         backend::{Address, Place},
     },
     error::{Error, ErrorKind, Result},
+    planted::{self, Planted},
     stream::{Stream, Ticket},
+    sync::lock,
 };
 
 /// Plain data: any bit pattern is a value, there is no padding, and it can be copied byte by byte. Derive
@@ -58,13 +82,42 @@ pub(crate) enum Home {
     Host(NonNull<u8>),
 }
 
-/// Owned, untyped memory and what is known of its uses.
+// SAFETY: it says where memory lies, and whoever goes there has that memory.
+unsafe impl Send for Home {}
+
+/// Untyped memory, and what is known of its uses: [`Owned`], or on the shelf of its heap while streams may still use it.
 pub(crate) struct Memory {
     device: Device,
     home: Home,
+    /// As it was asked for.
     bytes: usize,
+    /// Of its block.
+    size: u64,
+    /// The number of the stream that it was asked for on, 0 for none.
+    lane: u64,
     uses: Mutex<Uses>,
-    reclaim: Arc<Reclaim>,
+    /// Whose it is counted as.
+    account: Option<Arc<Account>>,
+    origin: Origin,
+}
+
+/// Where it came from and goes to.
+enum Origin {
+    /// A block of a heap's.
+    Heap(Arc<Heap>),
+    /// The driver's pool, by this stream.
+    Ordered { heap: Arc<Heap>, stream: Stream },
+    /// The user's own.
+    User(Box<User>),
+}
+
+impl Origin {
+    fn heap(&self) -> Option<&Arc<Heap>> {
+        match self {
+            Self::Heap(heap) | Self::Ordered { heap, .. } => Some(heap),
+            Self::User(_) => None,
+        }
+    }
 }
 
 // SAFETY: `home` is the only field that is not `Send + Sync` by itself, a pointer to memory that this value owns alone.
@@ -77,34 +130,17 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Memory of the device, contents unknown.
-    pub(crate) fn on(device: &Device, bytes: usize) -> Result<Self> {
-        Self::make(device, bytes, false)
+    pub(crate) fn on(device: &Device, bytes: usize) -> Result<Owned> {
+        if device.is_host() {
+            let text = "the host has no device memory: choose a device, `Device::first()` say, or `Buffer::pinned`";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        Arena::of(device).own(device).alloc(device, bytes, None, 0)
     }
 
     /// Page-locked memory of the host that `device` copies to and from at full speed.
-    pub(crate) fn pinned(device: &Device, bytes: usize) -> Result<Self> {
-        Self::make(device, bytes, true)
-    }
-
-    fn make(device: &Device, bytes: usize, host: bool) -> Result<Self> {
-        if bytes == 0 {
-            return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element"));
-        }
-        device.check()?;
-        let reclaim = Reclaim::of(device);
-        // What is parked and already done counts as free.
-        reclaim.sweep_now();
-        let backend = device.backend();
-        let made = if host {
-            backend.alloc_host(bytes).map(Home::Host)
-        } else {
-            backend.alloc(bytes as u64).map(Home::Device)
-        };
-        let home = reclaim.heed(device, made)?;
-        if !host {
-            reclaim.counted(bytes);
-        }
-        Ok(Self { device: device.clone(), home, bytes, uses: Mutex::default(), reclaim })
+    pub(crate) fn pinned(device: &Device, bytes: usize) -> Result<Owned> {
+        Arena::of(device).pinned(device).alloc(device, bytes, None, 0)
     }
 
     #[inline]
@@ -115,6 +151,16 @@ impl Memory {
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    fn count_for(&mut self, account: &Arc<Account>) {
+        account.take(self.bytes as u64);
+        if let Some(heap) = self.origin.heap() {
+            lock(&heap.state).own(account.flow(), self.bytes as u64);
+            // Whoever waits may see it differently now.
+            heap.ledger.tell();
+        }
+        self.account = Some(account.clone());
     }
 
     /// True if the host can reach it.
@@ -170,6 +216,9 @@ impl Memory {
         if !self.device.tracked() {
             return Ok(());
         }
+        if planted::is(Planted::MissingWait) {
+            return Ok(());
+        }
         // Not under the lock: a wait may wake others.
         let write = self.uses().write.clone();
         write.map_or(Ok(()), |write| stream.wait(&write))
@@ -210,6 +259,11 @@ impl Memory {
         self.own_uses().commit()
     }
 
+    /// The same, for one of several who read it.
+    pub(crate) fn commit_shared(&self) -> Result<()> {
+        self.uses().commit()
+    }
+
     /// The same; and the last write, if it is this stream's.
     #[inline]
     pub(crate) fn commit_by(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
@@ -243,6 +297,7 @@ impl Memory {
     pub(crate) fn host_slice(&self) -> Result<&[u8]> {
         let pointer = self.host_pointer()?;
         self.settled(false)?;
+        self.bring_over()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, false)?;
         // SAFETY: the memory is this value's own, `bytes` long and initialised (the seam says so). The device does not
         // write to it: no write is in flight, and a new one needs `&mut self` while `&self` is borrowed.
@@ -252,7 +307,9 @@ impl Memory {
     /// The bytes, for the host to write. An error if anything is in flight.
     pub(crate) fn host_slice_mut(&mut self) -> Result<&mut [u8]> {
         let pointer = self.host_pointer()?;
+        self.writable()?;
         self.settled(true)?;
+        self.bring_over()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, true)?;
         // SAFETY: as in `host_slice`; the device neither reads nor writes it, and any new use needs this value, which is
         // borrowed exclusively.
@@ -281,35 +338,8 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
-    fn drop(&mut self) {
-        let mut uses = std::mem::take(self.own_uses());
-        uses.forget_passed();
-        let parked = Parked { home: self.home, bytes: self.bytes, open: uses.all() };
-        self.reclaim.take(parked);
-    }
-}
-
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Memory").field("at", &self.location()).field("bytes", &self.bytes).finish_non_exhaustive()
-    }
-}
-
-impl Device {
-    /// Bytes of device memory in use by wakeline now.
-    pub fn memory_in_use(&self) -> u64 {
-        Reclaim::of(self).in_use()
-    }
-
-    /// Bytes, of the device and of the host, that were left to the device when it was lost: what it may still touch is
-    /// not used again.
-    pub fn memory_leaked(&self) -> u64 {
-        Reclaim::of(self).leaked()
-    }
-
-    /// The most bytes of device memory that were in use by wakeline at once.
-    pub fn memory_peak(&self) -> u64 {
-        Reclaim::of(self).peak()
     }
 }

@@ -1,190 +1,251 @@
-//! Reclaim: memory that was dropped while streams may still use it.
+//! Reclaim: what becomes of memory when its owner is gone.
 //!
-//! Dropping never blocks. Memory whose tickets have all passed is freed there and then; the rest is parked with its
-//! tickets and freed when they have passed: at the next allocation, and at the lookout's beat. After a fault nothing can
-//! be known of the device's work any more: then it is leaked and counted, never reused.
+//! ```text
+//!             nothing uses it                          kept: for whoever asks next; otherwise the driver's
+//!   dropped ───────────────────> idle ─────────────>
+//!      │ it is used                 ^
+//!      v                            │ its uses have passed: seen by an allocation, or at the lookout's beat
+//!    bound ─────────────────────────┤
+//!      │                            └ or handed out before that, to a stream that comes after them
+//!      │ the device is lost
+//!      └──> leaked, and counted
+//! ```
+//!
+//! A drop never blocks, and asks the device nothing.
 
-use std::{
-    fmt,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use smallvec::SmallVec;
 
-use super::Home;
+use super::{Home, Memory, Origin, access::Uses, heap::Heap, shelves::Bound};
 use crate::{
-    device::{Device, WeakDevice, backend::Backend},
-    error::Result,
+    planted::{self, Planted},
     stream::{Streams, Ticket},
+    sync::lock,
 };
 
-/// Memory without an owner that a stream may still use.
-#[derive(Debug)]
-pub(super) struct Parked {
-    pub(super) home: Home,
-    pub(super) bytes: usize,
-    pub(super) open: SmallVec<[Ticket; 3]>,
-}
-
-// SAFETY: `home` may be a pointer; it is only freed through, once, by whoever holds the value.
-unsafe impl Send for Parked {}
-
-/// What a device's memory is doing, and what of it waits to be freed.
-pub(crate) struct Reclaim {
-    device: WeakDevice,
-    backend: Arc<dyn Backend>,
-    parked: Mutex<Vec<Parked>>,
-    sweeping: AtomicBool,
-    in_use: AtomicU64,
-    peak: AtomicU64,
-    leaked: AtomicU64,
-}
-
-impl Reclaim {
-    pub(super) fn of(device: &Device) -> Arc<Self> {
-        device.extension(|device| {
-            Arc::new(Self {
-                device: device.downgrade(),
-                backend: device.backend().clone(),
-                parked: Mutex::default(),
-                sweeping: AtomicBool::new(false),
-                in_use: AtomicU64::new(0),
-                peak: AtomicU64::new(0),
-                leaked: AtomicU64::new(0),
-            })
-        })
-    }
-
-    /// A fault seen by an allocation ends the device for everybody.
-    pub(super) fn heed<T>(&self, device: &Device, result: Result<T>) -> Result<T> {
-        match result {
-            Err(error) if error.is_device_lost() => Streams::of(device).heed(Err(error)),
-            other => other,
+impl Memory {
+    /// Back to its heap.
+    #[inline]
+    pub(super) fn go_back(mut self: Box<Self>) {
+        let lane = self.lane;
+        let uses = self.own_uses();
+        uses.forget_passed();
+        if planted::is(Planted::EarlyReuse) {
+            *uses = Uses::default();
+        }
+        let bound = uses.bound();
+        if self.device.is_lost() {
+            return self.leak();
+        }
+        if !(bound == Bound::Idle || bound == Bound::To(lane)) {
+            // Others have to wait for it, and a mark that is made now covers no more than is there now. On the stream that it
+            // was made for it is used again without one.
+            let _ = self.commit();
+        }
+        match bound {
+            Bound::Idle => self.shelve_idle(),
+            Bound::To(stream) => self.shelve(Some(stream)),
+            Bound::ToSeveral => self.shelve(None),
         }
     }
 
-    pub(super) fn counted(&self, bytes: usize) {
-        let now = self.in_use.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-        self.peak.fetch_max(now, Ordering::Relaxed);
-    }
-
-    pub(super) fn in_use(&self) -> u64 {
-        self.in_use.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn leaked(&self) -> u64 {
-        self.leaked.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
-    }
-
-    /// Frees it now, or when its tickets have passed.
-    pub(super) fn take(self: &Arc<Self>, mut memory: Parked) {
-        if memory.open.is_empty() {
-            return self.free(memory);
+    /// On the shelf, while this stream may still use it, or, without one, several.
+    #[inline]
+    pub(super) fn shelve(self: Box<Self>, to: Option<u64>) {
+        // A handle: once it is on the shelf, others may take it from there and let go of the heap.
+        let Some(heap) = self.origin.heap().cloned() else { return };
+        let mut state = lock(&heap.state);
+        state.bound += self.size;
+        state.waiting += self.bytes as u64;
+        // Under the lock: whoever counts as hungry, or gives up sweeping, after this finds the memory on the shelf.
+        let has_to_tell = heap.has_to_tell();
+        state.shelves.put_bound(self, to);
+        drop(state);
+        if has_to_tell {
+            heap.keep_sweeping();
+            heap.ledger.tell();
         }
-        // Whoever waits on a ticket needs it marked; a mark made here covers all until now, never less.
-        memory.open.iter_mut().for_each(|ticket| drop(ticket.commit()));
-        self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
-        self.keep_sweeping();
     }
 
-    /// Sees to it that the lookout sweeps while anything is parked.
+    fn shelve_idle(&self) {
+        let Some(heap) = self.origin.heap() else { return };
+        let (home, size, asked) = (self.home, self.size, self.bytes as u64);
+        let mut state = lock(&heap.state);
+        if heap.keeps() {
+            state.idle += size;
+            state.use_instead(asked, 0);
+            state.shelves.put_idle(size, home);
+            drop(state);
+        } else {
+            state.gone(size, asked);
+            drop(state);
+            heap.release([(size, home)]);
+        }
+        heap.forget(asked);
+        heap.ledger.tell();
+    }
+
+    /// The device may still touch it, and nobody will know when not.
+    #[cold]
+    pub(super) fn leak(&self) {
+        let Some(heap) = self.origin.heap() else { return };
+        lock(&heap.state).gone(self.size, self.bytes as u64);
+        heap.leaked(self);
+    }
+}
+
+impl Heap {
+    /// It is in use no more, nor waits.
+    fn forget(&self, asked: u64) {
+        if !self.is_host() {
+            self.ledger.change(asked, 0);
+        }
+    }
+
+    /// Somebody has to hear of memory that is bound from now on: the lookout, or who waits for some.
+    #[inline]
+    fn has_to_tell(&self) -> bool {
+        !self.sweeping.load(Ordering::Acquire) || self.ledger.is_hungry()
+    }
+
+    /// Sees to it that the lookout sweeps while anything is bound.
+    #[cold]
     fn keep_sweeping(self: &Arc<Self>) {
         if self.sweeping.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Some(device) = self.device.upgrade() {
-            let reclaim = self.clone();
-            Streams::of(&device).lookout().sweep(Box::new(move || reclaim.beat()));
+            let heap = self.clone();
+            Streams::of(&device).lookout().sweep(Box::new(move || heap.beat()));
         }
     }
 
-    /// True while anything is parked.
+    /// True while anything is bound.
     fn beat(&self) -> bool {
         self.sweep();
-        if !self.is_empty() {
+        if self.has_bound() {
             return true;
         }
         self.sweeping.store(false, Ordering::Release);
-        // What was parked meanwhile found `sweeping` still set.
-        !self.is_empty() && !self.sweeping.swap(true, Ordering::AcqRel)
+        // What was freed meanwhile found `sweeping` still set.
+        self.has_bound() && !self.sweeping.swap(true, Ordering::AcqRel)
     }
 
-    fn is_empty(&self) -> bool {
-        self.parked.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    pub(super) fn has_bound(&self) -> bool {
+        lock(&self.state).bound > 0
     }
 
-    /// Frees what is parked and done, before an allocation.
-    pub(super) fn sweep_now(self: &Arc<Self>) {
-        self.sweep();
-        // While this had the list in its hands, the lookout may have found it empty and gone.
-        if !self.is_empty() {
-            self.keep_sweeping();
+    /// Asks the device how far the streams are that memory is bound to; what has passed is idle then.
+    pub(super) fn sweep(&self) {
+        let last: SmallVec<[Ticket; 4]> = last_of_each(lock(&self.state).shelves.bound());
+        if !last.is_empty() {
+            self.observe(last);
         }
     }
 
-    fn sweep(&self) {
-        let all = std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut kept = Vec::new();
-        for mut memory in all {
-            let mut lost = false;
-            memory.open.retain(|ticket| match ticket.look() {
-                Ok(passed) => !passed,
-                Err(error) => {
-                    // Of another kind: it is asked again.
-                    lost |= error.is_device_lost();
-                    true
-                }
-            });
-            if memory.open.is_empty() {
-                self.free(memory);
-            } else if lost {
-                self.leak(&memory);
-            } else {
-                kept.push(memory);
+    /// The one place where a heap asks the device anything. (While a stream is captured it may not be asked: then memory that
+    /// is bound to it stays so.)
+    pub(super) fn observe(&self, tickets: SmallVec<[Ticket; 4]>) {
+        let mut lost = false;
+        for mut ticket in tickets {
+            // Of another kind: it is asked again.
+            lost |= ticket.look_back().is_err_and(|error| error.is_device_lost());
+        }
+        let never_passes = |ticket: &Ticket| ticket.stream().device().lost().is_some() && !ticket.has_passed();
+        let mut state = lock(&self.state);
+        let (mut size, mut asked, mut kept) = (0, 0, 0);
+        let mut passed: SmallVec<[Box<Memory>; 8]> = SmallVec::new();
+        state.shelves.settle(|memory| {
+            size += memory.size;
+            asked += memory.bytes as u64;
+            // The driver has that of its own pool back already.
+            let home = matches!(memory.origin, Origin::Heap(_)).then_some(memory.home);
+            kept += home.map_or(0, |_| memory.size);
+            passed.push(memory);
+            home
+        });
+        state.bound -= size;
+        state.waiting -= asked;
+        state.gone(size - kept, asked);
+        state.idle += kept;
+        let given_up = if self.keeps() { Vec::new() } else { state.drain_idle(u64::MAX) };
+        let leaked = if lost { state.drain_bound(|memory| memory.uses().any_is(never_passes)) } else { Vec::new() };
+        drop(state);
+        // What they hold of the device and of this heap is not let go under the lock.
+        drop(passed);
+        self.forget(asked);
+        self.release(given_up);
+        leaked.iter().for_each(|memory| self.leaked(memory));
+        if size > 0 {
+            self.ledger.tell();
+        }
+    }
+
+    /// Gives what is idle back to the driver: so many bytes.
+    pub(super) fn trim(&self) -> u64 {
+        if self.has_blocks() {
+            return 0;
+        }
+        let given_up = lock(&self.state).drain_idle(u64::MAX);
+        let bytes = given_up.iter().map(|(size, _)| size).sum();
+        self.release(given_up);
+        bytes
+    }
+
+    /// Blocks of these sizes, which nobody has and nothing uses.
+    pub(super) fn release(&self, blocks: impl IntoIterator<Item = (u64, Home)>) {
+        for (size, home) in blocks {
+            let freed = match home {
+                // SAFETY: the address came from this backend's `alloc` (`ask_driver`), its owner is gone, and all its uses
+                // have passed, so nothing enqueued touches it.
+                Home::Device(address) => unsafe { self.backend.free(address) },
+                // SAFETY: likewise from `alloc_host`, with this size.
+                Home::Host(pointer) => unsafe { self.backend.free_host(pointer, size as usize) },
+            };
+            match freed {
+                Ok(()) => {}
+                Err(error) if error.is_device_lost() => self.ledger.leak(size),
+                Err(error) => tracing::error!(%error, bytes = size, "memory could not be given back"),
             }
         }
-        if !kept.is_empty() {
-            self.parked.lock().unwrap_or_else(PoisonError::into_inner).append(&mut kept);
-        }
     }
 
-    fn leak(&self, memory: &Parked) {
-        self.leaked.fetch_add(memory.bytes as u64, Ordering::Relaxed);
-        if matches!(memory.home, Home::Device(_)) {
-            self.in_use.fetch_sub(memory.bytes as u64, Ordering::Relaxed);
-        }
-        tracing::warn!(bytes = memory.bytes, "memory of a lost device is left to it");
+    /// It was this heap's.
+    fn leaked(&self, memory: &Memory) {
+        let asked = memory.bytes as u64;
+        self.ledger.leak(asked);
+        self.forget(asked);
+        tracing::warn!(bytes = asked, "memory of a lost device is left to it");
+        self.ledger.tell();
     }
 
-    fn free(&self, memory: Parked) {
-        if self.device.upgrade().is_some_and(|device| device.lost().is_some()) {
-            return self.leak(&memory);
-        }
-        let freed = match memory.home {
-            // SAFETY: the address came from this backend's `alloc` (`Memory::make`), its owner is gone, and all tickets
-            // of its uses have passed, so nothing enqueued touches it.
-            Home::Device(address) => unsafe { self.backend.free(address) },
-            // SAFETY: likewise from `alloc_host`, with this size.
-            Home::Host(pointer) => unsafe { self.backend.free_host(pointer, memory.bytes) },
-        };
-        if matches!(memory.home, Home::Device(_)) {
-            self.in_use.fetch_sub(memory.bytes as u64, Ordering::Relaxed);
-        }
-        if let Err(error) = freed {
-            tracing::error!(%error, bytes = memory.bytes, "memory could not be given back");
-        }
+    /// The uses of the memory that was freed first, if any is bound.
+    pub(super) fn oldest(&self) -> SmallVec<[Ticket; 4]> {
+        first_of_each(lock(&self.state).shelves.bound())
     }
 }
 
-impl fmt::Debug for Reclaim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reclaim").field("in_use", &self.in_use()).field("peak", &self.peak()).finish_non_exhaustive()
+/// For each stream that these are bound to the ticket that comes first there.
+pub(super) fn first_of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>) -> SmallVec<[Ticket; 4]> {
+    of_each(all, |new, known| new < known)
+}
+
+fn last_of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>) -> SmallVec<[Ticket; 4]> {
+    of_each(all, |new, known| new > known)
+}
+
+fn of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>, takes_over: fn(u64, u64) -> bool) -> SmallVec<[Ticket; 4]> {
+    let mut tickets: SmallVec<[Ticket; 4]> = SmallVec::new();
+    for memory in all {
+        let _ = memory.uses().each(|ticket| {
+            match tickets.iter_mut().find(|known| known.stream().is(ticket.stream())) {
+                Some(known) if takes_over(ticket.number(), known.number()) => *known = ticket.clone(),
+                Some(_) => {}
+                None => tickets.push(ticket.clone()),
+            }
+            Ok(())
+        });
     }
+    tickets
 }

@@ -4,7 +4,7 @@ use super::{DeviceSlice, DeviceSliceMut, Memory, Plain};
 use crate::{
     device::backend::Pattern,
     error::{Error, ErrorKind, Result},
-    stream::Stream,
+    stream::{Stream, Ticket},
 };
 
 /// Enqueues a copy of the first `bytes` bytes.
@@ -18,14 +18,37 @@ pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize
     if bytes == 0 {
         return Ok(());
     }
+    to.writable()?;
+    if from.is_staged() {
+        return from.staged(stream.device(), bytes, |staged, bytes| copy_to(stream, staged, to, bytes));
+    }
+    copy_to(stream, from, to, bytes)
+}
+
+/// From where a device can copy from.
+fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
+    if !to.is_staged() {
+        return enqueue(stream, from, to, bytes).map(drop);
+    }
+    // After what is on its way already: what has arrived is looked at when the last of it has.
+    to.before_write(stream)?;
+    let mut arrival = Memory::pinned(stream.device(), bytes)?;
+    let ticket = enqueue(stream, from, &mut arrival, bytes)?;
+    to.note_write(ticket);
+    to.arrives(arrival);
+    Ok(())
+}
+
+/// Between memories that a device can copy between.
+fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
     from.before_read(stream)?;
     to.before_write(stream)?;
-    // SAFETY: both are at least `bytes` long, as was just checked. They stay valid until the copy is done: the ticket
+    // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the ticket
     // is noted in both before anybody else can drop them, and memory with an open ticket is parked, not freed.
     let ticket = stream.enqueue(|backend, raw| unsafe { backend.copy(raw, to.place(), from.place(), bytes as u64) })?;
     from.note_read(ticket.clone());
-    to.note_write(ticket);
-    Ok(())
+    to.note_write(ticket.clone());
+    Ok(ticket)
 }
 
 impl Stream {

@@ -34,6 +34,7 @@ use crate::{
         MergePolicy, Metadata, Reply,
         baggage::{Baggage, Load},
     },
+    planted::{self, Planted},
     sync::lock,
 };
 
@@ -136,7 +137,7 @@ impl Carry {
     /// The operator is done with what it took, and is about to wait for more.
     #[inline]
     pub(crate) fn let_go(&self) {
-        if self.any() {
+        if self.any() && !planted::is(Planted::MetadataKept) {
             self.clear();
         }
     }

@@ -42,6 +42,7 @@ use super::{
 use crate::{
     condition::{Need, PortId, Readiness},
     error::{Error, ErrorKind, Result},
+    planted::{self, Planted},
 };
 
 /// See [`concurrent`].
@@ -160,7 +161,8 @@ impl<P: Ports> Runs<P> {
         // One that failed is heard of at once.
         std::mem::replace(&mut ended.outcome, Ok(()))?;
         take_back(&mut ended.ports, ports);
-        let turn = if self.ordered { ended.number } else { self.ended };
+        let ordered = self.ordered && !planted::is(Planted::Overtaking);
+        let turn = if ordered { ended.number } else { self.ended };
         self.ended += 1;
         self.waiting.insert(turn, ended);
         Ok(())

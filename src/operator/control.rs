@@ -17,7 +17,18 @@ use super::{
     shown::InRun,
     watchers::Watcher,
 };
-use crate::{condition::Status, error::Error, hub::link::HubState, sync::lock};
+use crate::{
+    condition::Status,
+    error::Error,
+    hub::{
+        chunks::{
+            core::{ChunkState, Lack},
+            state::LinkId,
+        },
+        link::HubState,
+    },
+    sync::lock,
+};
 
 /// A flow at work: asks how it stands, pauses, resumes, stops and aborts it, from any thread or task. From
 /// [`Running::handle`](crate::Running::handle) or, in one of its operators, [`Cx::flow`](crate::Cx::flow).
@@ -54,16 +65,24 @@ pub(crate) struct Joined {
     pub(crate) reader_waits: bool,
 }
 
+/// A link of one of the operators to a hub of chunks.
+pub(crate) struct LinkedTo {
+    pub(crate) state: Arc<dyn ChunkState>,
+    pub(crate) link: LinkId,
+    pub(crate) operator: usize,
+}
+
 /// All of a flow's hubs.
 #[derive(Default)]
 pub(crate) struct Hubs {
     pub(crate) all: Vec<Joined>,
+    pub(crate) links: Vec<LinkedTo>,
     /// By operator: those that it writes to and reads from.
     of: Vec<Vec<usize>>,
 }
 
 impl Hubs {
-    pub(crate) fn new(all: Vec<Joined>, operators: usize) -> Self {
+    pub(crate) fn new(all: Vec<Joined>, links: Vec<LinkedTo>, operators: usize) -> Self {
         let mut of = vec![Vec::new(); operators];
         for (at, hub) in all.iter().enumerate() {
             of[hub.from].push(at);
@@ -71,7 +90,7 @@ impl Hubs {
                 of[hub.to].push(at);
             }
         }
-        Self { all, of }
+        Self { all, links, of }
     }
 }
 
@@ -169,11 +188,16 @@ impl Control {
         let receives = |declared| in_run.map_or(declared, |waits| waits == InRun::Receives);
         let from = own.clone().filter(|hub| hub.from == operator && sends(hub.writer_waits));
         let to = own.filter(|hub| hub.to == operator && receives(hub.reader_waits));
-        Lacks {
-            room: from.filter_map(|hub| hub.state.writer_lacks(&mut all())).collect(),
-            messages: to.filter_map(|hub| hub.state.reader_lacks(&mut all())).collect(),
-            more: self.nodes[operator].shown().lacks(),
+        let mut room: Vec<_> = from.filter_map(|hub| hub.state.writer_lacks(&mut all())).collect();
+        let mut messages: Vec<_> = to.filter_map(|hub| hub.state.reader_lacks(&mut all())).collect();
+        for linked in hubs.links.iter().filter(|linked| linked.operator == operator) {
+            match linked.state.lacks(linked.link, &mut all()) {
+                None => {}
+                Some(Lack::Room(lack)) => room.push(lack),
+                Some(Lack::Chunk(lack)) => messages.push(lack),
+            }
         }
+        Lacks { room, messages, more: self.nodes[operator].shown().lacks() }
     }
 
     pub(crate) fn status(&self, operator: usize) -> OperatorStatus {

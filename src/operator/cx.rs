@@ -20,7 +20,7 @@ use crate::{
     device::{Device, ticks::Ticks},
     error::{Error, ErrorKind, Result},
     hub::{Metadata, Reply},
-    memory::HostAccess,
+    memory::{Account, Allocator, Buffer, HostAccess, Plain, Reservation},
     stream::{DeviceTime, Stream, Ticket},
 };
 
@@ -46,11 +46,17 @@ pub struct Cx {
     conditions: Option<Box<Conditions>>,
     /// Its ports have more to say of what they wait for than their hubs do.
     pub(super) ports_tell: bool,
+    /// Some of them are linked to hubs of chunks.
+    pub(super) linked: bool,
     /// What it waits for beside its hubs stands in its node for others to read.
     told: bool,
     carry: Arc<Carry>,
     flow: Arc<Surroundings>,
     streams: OwnStreams,
+    /// Where its memory comes from, what is set apart of it for the present run, and how much it has.
+    allocator: Option<Allocator>,
+    reservations: Vec<Arc<Reservation>>,
+    account: Arc<Account>,
     /// The ports that its conditions name.
     named: Arc<[(PortId, Option<Need>)]>,
     /// Work of its own goes on elsewhere: it is not at rest, whatever it waits for.
@@ -76,8 +82,11 @@ pub struct Cx {
 
 impl Cx {
     pub(crate) fn new(setting: Setting, node: Arc<Node>, flow: Arc<Surroundings>) -> Self {
-        let Setting { name, device, streams, conditions, merge } = setting;
+        let Setting { name, device, streams, allocator, conditions, merge } = setting;
         let How { mode, timed } = flow.how;
+        let reservations = condition::reservations(&conditions);
+        let number = Arc::as_ptr(&flow.control).addr();
+        reservations.iter().for_each(|reservation| reservation.enter(number));
         Self {
             lane: Lane::new(&name, &device, &streams, mode),
             carry: Arc::new(Carry::new(name.clone(), merge, node.clone())),
@@ -91,12 +100,16 @@ impl Cx {
             finished: false,
             awaited: Awaited::new(),
             named: condition::named(&conditions).into(),
+            reservations,
+            allocator,
+            account: Arc::new(Account::new(number)),
             conditions: Conditions::new(conditions),
             streams,
             holds_token: false,
             helpers: None,
             lanes: Vec::new(),
             ports_tell: false,
+            linked: false,
             told: false,
             flow,
             asks_may_run: true,
@@ -166,6 +179,44 @@ impl Cx {
                 format!("`{}` is on the host, which has no streams: put it on a device with `.on(&device)`", self.name),
             )
         })
+    }
+
+    /// Memory for `len` elements, for work on the operator's own stream; contents unknown. It comes from the first of
+    /// these that has it:
+    ///
+    /// 1. what a [`memory`](crate::condition::memory) condition has set apart for this run and is not drawn yet, if it is
+    ///    enough: of the operator's own [allocator](crate::flow::Added::allocator) first, then of others, in the order of
+    ///    the conditions;
+    /// 2. the operator's own allocator, or, if it was given none, the one that its first condition names: what is left of
+    ///    that for this run, and beside that what nobody has;
+    /// 3. for an operator with neither: the device's own, or on the host memory of the host.
+    ///
+    /// It may be sent on, as an envelope, and comes back to its allocator when nobody has it any more. The report says how
+    /// much the operator had of it at once.
+    ///
+    /// # Errors
+    /// As [`Allocator::alloc`] and [`stream`](Self::stream).
+    pub fn alloc<T: Plain>(&mut self, len: usize) -> Result<Buffer<T>> {
+        let own = self.allocator.clone();
+        let is_own = |reserved: &&Arc<Reservation>| own.as_ref().is_some_and(|own| reserved.allocator() == own);
+        let of_own = self.reservations.iter().find(is_own);
+        let enough = of_own.into_iter().chain(&self.reservations).find(|reserved| reserved.has::<T>(len));
+        let first = if own.is_some() { of_own } else { self.reservations.first() };
+        let reserved = enough.or(first).cloned();
+        let from = reserved.as_ref().map(|reserved| reserved.allocator()).or(own.as_ref());
+        let on_host = from.map_or(self.device.is_host(), Allocator::is_host);
+        let stream = if on_host { None } else { Some(self.stream()?.clone()) };
+        let made = match (reserved, own, &stream) {
+            (Some(reserved), _, stream) => reserved.alloc(stream.as_ref(), len),
+            (None, Some(own), stream) => own.alloc_for(stream.as_ref(), len),
+            (None, None, Some(stream)) => stream.alloc(len),
+            (None, None, None) => Buffer::pinned(&self.device, len),
+        };
+        Ok(made?.count_for(&self.account))
+    }
+
+    pub(super) fn memory_peak(&self) -> u64 {
+        self.account.peak()
     }
 
     /// This run is the operator's last: it ends after it, as a source does that has no more.
@@ -338,10 +389,12 @@ impl Cx {
             name: format!("{} #{}", self.name, number + 1).into(),
             device: self.device.clone(),
             streams: self.streams.clone(),
+            allocator: self.allocator.clone(),
             conditions: Vec::new(),
             merge: self.carry.policy(),
         };
-        let worker = Self::new(setting, Node::alone(), self.flow.clone());
+        let mut worker = Self::new(setting, Node::alone(), self.flow.clone());
+        worker.account = self.account.clone();
         self.lanes.extend(worker.lane.clone());
         worker
     }

@@ -20,6 +20,7 @@ use crate::{
     condition::{Counted, PortState, Readiness},
     error::{Error, ErrorKind, Result},
     hub::Message,
+    planted::{self, Planted},
     stream::Ticket,
 };
 
@@ -99,7 +100,8 @@ impl<M: Message> Input<M> {
             }
             left -= 1;
             let first = std::mem::take(&mut again);
-            intake.take(arrivals, first)
+            let taken = intake.take(arrivals, first);
+            if left == 0 && planted::is(Planted::ShortBatch) { Ok(None) } else { taken }
         })
     }
 

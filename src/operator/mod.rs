@@ -20,6 +20,7 @@ mod input;
 mod inputs;
 pub(crate) mod lane;
 pub(crate) mod lent;
+mod linked;
 pub(crate) mod local;
 pub(crate) mod node;
 mod output;
@@ -43,6 +44,7 @@ pub use functions::{MapHandles, SinkHandles, SourceHandles};
 pub use handle::{InputHandle, OutputHandle};
 pub use input::Input;
 pub use inputs::Inputs;
+pub use linked::{Consume, LinkHandle, Linked, Modify, Peek, Produce};
 pub use local::LocalOperator;
 pub use output::{Offer, Output};
 #[doc(hidden)]
@@ -52,7 +54,7 @@ pub use ports::Ports;
 
 pub use crate::hub::Reply;
 #[doc(hidden)]
-pub use ports::{AnyPort, InputPort, OutputPort, Port, Traffic};
+pub use ports::{AnyPort, InputPort, LinkPort, OutputPort, Port, Traffic};
 
 /// All runs of an operator that has not written `run`. A macro, since one kind's futures are `Send` and the other's are
 /// not.
@@ -62,6 +64,7 @@ macro_rules! all_runs {
         async move {
             while $cx.until_ready($ports, |ports, cx| $operator.may_run(ports, cx)).await {
                 $operator.compute($ports, $cx).await?;
+                $cx.commit($ports)?;
                 if $cx.has_run() {
                     let end = $cx.end_of_run();
                     let calls_after = end.then($operator.after($ports, $cx)).await?;

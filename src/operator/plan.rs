@@ -6,7 +6,7 @@ use super::{carry::Carry, lane::Lane};
 use crate::{
     condition::{IntoCondition, Need, OnPorts, PortId, Room, Wanted, When},
     error::{Error, ErrorKind, Result},
-    hub::{Hub, Message, Since},
+    hub::{Hub, Message, Since, chunks::roles::Role},
 };
 
 /// Which way, and for how many.
@@ -16,6 +16,8 @@ pub(crate) enum PortKind {
     /// Can be connected any number of times.
     Inputs,
     Output,
+    /// Linked to a hub of chunks.
+    Link(Role),
 }
 
 /// What a flow knows of a port before it runs.
@@ -57,6 +59,19 @@ impl Plan {
         PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1, name }
     }
 
+    pub(super) fn add_link(&mut self, name: &'static str, role: Role, options: PortOptions) -> PortId {
+        self.ports.push(PortDecl {
+            name,
+            kind: PortKind::Link(role),
+            hub: Hub::default(),
+            carries_envelopes: false,
+            element_bytes: 1,
+            need: options.need,
+            room: options.room,
+        });
+        PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1, name }
+    }
+
     /// A condition that `#[ports(..)]` says.
     #[doc(hidden)]
     pub fn condition(&mut self, condition: OnPorts) {
@@ -73,6 +88,7 @@ pub struct PortOptions {
     pub(super) room: Room,
     pub(super) wanted: Wanted,
     pub(super) need: Need,
+    pub(super) by_hand: bool,
 }
 
 #[allow(missing_docs)]
@@ -130,6 +146,15 @@ impl PortOptions {
     pub fn room(mut self, messages: usize) -> Self {
         self.room = Room::For(messages);
         self
+    }
+
+    pub fn by_hand(mut self) -> Self {
+        self.by_hand = true;
+        self
+    }
+
+    pub(super) fn is_optional(&self) -> bool {
+        self.need.optional
     }
 
     pub fn done(mut self) -> Self {

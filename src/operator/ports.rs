@@ -53,6 +53,10 @@ use crate::{
 /// | `capacity = n` | it queues so many messages; if nothing is said, as many as are waited for |
 /// | `envelopes = n`, `envelope_bytes = n` | of an output: how many envelopes it has on each side, and how large |
 ///
+/// A port that is [linked](crate::Flow::link) to a hub of chunks is marked `#[produce]`, `#[consume]`, `#[peek]` or
+/// `#[modify]` (see [`Linked`](super::Linked)). It waits for its chunk; `optional`, for nothing. What its run was given is
+/// committed when that has ended well; `by_hand`, when it says so.
+///
 /// Numbers are expressions of type `usize`; a time is a string such as `"5ms"` or an expression of type
 /// [`Duration`](std::time::Duration).
 ///
@@ -219,6 +223,16 @@ pub trait AnyPort: PortState {
     fn lacks(&self) -> Option<String> {
         None
     }
+    /// It is linked to a hub of chunks.
+    fn is_linked(&self) -> bool {
+        false
+    }
+    /// A run has ended well: what it was given is committed.
+    fn run_ended(&mut self) -> Result<()> {
+        Ok(())
+    }
+    /// What the last run was given and nobody committed goes back.
+    fn let_go(&mut self) {}
     /// It is not waited at any longer.
     fn rest(&mut self) {}
     /// Keeps the waker for its next change, whether it is ready or not.
@@ -265,7 +279,7 @@ pub trait AnyPort: PortState {
 #[allow(missing_docs)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a port",
-    label = "expected `Input<M>`, `Inputs<M>` or `Output<M>`, where `M` is a `Message`"
+    label = "expected `Input<M>`, `Inputs<M>` or `Output<M>`, where `M` is a `Message`, or a port that is linked to a hub of chunks"
 )]
 pub trait Port: AnyPort + Send + 'static {
     type Handle: Copy + Into<PortId> + Send + Sync + 'static;
@@ -274,8 +288,8 @@ pub trait Port: AnyPort + Send + 'static {
     where
         Self: Sized;
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness;
-    /// As `poll_ready`, where the operator waits for another port: it is woken when this one is `Never`, and asks again
-    /// after the other, so it need not be woken when this one is ready.
+    /// As `poll_ready`, where the operator waits for others of the flow at another port: it is woken when this one is
+    /// `Never`, and asks again after the other, so it need not be woken when this one is ready.
     fn look(&mut self, cx: &mut Context<'_>) -> Readiness;
     fn claim(&mut self) -> bool;
     fn unclaim(&mut self);
@@ -292,6 +306,14 @@ pub trait InputPort: Port {
     /// Those that its messages can carry.
     const EVENTS: &'static [&'static str];
 }
+
+/// A port that `#[produce]`, `#[consume]`, `#[peek]` or `#[modify]` may stand on.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not do with chunks what its attribute says",
+    label = "`#[produce]` stands on a `Produce<T>`, `#[consume]` on a `Consume<T>`, `#[peek]` on a `Peek<T>`, `#[modify]` on a `Modify<T>`"
+)]
+pub trait LinkPort<K>: Port {}
 
 /// A port that `#[output]` may stand on.
 #[doc(hidden)]

@@ -18,6 +18,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::MergePolicy,
+    memory::Allocator,
     stream::{CompletionMode, DeviceTime, Ticket},
 };
 
@@ -33,6 +34,8 @@ pub(crate) struct Tally {
     pub(crate) received: Traffic,
     pub(crate) sent: Traffic,
     pub(crate) device: Option<DeviceTime>,
+    /// Bytes that it had in use at once of the memory that it allocated.
+    pub(crate) memory_peak: u64,
 }
 
 /// What an operator was given when it was added.
@@ -40,6 +43,7 @@ pub(crate) struct Setting {
     pub(crate) name: Arc<str>,
     pub(crate) device: Device,
     pub(crate) streams: OwnStreams,
+    pub(crate) allocator: Option<Allocator>,
     pub(crate) conditions: Vec<When>,
     pub(crate) merge: MergePolicy,
 }
@@ -153,7 +157,10 @@ impl<O: Operator> Seat for Place<O> {
         let (lane, carry, named) = (cx.lane.clone(), cx.carry().clone(), cx.named().clone());
         let mut binder = Binder { lane, carry, named: &named, ends: &mut ends, worker: false };
         let mut ports = O::Ports::bind(&mut binder)?;
-        ports.visit(&mut |_, port| cx.ports_tell |= port.tells());
+        ports.visit(&mut |_, port| {
+            cx.ports_tell |= port.tells();
+            cx.linked |= port.is_linked();
+        });
         self.ports = Some(ports);
         Ok(())
     }
@@ -174,6 +181,10 @@ impl<O: Operator> Seat for Place<O> {
             let mut run = pin!(caught(self.operator.run(ports, cx)));
             poll_fn(|task| carry.within(|| run.as_mut().poll(task))).await
         };
+        if ran.is_ok() {
+            // Of one with a loop of its own, which ended in a run.
+            ran = cx.commit(ports);
+        }
         if ran.is_ok() && !node.is_default(Method::Run) {
             ran = caught(async { nothing_left_out(&mut self.operator, ports, cx) }).await;
         }
@@ -195,6 +206,7 @@ impl<O: Operator> Seat for Place<O> {
         let stopped = caught(self.operator.stop(&mut cx)).await;
         // Its last work is done by now, or lost.
         self.tally.device = cx.device_time();
+        self.tally.memory_peak = cx.memory_peak();
         // The user's own are among them.
         let kept = caught(async {
             self.conditions = cx.into_conditions();

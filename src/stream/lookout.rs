@@ -222,13 +222,14 @@ impl Shared {
         let streams: Vec<Stream> = streams.iter().filter_map(Weak::upgrade).map(Stream).collect();
         let mut kept = Vec::new();
         for stream in streams {
-            match stream.look() {
+            let look = || match stream.look() {
                 // Everybody has been told, but for whoever came in between.
                 Err(error) if error.is_device_lost() => stream.0.completion.fail(),
                 // Of another kind: somebody captures the stream, say. It is asked again.
                 Err(error) => tracing::warn!(stream = stream.name(), %error, "a stream does not say how far it is"),
                 Ok(()) => {}
-            }
+            };
+            caught(look);
             if !stream.0.completion.has_waiters() {
                 stream.0.watched.store(false, Ordering::Release);
                 // A waiter registers first and asks for the watch then: one that found `watched` still set is seen here.
@@ -239,7 +240,8 @@ impl Shared {
             }
             kept.push(Arc::downgrade(&stream.0));
         }
-        sweeps.retain_mut(|sweep| sweep());
+        // One that has panicked is asked again: what it sweeps is still there.
+        sweeps.retain_mut(|sweep| caught(sweep).unwrap_or(true));
         let mut list = lock(&self.list);
         list.streams.append(&mut kept);
         list.sweeps.append(&mut sweeps);
@@ -253,6 +255,13 @@ impl Shared {
         list.beating = !idle && !list.closed;
         list.beating
     }
+}
+
+/// A waker, or the drop of what a user's memory was wrapped with, may panic: the others' streams and memory are still
+/// looked after.
+fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
+    let done = catch_unwind(AssertUnwindSafe(work));
+    done.inspect_err(|_| tracing::error!("something that the lookout has called panicked")).ok()
 }
 
 impl Scan {

@@ -67,6 +67,7 @@ use crate::{
         backend::{Backend, RawStream, StreamSpec},
     },
     error::{Error, ErrorKind, Result},
+    planted::{self, Planted},
     sync::lock,
 };
 
@@ -266,6 +267,22 @@ impl Stream {
         self.0.raw
     }
 
+    /// Its number among all streams of the process, from 1.
+    #[inline]
+    pub(crate) fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// Whether work that is enqueued here from now on comes after a ticket, as far as that is known now: it is one of this
+    /// stream, it has passed, or the device was made to wait for it.
+    pub(crate) fn past(&self) -> impl Fn(&Ticket) -> bool + use<> {
+        let (own, clock) = (self.0.id, lock(&self.0.order).clock.clone());
+        move |ticket| {
+            let stream = ticket.stream().0.id;
+            stream == own || ticket.has_passed() || clock.reached(stream) >= ticket.number()
+        }
+    }
+
     #[inline]
     pub(crate) fn is(&self, other: &Stream) -> bool {
         self.0.id == other.0.id
@@ -360,6 +377,9 @@ impl Stream {
         }
         order.clock.merge(&mark.clock);
         order.clock.reach(other.id, mark.ticket);
+        if planted::is(Planted::PresentClock) {
+            order.clock.reach(other.id, other.issued.load(Ordering::Acquire));
+        }
         // A wait has a ticket too: whoever comes after this stream now comes after what it waits for.
         order.issued += 1;
         inner.issued.store(order.issued, Ordering::Release);
@@ -381,7 +401,10 @@ impl Stream {
         let inner = &*self.0;
         let mut order = lock(&inner.order);
         if order.marks.back().is_some_and(|mark| mark.ticket >= number) {
-            let at = order.marks.partition_point(|mark| mark.ticket < number);
+            let mut at = order.marks.partition_point(|mark| mark.ticket < number);
+            if planted::is(Planted::EarlyMark) {
+                at = at.saturating_sub(1);
+            }
             return Ok(order.marks[at].clone());
         }
         inner.device.check()?;
@@ -402,7 +425,8 @@ impl Stream {
             return Ok(true);
         }
         inner.device.check()?;
-        let passed = inner.streams.heed(inner.device.backend().event_query(mark.event))?;
+        let mut passed = inner.streams.heed(inner.device.backend().event_query(mark.event))?;
+        passed |= planted::is(Planted::EarlyCompletion);
         if passed {
             inner.completion.advance(mark.ticket);
         }
@@ -426,7 +450,7 @@ impl Stream {
     /// Work that came after another device's is worth nothing if that device faulted: the wait for it then ended, but
     /// not the work. So before it is called done, those devices are asked.
     fn sound(&self) -> Result<()> {
-        if !self.0.crossed.load(Ordering::Acquire) {
+        if !self.0.crossed.load(Ordering::Acquire) || planted::is(Planted::FaultUnheard) {
             return Ok(());
         }
         let upstream = lock(&self.0.order).upstream.clone();

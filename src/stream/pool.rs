@@ -20,6 +20,7 @@ use super::{Stream, held::Held};
 use crate::{
     device::{Device, backend::StreamSpec},
     error::{Error, ErrorKind, Result},
+    planted::{self, Planted},
     sync::lock,
 };
 
@@ -282,7 +283,9 @@ impl Deref for PooledStream {
 
 impl Drop for PooledStream {
     fn drop(&mut self) {
-        lock(&self.shelf.state).idle.push(self.stream.0.held.clone());
+        if !planted::is(Planted::StreamKept) {
+            lock(&self.shelf.state).idle.push(self.stream.0.held.clone());
+        }
     }
 }
 

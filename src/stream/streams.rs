@@ -92,6 +92,7 @@ impl Streams {
         // Read again: one that was made meanwhile may have waiters already.
         let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
         live.iter().for_each(|stream| stream.0.completion.fail());
+        device.tell_lost();
         match device.check() {
             Err(error) => error,
             Ok(()) => unreachable!("it was set above"),

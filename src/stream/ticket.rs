@@ -81,6 +81,12 @@ impl Ticket {
         }
     }
 
+    /// Asks the device how far the stream has come, up to here: so earlier tickets of it are known to have passed, too.
+    pub(crate) fn look_back(&mut self) -> Result<()> {
+        self.commit()?;
+        self.stream.look()
+    }
+
     /// An error if what was done here is worth nothing, since another device that it came after has faulted.
     pub(crate) fn sound(&self) -> Result<()> {
         self.stream.sound()

@@ -140,7 +140,7 @@ pub(crate) async fn fault(device: Device, beside: bool, launch: Launch) {
 
     let (seen, after, stopped) = (shared(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let mut flow = Flow::new("fault");
-    let produce = flow.add("produce", Produce::new((0..20).map(|n| vec![n; 1024])));
+    let produce = flow.add("produce", SendEach::new((0..20).map(|n| vec![n; 1024])));
     let faulty = Faulty { launch, after: after.clone(), stopped: stopped.clone() };
     let faulty = flow.add("faulty", faulty).on(&device);
     let next = flow.add("next", Increment).on(&device);

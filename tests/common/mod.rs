@@ -5,6 +5,8 @@
 
 #![allow(dead_code, unused_macros, unused_imports, reason = "each test takes from here what it needs")]
 
+pub(crate) mod chunks;
+
 use std::{
     collections::VecDeque,
     sync::{
@@ -28,7 +30,9 @@ pub(crate) fn emulated() -> Device {
 /// An emulated device of another kind, race-checked.
 pub(crate) fn emulated_with(config: Emulated) -> Device {
     hear_errors();
-    Device::emulated(config).race_checked()
+    let device = Device::emulated(config).race_checked();
+    rest::expect_of(&device);
+    device
 }
 
 /// The first GPU, race-checked. `None` where there is none, unless `REQUIRE_CUDA=1` is set: then that is a failure.
@@ -56,6 +60,59 @@ pub(crate) fn cuda() -> Option<Device> {
     }
 }
 
+/// Nobody keeps memory of a test's device beyond the test: asked as its thread ends, after its runtime.
+mod rest {
+    use std::{
+        cell::{Cell, RefCell},
+        sync::Once,
+        time::{Duration, Instant},
+    };
+
+    use wakeline::Device;
+
+    thread_local! {
+        static FAILED: Cell<bool> = const { Cell::new(false) };
+        static DEVICES: Devices = const { Devices(RefCell::new(Vec::new())) };
+    }
+
+    struct Devices(RefCell<Vec<Device>>);
+
+    pub(super) fn expect_of(device: &Device) {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let report = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |info| {
+                let _ = FAILED.try_with(|failed| failed.set(true));
+                report(info);
+            }));
+        });
+        DEVICES.with(|devices| devices.0.borrow_mut().push(device.clone()));
+    }
+
+    impl Drop for Devices {
+        fn drop(&mut self) {
+            // One that has failed says so itself.
+            if FAILED.get() {
+                return;
+            }
+            let asked = Instant::now();
+            // What a lost device may still touch is left to it, and so is whoever keeps it.
+            let devices = self.0.take().into_iter().filter(|device| device.lost().is_none());
+            for device in devices {
+                let all = || [device.memory_stats(), device.pinned_memory_stats()];
+                while !all().iter().all(|stats| stats.is_at_rest()) {
+                    if asked.elapsed() > Duration::from_secs(10) {
+                        let test = std::thread::current();
+                        eprintln!("{}: memory of {device} is not given back: {:?}", test.name().unwrap_or("?"), all());
+                        std::process::abort();
+                    }
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+}
+
 /// One async body as two tests, `name::emulated` and `name::cuda`.
 macro_rules! on_both {
     ($name:ident, $body:expr) => {
@@ -63,7 +120,8 @@ macro_rules! on_both {
             use super::*;
 
             async fn body(device: Device) {
-                common::within($body(device)).await;
+                common::within($body(device.clone())).await;
+                common::at_rest(&device).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -116,6 +174,22 @@ pub(crate) async fn freed(device: &Device) {
     assert_eq!(freed_too_early(), [""; 0]);
 }
 
+/// Resolves when all that a device counts is back at zero: what is in use, what waits, what is set apart, in its own
+/// memory and in page-locked memory of the host. The end of every test of a device.
+pub(crate) async fn at_rest(device: &Device) {
+    let all = || [device.memory_stats(), device.pinned_memory_stats()];
+    let is_at_rest = || all().iter().all(wakeline::memory::MemoryStats::is_at_rest) && device.memory_in_use() == 0;
+    let rests = async {
+        while !is_at_rest() {
+            tokio::task::yield_now().await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(10), rests).await.is_err() {
+        panic!("memory of {device} is not given back: {:?}", all());
+    }
+    assert_eq!(freed_too_early(), [""; 0]);
+}
+
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -128,15 +202,15 @@ pub(crate) fn shared<T>() -> Shared<T> {
 }
 
 /// Sends each chunk as an envelope, and ends.
-pub(crate) struct Produce<T>(VecDeque<Vec<T>>);
+pub(crate) struct SendEach<T>(VecDeque<Vec<T>>);
 
-impl<T> Produce<T> {
+impl<T> SendEach<T> {
     pub(crate) fn new(chunks: impl IntoIterator<Item = Vec<T>>) -> Self {
         Self(chunks.into_iter().collect())
     }
 }
 
-impl<T: Plain> Operator for Produce<T> {
+impl<T: Plain> Operator for SendEach<T> {
     type Ports = SourcePorts<Envelope<T>>;
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {

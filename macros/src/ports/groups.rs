@@ -156,7 +156,12 @@ impl Settings {
                     errors.at(name, format!("there is no port `{name}`: the inputs are {inputs}"));
                     continue;
                 };
-                if port.direction == Direction::Output {
+                if port.direction.role().is_some() {
+                    errors.at(
+                        name,
+                        format!("`{name}` is linked to a hub of chunks: `{word}` waits for messages at inputs"),
+                    );
+                } else if port.direction == Direction::Output {
                     errors.at(name, format!("`{name}` is an output: `{word}` waits for messages at inputs"));
                 } else if members[..at].iter().any(|other| other.port.unraw() == name.unraw()) {
                     errors.at(name, format!("`{name}` is here twice: remove one"));

@@ -53,24 +53,47 @@ struct PortField {
 enum Direction {
     Input,
     Output,
+    Produce,
+    Consume,
+    Peek,
+    Modify,
 }
 
 impl Direction {
     fn of(attribute: &Attribute) -> Option<Self> {
-        let path = attribute.path();
-        if path.is_ident("input") {
-            Some(Self::Input)
-        } else if path.is_ident("output") {
-            Some(Self::Output)
-        } else {
-            None
-        }
+        let all = [Self::Input, Self::Output, Self::Produce, Self::Consume, Self::Peek, Self::Modify];
+        all.into_iter().find(|direction| attribute.path().is_ident(direction.word()))
+    }
+
+    /// Of a hub of chunks: the type that says so.
+    fn role(self) -> Option<Ident> {
+        let role = match self {
+            Self::Input | Self::Output => return None,
+            Self::Produce => "Produce",
+            Self::Consume => "Consume",
+            Self::Peek => "Peek",
+            Self::Modify => "Modify",
+        };
+        Some(Ident::new(role, Span::mixed_site()))
     }
 
     fn word(self) -> &'static str {
         match self {
             Self::Input => "input",
             Self::Output => "output",
+            Self::Produce => "produce",
+            Self::Consume => "consume",
+            Self::Peek => "peek",
+            Self::Modify => "modify",
+        }
+    }
+
+    /// What its field is, for people.
+    fn noun(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Output => "output",
+            _ => "link",
         }
     }
 }
@@ -139,7 +162,7 @@ impl Declaration {
             let PortField { vis, name, attributes, ty, .. } = port;
             let undocumented = !attributes.iter().any(|attribute| attribute.path().is_ident("doc"));
             let doc = undocumented.then(|| {
-                let doc = format!(" The {} `{}`.", port.direction.word(), name.unraw());
+                let doc = format!(" The {} `{}`.", port.direction.noun(), name.unraw());
                 quote!(#[doc = #doc])
             });
             let ty = quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::__private::Port>::Handle);
@@ -236,10 +259,12 @@ impl Declaration {
                 fn poll_ready(&mut self, cx: &mut ::core::task::Context<'_>) -> ::wakeline::__private::Readiness {
                     let _ = &cx;
                     let ready = ::wakeline::__private::Readiness::READY;
-                    #(let ready = if ::wakeline::__private::Readiness::is_ready(ready) {
-                        #ports::poll_ready(&mut self.#fields, cx)
-                    } else {
+                    // One that waits for others asks again when they have acted. What comes by itself wakes nobody for what
+                    // another port waits for.
+                    #(let ready = if ::wakeline::__private::Readiness::needs_others(ready) {
                         ready | #ports::look(&mut self.#fields, cx)
+                    } else {
+                        ready | #ports::poll_ready(&mut self.#fields, cx)
                     };)*
                     ready
                 }
@@ -268,9 +293,12 @@ impl Declaration {
         let (impl_generics, _, where_clause) = self.generics.split_for_impl();
         let checks = self.ports.iter().map(|port| {
             let ty = &port.ty;
+            if let Some(role) = port.direction.role() {
+                return quote!(is_link::<#ty, ::wakeline::hub::role::#role>(););
+            }
             let check = match port.direction {
-                Direction::Input => format_ident!("is_input", span = Span::mixed_site()),
                 Direction::Output => format_ident!("is_output", span = Span::mixed_site()),
+                _ => format_ident!("is_input", span = Span::mixed_site()),
             };
             quote!(#check::<#ty>();)
         });
@@ -281,6 +309,7 @@ impl Declaration {
                 fn check #impl_generics () #where_clause {
                     fn is_input<T: ::wakeline::__private::InputPort>() {}
                     fn is_output<T: ::wakeline::__private::OutputPort>() {}
+                    fn is_link<T: ::wakeline::__private::LinkPort<R>, R>() {}
                     #(#checks)*
                 }
             };
@@ -321,14 +350,19 @@ impl PortField {
                 Some((first, _)) if first == direction => {
                     errors.at(attribute, format!("`#[{}]` is here twice: remove one", direction.word()));
                 }
-                Some(_) => errors.at(
-                    attribute,
-                    "a port is an input or an output, not both: remove one of the attributes, or make two fields",
-                ),
+                Some(_) => {
+                    errors.at(attribute, "a port is one thing: remove one of the attributes, or make two fields")
+                }
             }
         }
         let Some((direction, attribute)) = found else {
-            errors.at(&name, format!("is `{name}` an input or an output? Mark it `#[input]` or `#[output]`"));
+            errors.at(
+                &name,
+                format!(
+                    "is `{name}` an input or an output? Mark it `#[input]` or `#[output]`; or, of a hub of chunks, \
+                     `#[produce]`, `#[consume]`, `#[peek]` or `#[modify]`"
+                ),
+            );
             return None;
         };
         let options = Options::read(direction, attribute, errors);
@@ -437,7 +471,7 @@ mod tests {
         assert_eq!(messages.len(), 11, "{messages:#?}");
         assert!(messages[0].contains("cannot borrow"));
         assert!(messages[1].contains("Mark it `#[input]` or `#[output]`"));
-        assert!(messages[2].contains("not both"));
+        assert!(messages[2].contains("one thing"));
         assert_eq!(messages[3], "a queue of 0 can hold nothing: at least 1");
         assert_eq!(
             messages[4],

@@ -32,8 +32,12 @@ struct Known {
 #[derive(Clone, Copy, PartialEq)]
 enum On {
     Both,
+    /// And links.
+    All,
     Input,
     Output,
+    /// Links that take what others then do not have.
+    Link,
 }
 
 /// What it is given.
@@ -52,7 +56,7 @@ enum Value {
 }
 
 /// All of them, in the order in which they are generated.
-const OPTIONS: [Known; 12] = [
+const OPTIONS: [Known; 13] = [
     known("capacity", On::Both, Value::Number("a queue of 0 can hold nothing: at least 1")),
     known("envelope_bytes", On::Output, Value::Number("an envelope of 0 bytes can hold nothing: at least one element")),
     known("envelopes", On::Output, Value::Number("without an envelope nothing could ever pass: at least 1")),
@@ -62,7 +66,8 @@ const OPTIONS: [Known; 12] = [
     waits("within", On::Input, Value::Time),
     waits("since", On::Input, Value::Clock),
     known("room", On::Output, Value::Number("room for 0 messages is always there: write `optional`")),
-    waits("optional", On::Both, Value::None),
+    waits("optional", On::All, Value::None),
+    known("by_hand", On::Link, Value::None),
     known("done", On::Input, Value::None),
     known("event", On::Input, Value::Event),
 ];
@@ -82,8 +87,10 @@ impl Known {
 
     fn suits(&self, direction: Direction) -> bool {
         match direction {
-            Direction::Input => self.on != On::Output,
-            Direction::Output => self.on != On::Input,
+            Direction::Input => matches!(self.on, On::Input | On::Both | On::All),
+            Direction::Output => matches!(self.on, On::Output | On::Both | On::All),
+            Direction::Peek => self.on == On::All,
+            _ => matches!(self.on, On::All | On::Link),
         }
     }
 
@@ -92,6 +99,8 @@ impl Known {
         match (self.on, self.name) {
             (On::Output, "room") => "belongs to an output: it is what the writer waits for",
             (On::Output, _) => "belongs to an output: whoever sends envelopes says how large and how many they are",
+            (On::Link, _) => "belongs to a link that produces, consumes or modifies: those commit something",
+            (On::Both, _) => "belongs to an input or an output: a hub of chunks is made with what it is like",
             _ => "belongs to an input: it is what the reader waits for",
         }
     }
@@ -125,7 +134,11 @@ impl Options {
             Meta::NameValue(_) => {
                 errors.at(
                     attribute,
-                    format!("write `#[{0}]`, or options in brackets: `#[{0}(capacity = 4)]`", direction.word()),
+                    format!(
+                        "write `#[{0}]`, or options in brackets: `#[{0}({1})]`",
+                        direction.word(),
+                        if direction.role().is_some() { "optional" } else { "capacity = 4" }
+                    ),
                 );
                 return Self(Vec::new());
             }
@@ -154,7 +167,7 @@ impl Options {
         if let Some(optional) = self.find("optional") {
             let waits = match direction {
                 Direction::Input => self.first(&["at_least", "at_most", "batch", "within", "since"]),
-                Direction::Output => self.first(&["room"]),
+                _ => self.first(&["room"]),
             };
             if let Some(waits) = waits {
                 let word = direction.word();
@@ -163,7 +176,7 @@ impl Options {
             }
             return;
         }
-        if direction == Direction::Output {
+        if direction != Direction::Input {
             return;
         }
         let least = self.first(&["at_least", "batch"]);

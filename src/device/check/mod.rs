@@ -14,6 +14,9 @@
 //!   query, synchronize, a host function that runs            the host comes after that
 //! ```
 //!
+//! Beside order it knows what is there: memory that was [freed](gone), or that [nothing has written](written), streams and
+//! events that were destroyed. Whoever names those is refused as well.
+//!
 //! It knows nothing of the framework's own tracking, so it can find it wrong. It promises no false alarm for memory that
 //! comes from `alloc` and `alloc_host`, whatever stream, device or order of calls it is used with; it does not look at
 //! other memory (a user's `Vec`: a copy may be done with that when the call returns, which no call shows). The host is
@@ -23,8 +26,11 @@
 //! called, so neither a driver that blocks nor a host function that runs at once can lock up with it.
 
 mod clock;
+mod gone;
 mod shadow;
+mod told;
 mod universe;
+mod written;
 
 #[cfg(test)]
 mod paper;
@@ -44,9 +50,9 @@ use std::{
 };
 
 use self::{
-    clock::Component,
+    clock::{Clock, Component},
     shadow::What,
-    universe::{Key, Region, Side, Touch, Touches, universe},
+    universe::{Key, Region, Side, Touch, Touches, Universe, universe},
 };
 use super::{
     backend::{
@@ -70,6 +76,8 @@ struct Checked {
     name: Arc<str>,
     /// Of its allocations.
     numbers: AtomicU64,
+    /// Its addresses and handles are never used for something else.
+    remembers: bool,
 }
 
 impl fmt::Debug for Checked {
@@ -90,18 +98,28 @@ impl Checked {
         let mut universe = universe();
         let id = universe.fresh();
         universe.add_stream((id, RawStream(0)), &name, "default", false);
-        Self { inner, id, name, numbers: AtomicU64::new(0) }
+        let remembers = !inner.reuses_handles();
+        Self { inner, id, name, numbers: AtomicU64::new(0), remembers }
     }
 
     fn key(&self, stream: RawStream) -> Key {
         (self.id, stream)
     }
 
-    fn component(&self, stream: RawStream) -> Component {
-        universe().stream(self.key(stream), &self.name)
+    /// Asks the universe about a stream, unless that was destroyed.
+    fn with<R>(&self, stream: RawStream, ask: impl FnOnce(&mut Universe, Component) -> Result<R>) -> Result<R> {
+        let mut universe = universe();
+        let asked = universe.stream(self.key(stream), &self.name).and_then(|component| ask(&mut universe, component));
+        drop(universe);
+        asked.or_else(|found| self.refuse(found))
     }
 
-    /// A race found: but a lost device has nothing in flight any more, and says so itself.
+    /// What a stream's past is after a call that touches nothing.
+    fn call(&self, stream: RawStream) -> Result<Clock> {
+        self.with(stream, |universe, component| Ok(universe.call(component).0.clone()))
+    }
+
+    /// Something was found: but a lost device has nothing in flight any more, and says so itself.
     fn refuse<T>(&self, error: Error) -> Result<T> {
         self.inner.memory()?;
         Err(error.at(&*self.name))
@@ -115,16 +133,15 @@ impl Checked {
         touches: &Touches,
         forward: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let (component, outcome) = {
-            let mut universe = universe();
-            let component = universe.stream(self.key(stream), &self.name);
-            (component, universe.access(component, what, touches))
-        };
-        let tick = match outcome {
-            Ok(tick) => tick,
-            Err(race) => return self.refuse(race),
-        };
+        let (component, tick) = self.with(stream, |universe, component| {
+            universe.access(component, what, touches).map(|tick| (component, tick))
+        })?;
         forward().inspect_err(|_| universe().undo(component, tick, touches))
+    }
+
+    fn check_event(&self, event: RawEvent) -> Result<()> {
+        let known = universe().check_event(event);
+        known.or_else(|gone| self.refuse(gone))
     }
 
     fn region(&self, bytes: u64) -> Region {
@@ -138,11 +155,17 @@ impl Checked {
             Ok(region) => region,
             Err(race) => return self.refuse(race),
         };
-        forward().inspect_err(|_| {
-            if let Some(region) = region {
-                universe().add_region(side, start, region);
-            }
-        })
+        self.released(side, start, region, forward())
+    }
+
+    fn released(&self, side: Side, start: u64, region: Option<Region>, freed: Result<()>) -> Result<()> {
+        let Some(region) = region else { return freed };
+        match freed {
+            Err(_) => universe().add_region(side, start, region),
+            Ok(()) if self.remembers && side == Side::Device => universe().bury(start, &region),
+            Ok(()) => {}
+        }
+        freed
     }
 }
 
@@ -190,9 +213,57 @@ impl Backend for Checked {
         })
     }
 
+    fn granularity(&self) -> u64 {
+        self.inner.granularity()
+    }
+
+    fn alloc_on(&self, stream: RawStream, bytes: u64) -> Result<Address> {
+        let address = self.inner.alloc_on(stream, bytes)?;
+        let touches = Touches::from_iter([place(Place::Device(address), bytes, true)]);
+        self.with(stream, |universe, component| {
+            universe.add_region(Side::Device, address.0, self.region(bytes));
+            // It is there from this point of the stream on.
+            universe.access(component, What::Allocation, &touches)
+        })?;
+        Ok(address)
+    }
+
+    unsafe fn free_on(&self, stream: RawStream, address: Address) -> Result<()> {
+        let bytes = universe().size_of(Side::Device, address.0).unwrap_or(0);
+        let touches = Touches::from_iter([place(Place::Device(address), bytes, true)]);
+        self.access(stream, What::Free, &touches, || {
+            // Taken out before it goes: afterwards somebody else might already have got it.
+            let region = universe().take_region(Side::Device, address.0);
+            // SAFETY: as our caller vouches.
+            let freed = unsafe { self.inner.free_on(stream, address) };
+            self.released(Side::Device, address.0, region, freed)
+        })
+    }
+
+    fn wants_recycled(&self) -> bool {
+        true
+    }
+
+    unsafe fn recycle(&self, stream: Option<RawStream>, address: Address, bytes: u64) -> Result<()> {
+        let Some(stream) = stream else {
+            // Nobody uses it any more: its past is that of new memory.
+            let renewed = universe().renew_region(Side::Device, address.0);
+            return match renewed {
+                // SAFETY: as our caller vouches.
+                Ok(()) => unsafe { self.inner.recycle(None, address, bytes) },
+                Err(race) => self.refuse(race),
+            };
+        };
+        let touches = Touches::from_iter([place(Place::Device(address), bytes, true)]);
+        self.access(stream, What::Recycling, &touches, || {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.recycle(Some(stream), address, bytes) }
+        })
+    }
+
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
         let memory = self.inner.alloc_host(bytes)?;
-        universe().add_region(Side::Host, memory.as_ptr().addr() as u64, self.region(bytes as u64));
+        universe().add_region(Side::Host, memory.as_ptr().addr() as u64, self.region(bytes as u64).initialised());
         Ok(memory)
     }
 
@@ -214,22 +285,21 @@ impl Backend for Checked {
     }
 
     fn stream_rename(&self, stream: RawStream, name: &str) {
-        universe().rename_stream(self.key(stream), &self.name, name);
+        universe().rename_stream(self.key(stream), name);
         self.inner.stream_rename(stream, name);
     }
 
     fn stream_destroy(&self, stream: RawStream) {
         // Before the driver may give the same handle to somebody else.
         if stream != RawStream(0) {
-            universe().remove_stream(self.key(stream));
+            universe().remove_stream(self.key(stream), self.remembers);
         }
         self.inner.stream_destroy(stream);
     }
 
     fn stream_query(&self, stream: RawStream) -> Result<bool> {
-        let component = self.component(stream);
         // As it is before the question: what comes in meanwhile may not be done.
-        let end = universe().end(component, false);
+        let end = self.with(stream, |universe, component| Ok(universe.end(component, false)))?;
         let done = self.inner.stream_query(stream)?;
         if done {
             universe().observe(&end);
@@ -238,8 +308,8 @@ impl Backend for Checked {
     }
 
     fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
-        let component = self.component(stream);
-        let end = universe().end(component, stream == RawStream(0));
+        let whole = stream == RawStream(0);
+        let end = self.with(stream, |universe, component| Ok(universe.end(component, whole)))?;
         self.inner.stream_synchronize(stream)?;
         universe().observe(&end);
         Ok(())
@@ -252,22 +322,20 @@ impl Backend for Checked {
     }
 
     fn event_destroy(&self, event: RawEvent) {
-        universe().remove_event(event);
+        universe().remove_event(event, self.remembers);
         self.inner.event_destroy(event);
     }
 
     fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        let past = {
-            let mut universe = universe();
-            let component = universe.stream(self.key(stream), &self.name);
-            universe.call(component).0.clone()
-        };
+        self.check_event(event)?;
+        let past = self.call(stream)?;
         self.inner.event_record(event, stream)?;
         universe().record(event, past);
         Ok(())
     }
 
     fn event_query(&self, event: RawEvent) -> Result<bool> {
+        self.check_event(event)?;
         let past = universe().recorded(event);
         let done = self.inner.event_query(event)?;
         if let (true, Some(past)) = (done, past) {
@@ -281,14 +349,13 @@ impl Backend for Checked {
     }
 
     fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        let past = universe().recorded(event);
+        let past = self.with(stream, |universe, _| universe.check_event(event).map(|()| universe.recorded(event)))?;
         self.inner.stream_wait(stream, event)?;
-        if let Some(past) = past {
-            let mut universe = universe();
-            let component = universe.stream(self.key(stream), &self.name);
+        let Some(past) = past else { return Ok(()) };
+        self.with(stream, |universe, component| {
             universe.order(component, &past);
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
@@ -333,11 +400,7 @@ impl Backend for Checked {
     }
 
     fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()> {
-        let past = {
-            let mut universe = universe();
-            let component = universe.stream(self.key(stream), &self.name);
-            universe.call(component).0.clone()
-        };
+        let past = self.call(stream)?;
         let watched = move || {
             universe().observe(&past);
             function();

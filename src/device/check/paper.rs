@@ -63,6 +63,14 @@ impl Backend for Paper {
     unsafe fn free(&self, _: Address) -> Result<()> {
         self.taken()
     }
+    fn alloc_on(&self, _stream: RawStream, bytes: u64) -> Result<Address> {
+        self.alloc(bytes)
+    }
+
+    unsafe fn free_on(&self, _stream: RawStream, _address: Address) -> Result<()> {
+        Ok(())
+    }
+
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
         Ok(NonNull::new(std::ptr::without_provenance_mut(fresh(bytes as u64) as usize)).unwrap())
     }

@@ -105,6 +105,17 @@ const BYTES: u64 = 16;
 const KINDS: [(usize, Kind); 6] =
     [(0, Kind::Legacy), (0, Kind::Blocking), (0, Kind::Free), (0, Kind::Free), (1, Kind::Free), (1, Kind::Blocking)];
 
+/// Memory that something was written to, which the host has seen: that memory holds something is no matter of order.
+fn written(device: &Arc<dyn Backend>) -> Address {
+    let spec = StreamSpec { name: "first".into(), priority: 0, non_blocking: true };
+    let (memory, first) = (device.alloc(BYTES).unwrap(), device.stream_create(&spec).unwrap());
+    // SAFETY: paper touches nothing.
+    unsafe { device.fill(first, memory, Pattern { width: 1, bits: 0 }, BYTES) }.unwrap();
+    device.stream_synchronize(first).unwrap();
+    device.stream_destroy(first);
+    memory
+}
+
 impl Both {
     fn new() -> Self {
         let papers: Vec<Arc<Paper>> = vec![Arc::default(), Arc::default()];
@@ -112,8 +123,8 @@ impl Both {
         let mut graph = Graph::default();
         let host = graph.add(Vec::new());
         let memory = vec![
-            Memory::Device(0, devices[0].alloc(BYTES).unwrap()),
-            Memory::Device(1, devices[1].alloc(BYTES).unwrap()),
+            Memory::Device(0, written(&devices[0])),
+            Memory::Device(1, written(&devices[1])),
             Memory::Host(devices[0].alloc_host(BYTES as usize).unwrap()),
         ];
         let events = (0..4).map(|n| (n % 2, devices[n % 2].event_create(false).unwrap(), None)).collect();
@@ -330,7 +341,7 @@ impl Both {
                 if self.agree(race, &got) {
                     self.accesses.retain(|access| access.memory != memory);
                     self.memory[memory] = match self.memory[memory] {
-                        Memory::Device(owner, _) => Memory::Device(owner, self.devices[owner].alloc(BYTES).unwrap()),
+                        Memory::Device(owner, _) => Memory::Device(owner, written(&self.devices[owner])),
                         Memory::Host(_) => Memory::Host(self.devices[0].alloc_host(BYTES as usize).unwrap()),
                     };
                 }

@@ -32,8 +32,21 @@ pub(super) enum What {
     /// Its direction.
     Copy(&'static str),
     Fill,
+    /// Its memory is there from then on.
+    Allocation,
+    /// Its memory is gone from then on.
+    Free,
+    /// Its memory is handed to somebody else.
+    Recycling,
     /// Another library's work, by the name that its enqueuer gave it.
     External(&'static str),
+}
+
+impl What {
+    /// Its memory is another's afterwards, and holds nothing.
+    pub(super) fn is_new(self) -> bool {
+        matches!(self, Self::Allocation | Self::Recycling)
+    }
 }
 
 /// An earlier access that a new one is not ordered after.

@@ -48,6 +48,15 @@ fn copy(device: &Arc<dyn Backend>, on: RawStream, to: Place, from: Place, bytes:
     unsafe { device.copy(on, to, from, bytes) }
 }
 
+/// Memory that something was written to, which the host has seen.
+fn written(device: &Arc<dyn Backend>, bytes: u64) -> Address {
+    let (memory, first) = (device.alloc(bytes).unwrap(), stream(device, "first"));
+    fill(device, first, memory, 0, bytes).unwrap();
+    device.stream_synchronize(first).unwrap();
+    device.stream_destroy(first);
+    memory
+}
+
 fn hold(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()> {
     let (go, held) = mpsc::channel();
     device.host_function(on, Box::new(move || _ = held.recv())).unwrap();
@@ -105,7 +114,7 @@ fn no_order_is_refused_before_it_runs() {
 fn readers_share_and_ranges_are_apart() {
     let device = device();
     let (a, b) = (stream(&device, "a"), stream(&device, "b"));
-    let memory = device.alloc(64).unwrap();
+    let memory = written(&device, 64);
     touch(&device, a, memory, 64, false).unwrap();
     touch(&device, b, memory, 64, false).unwrap();
     let other = device.alloc(64).unwrap();
@@ -193,7 +202,7 @@ fn the_host_keeps_off_copies_in_flight() {
 fn memory_in_use_is_not_freed() {
     let device = device();
     let a = stream(&device, "a");
-    let (memory, host) = (device.alloc(64).unwrap(), device.alloc_host(64).unwrap());
+    let (memory, host) = (written(&device, 64), device.alloc_host(64).unwrap());
     let go = hold(&device, a);
     copy(&device, a, Place::Host(host.as_ptr()), Place::Device(memory), 64).unwrap();
     // SAFETY: refused, since the copy still uses both.
@@ -269,7 +278,7 @@ fn a_refused_call_leaves_no_trace() {
 fn a_long_run_stays_small() {
     let (number, device) = watched();
     let (a, b) = (stream(&device, "a"), stream(&device, "b"));
-    let memory = device.alloc(1 << 20).unwrap();
+    let memory = written(&device, 1 << 20);
     for round in 0..100_000_u64 {
         // Ranges of all sizes, the host looking now and then.
         let (from, bytes) = ((round * 7919) % (1 << 19), 1 + (round * 104_729) % 4096);
@@ -309,4 +318,123 @@ fn destroyed_streams_are_forgotten() {
     assert!(fill(&device, late, memory, 1, 64).unwrap_err().is_race());
     drop(device);
     assert_eq!(universe().lines_of(number), 0);
+}
+
+#[test]
+fn memory_that_was_freed_is_not_used() {
+    let device = device();
+    let a = stream(&device, "late");
+    let memory = written(&device, 64);
+    // SAFETY: the host has seen its only use.
+    unsafe { device.free(memory) }.unwrap();
+    let thread = std::thread::current().name().unwrap().to_string();
+    let error = touch(&device, a, Address(memory.0 + 8), 16, false).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidMemory);
+    let wanted = format!(
+        "{0}: invalid memory: kernel `touch` on stream `late` reads device memory #1 ({0}, 64 B), which thread `{thread}` \
+         has freed",
+        device.name()
+    );
+    assert_eq!(error.to_string(), wanted);
+    let host = device.alloc_host(64).unwrap();
+    let error = copy(&device, a, Place::Device(memory), Place::Host(host.as_ptr()), 64).unwrap_err().to_string();
+    assert!(error.contains("copy to device on stream `late` writes device memory #1"), "{error}");
+    // SAFETY: refused.
+    let error = unsafe { device.free(memory) }.unwrap_err();
+    assert!(error.to_string().contains("invalid memory: freed once more is device memory #1"), "{error}");
+    // Nothing has come of it.
+    device.stream_synchronize(a).unwrap();
+}
+
+#[test]
+fn memory_that_goes_in_a_streams_turn_is_not_used_after_it() {
+    let device = device();
+    let a = stream(&device, "a");
+    let memory = device.alloc_on(a, 64).unwrap();
+    fill(&device, a, memory, 1, 64).unwrap();
+    touch(&device, a, memory, 64, false).unwrap();
+    // SAFETY: all that uses it comes before, in the same stream.
+    unsafe { device.free_on(a, memory) }.unwrap();
+    let error = touch(&device, a, memory, 64, false).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidMemory, "{error}");
+}
+
+#[test]
+fn what_nothing_has_written_is_not_read() {
+    let device = device();
+    let a = stream(&device, "early");
+    let (memory, other, host) = (device.alloc(64).unwrap(), device.alloc(64).unwrap(), device.alloc_host(64).unwrap());
+    let part = |from: u64| Address(memory.0 + from);
+    let error = touch(&device, a, part(16), 32, false).unwrap_err();
+    let wanted = format!(
+        "{0}: invalid memory: kernel `touch` on stream `early` reads bytes 16..48 of device memory #1 ({0}, 64 B), which \
+         nothing has written: fill it, copy to it, or give it to a kernel as `&mut` before",
+        device.name()
+    );
+    assert_eq!((error.kind(), error.to_string()), (ErrorKind::InvalidMemory, wanted));
+    let up = |to, from| copy(&device, a, Place::Device(to), Place::Device(from), 64);
+    assert_eq!(up(other, memory).unwrap_err().kind(), ErrorKind::InvalidMemory);
+    // Host memory is initialised; a fill and a kernel write.
+    copy(&device, a, Place::Device(part(0)), Place::Host(host.as_ptr()), 8).unwrap();
+    fill(&device, a, part(8), 1, 8).unwrap();
+    touch(&device, a, part(16), 8, true).unwrap();
+    touch(&device, a, part(0), 24, false).unwrap();
+    // Some of it may be padding. What a copy takes along is no more than there was.
+    touch(&device, a, memory, 64, false).unwrap();
+    up(other, memory).unwrap();
+    touch(&device, a, Address(other.0 + 16), 32, false).unwrap();
+    let error = touch(&device, a, Address(other.0 + 24), 40, false).unwrap_err().to_string();
+    assert!(error.contains("reads bytes 24..64 of device memory #2"), "{error}");
+    // A copy of nothing over something leaves nothing.
+    fill(&device, a, other, 2, 64).unwrap();
+    copy(&device, a, Place::Device(other), Place::Device(part(20)), 32).unwrap();
+    assert!(touch(&device, a, Address(other.0 + 4), 28, false).is_err());
+    touch(&device, a, Address(other.0 + 32), 32, false).unwrap();
+    // Another's memory holds nothing of what it held.
+    // SAFETY: in its turn, and nothing else uses it.
+    unsafe { device.recycle(Some(a), memory, 64) }.unwrap();
+    assert_eq!(touch(&device, a, memory, 64, false).unwrap_err().kind(), ErrorKind::InvalidMemory);
+    device.stream_synchronize(a).unwrap();
+}
+
+#[test]
+fn a_stream_that_was_destroyed_takes_and_tells_nothing() {
+    let device = device();
+    let (a, b) = (stream(&device, "gone"), stream(&device, "b"));
+    let memory = device.alloc(64).unwrap();
+    let event = device.event_create(false).unwrap();
+    let go = hold(&device, a);
+    fill(&device, a, memory, 1, 64).unwrap();
+    device.stream_destroy(a);
+    for refused in [
+        fill(&device, a, memory, 2, 64),
+        device.event_record(event, a),
+        device.stream_query(a).map(drop),
+        device.stream_wait(a, event),
+        device.host_function(a, Box::new(|| ())),
+    ] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert!(error.to_string().contains("stream `gone` was destroyed"), "{error}");
+    }
+    // What is in it still runs, and nobody can come after it any more.
+    let error = fill(&device, b, memory, 2, 64).unwrap_err().to_string();
+    assert!(error.contains("missing is a wait of `b` for `gone` (destroyed since)"), "{error}");
+    // SAFETY: refused.
+    let error = unsafe { device.free(memory) }.unwrap_err().to_string();
+    assert!(error.contains("the host sees `gone` (destroyed since) pass its call 2"), "{error}");
+    drop(go);
+}
+
+#[test]
+fn an_event_that_was_destroyed_orders_nothing() {
+    let device = device();
+    let a = stream(&device, "a");
+    let event = device.event_create(false).unwrap();
+    device.event_record(event, a).unwrap();
+    device.event_destroy(event);
+    for refused in [device.stream_wait(a, event), device.event_record(event, a), device.event_query(event).map(drop)] {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("wrong use: an event was destroyed: it can be recorded, asked and waited"), "{error}");
+    }
 }

@@ -19,7 +19,10 @@ use smallvec::SmallVec;
 
 use super::{
     clock::{Clock, Component},
-    shadow::{Conflict, Shadow, Stamp, What},
+    gone::Gone,
+    shadow::{Shadow, Stamp, What},
+    told::verb,
+    written::Written,
 };
 use crate::{
     device::{
@@ -56,22 +59,23 @@ pub(super) struct Universe {
     /// What the host has seen done.
     host: Clock,
     streams: BTreeMap<Key, Component>,
-    lines: BTreeMap<Component, Line>,
+    pub(super) lines: BTreeMap<Component, Line>,
     /// Destroyed, but the host has not seen their end.
-    fading: BTreeSet<Component>,
+    pub(super) fading: BTreeSet<Component>,
     /// How many of those there may be before somebody tidies up.
     fading_limit: usize,
     /// Whose each is, and what its last record stands for.
     events: BTreeMap<RawEvent, (u64, Option<Arc<Clock>>)>,
     regions: BTreeMap<(Side, u64), Region>,
+    pub(super) gone: Gone,
 }
 
 /// A stream.
 #[derive(Debug)]
-struct Line {
-    device: u64,
-    device_name: Arc<str>,
-    name: Arc<str>,
+pub(super) struct Line {
+    pub(super) device: u64,
+    pub(super) device_name: Arc<str>,
+    pub(super) name: Arc<str>,
     /// Orders itself with the legacy default stream.
     blocking: bool,
     tick: u64,
@@ -90,6 +94,7 @@ pub(super) struct Region {
     number: u64,
     bytes: u64,
     shadow: Shadow,
+    written: Written,
 }
 
 /// How many destroyed streams may be remembered before the memory is searched for their traces.
@@ -114,6 +119,7 @@ impl Universe {
             fading_limit: FADING,
             events: BTreeMap::new(),
             regions: BTreeMap::new(),
+            gone: Gone::default(),
         }
     }
 
@@ -140,45 +146,98 @@ impl Universe {
         component
     }
 
-    pub(super) fn rename_stream(&mut self, key: Key, device_name: &Arc<str>, name: &str) {
-        let component = self.stream(key, device_name);
-        if let Some(line) = self.lines.get_mut(&component) {
+    pub(super) fn rename_stream(&mut self, key: Key, name: &str) {
+        let line = self.streams.get(&key).and_then(|component| self.lines.get_mut(component));
+        if let Some(line) = line {
             line.name = name.into();
         }
     }
 
-    pub(super) fn remove_stream(&mut self, key: Key) {
-        if let Some(component) = self.streams.remove(&key) {
-            self.fade(component);
+    /// `remember`: its handle will never be another's.
+    pub(super) fn remove_stream(&mut self, key: Key, remember: bool) {
+        let Some(component) = self.streams.remove(&key) else { return };
+        if let (true, Some(line)) = (remember, self.lines.get(&component)) {
+            self.gone.end_stream(key, &line.name);
         }
+        self.fade(component);
     }
 
     /// The component of a stream. One that was not made here, some other library's, is taken for an ordinary stream.
-    pub(super) fn stream(&mut self, key: Key, device_name: &Arc<str>) -> Component {
-        match self.streams.get(&key) {
-            Some(component) => *component,
-            None => self.add_stream(key, device_name, &format!("{:#x}", key.1.0), true),
+    pub(super) fn stream(&mut self, key: Key, device_name: &Arc<str>) -> Result<Component> {
+        if let Some(component) = self.streams.get(&key) {
+            return Ok(*component);
         }
+        if let Some(name) = self.gone.stream(key) {
+            let message = format!("stream `{name}` was destroyed: it takes no more work, and has nothing more to tell");
+            return Err(Error::new(ErrorKind::Usage, message));
+        }
+        Ok(self.add_stream(key, device_name, &format!("{:#x}", key.1.0), true))
     }
 
     pub(super) fn add_event(&mut self, device: u64, event: RawEvent) {
         self.events.insert(event, (device, None));
     }
 
-    pub(super) fn remove_event(&mut self, event: RawEvent) {
-        self.events.remove(&event);
+    /// `remember`: its handle will never be another's.
+    pub(super) fn remove_event(&mut self, event: RawEvent, remember: bool) {
+        if self.events.remove(&event).is_some() && remember {
+            self.gone.end_event(event);
+        }
+    }
+
+    /// An error if the event was destroyed.
+    pub(super) fn check_event(&self, event: RawEvent) -> Result<()> {
+        if self.gone.has_event(event) {
+            let message = "an event was destroyed: it can be recorded, asked and waited for no more";
+            return Err(Error::new(ErrorKind::Usage, message));
+        }
+        Ok(())
     }
 
     pub(super) fn add_region(&mut self, side: Side, start: u64, region: Region) {
         self.regions.insert((side, start), region);
     }
 
-    /// Takes memory out that is about to be freed; an error if something may still touch it.
+    /// How large the memory is that begins there.
+    pub(super) fn size_of(&self, side: Side, start: u64) -> Option<u64> {
+        self.regions.get(&(side, start)).map(|region| region.bytes)
+    }
+
+    /// Takes memory out, whatever may still touch it.
+    pub(super) fn take_region(&mut self, side: Side, start: u64) -> Option<Region> {
+        self.regions.remove(&(side, start))
+    }
+
+    /// Takes memory out that is about to be freed; an error if something may still touch it, or if it was freed before.
     pub(super) fn remove_region(&mut self, side: Side, start: u64) -> Result<Option<Region>> {
-        let Some(region) = self.regions.get(&(side, start)) else { return Ok(None) };
+        self.is_idle(side, start, "freed")?;
+        let removed = self.regions.remove(&(side, start));
+        if let (None, Side::Device, Some(freed)) = (&removed, side, self.gone.memory(start)) {
+            return Err(Error::new(ErrorKind::InvalidMemory, format!("freed once more is {freed}")));
+        }
+        Ok(removed)
+    }
+
+    /// Memory is gone, whose address will never be another's.
+    pub(super) fn bury(&mut self, start: u64, region: &Region) {
+        self.gone.free(start, region.bytes, &region.describe(Side::Device));
+    }
+
+    /// Memory is somebody else's from now on; an error if something may still touch it.
+    pub(super) fn renew_region(&mut self, side: Side, start: u64) -> Result<()> {
+        self.is_idle(side, start, "handed out again")?;
+        if let Some(region) = self.regions.get_mut(&(side, start)) {
+            region.shadow = Shadow::default();
+            region.written = Written::default();
+        }
+        Ok(())
+    }
+
+    fn is_idle(&self, side: Side, start: u64, becomes: &str) -> Result<()> {
+        let Some(region) = self.regions.get(&(side, start)) else { return Ok(()) };
         if let Some(conflict) = region.shadow.conflict(&(0..region.bytes), true, |stamp| self.is_seen(stamp)) {
             let message = format!(
-                "{} is freed while {} may still {} bytes {:?} of it; missing is that the host sees {} pass its call {}",
+                "{} is {becomes} while {} may still {} bytes {:?} of it; missing is that the host sees {} pass its call {}",
                 region.describe(side),
                 self.describe(&conflict.with, None),
                 if conflict.writes { "write" } else { "read" },
@@ -188,7 +247,7 @@ impl Universe {
             );
             return Err(Error::new(ErrorKind::Race, message));
         }
-        Ok(self.regions.remove(&(side, start)))
+        Ok(())
     }
 
     /// A device is gone, and all that it had.
@@ -196,7 +255,7 @@ impl Universe {
         let of = (device, RawStream(0))..=(device, RawStream(u64::MAX));
         let streams: Vec<_> = self.streams.range(of).map(|(key, _)| *key).collect();
         for stream in streams {
-            self.remove_stream(stream);
+            self.remove_stream(stream, false);
         }
         self.events.retain(|_, (owner, _)| *owner != device);
         self.regions.retain(|_, region| region.device != device);
@@ -222,12 +281,19 @@ impl Universe {
     pub(super) fn access(&mut self, component: Component, what: What, touches: &Touches) -> Result<u64> {
         let before = self.before(component);
         for touch in touches {
-            let Some((region, bytes)) = self.region(touch) else { continue };
+            let Some((region, bytes)) = self.region(touch) else {
+                self.is_there(component, what, touch)?;
+                continue;
+            };
             let known = |stamp: &Stamp| self.is_seen(stamp) || before.knows(stamp.component, stamp.tick);
             if let Some(conflict) = region.shadow.conflict(&bytes, touch.write, known) {
                 return Err(self.race(component, what, touch, region, &conflict));
             }
+            if !touch.write && !region.written.has_any(&bytes) {
+                return Err(self.unwritten(component, what, touch, region, bytes));
+            }
         }
+        self.write(what, touches);
         let (clock, tick) = self.call(component);
         let clock = clock.clone();
         let stamp = Stamp { component, tick, what };
@@ -243,6 +309,30 @@ impl Universe {
             }
         }
         Ok(tick)
+    }
+
+    /// What is written holds something afterwards: of a copy, what its source holds.
+    fn write(&mut self, what: What, touches: &Touches) {
+        let held = match (what, touches.first()) {
+            (What::Copy(_), Some(from)) => self.region(from).map(|(region, bytes)| {
+                let parts = region.written.within(&bytes).map(|part| part.start - bytes.start..part.end - bytes.start);
+                parts.collect::<SmallVec<[Range<u64>; 2]>>()
+            }),
+            _ => None,
+        };
+        for touch in touches.iter().filter(|touch| touch.write) {
+            let Some((region, bytes)) = find_mut(&mut self.regions, touch) else { continue };
+            if what.is_new() || (held.is_some() && touch.side == Side::Device) {
+                region.written.remove(&bytes);
+            }
+            match &held {
+                _ if what.is_new() => {}
+                None => region.written.add(&bytes),
+                Some(held) => held.iter().for_each(|part| {
+                    region.written.add(&(bytes.start + part.start..(bytes.start + part.end).min(bytes.end)));
+                }),
+            }
+        }
     }
 
     /// The call `tick` was refused by the device: it touched nothing.
@@ -408,7 +498,12 @@ fn find_mut<'a>(regions: &'a mut BTreeMap<(Side, u64), Region>, touch: &Touch) -
 
 impl Region {
     pub(super) fn new(device: u64, device_name: Arc<str>, number: u64, bytes: u64) -> Self {
-        Self { device, device_name, number, bytes, shadow: Shadow::default() }
+        Self { device, device_name, number, bytes, shadow: Shadow::default(), written: Written::default() }
+    }
+
+    /// Page-locked memory of the host: it is initialised.
+    pub(super) fn initialised(self) -> Self {
+        Self { written: Written::all(self.bytes), ..self }
     }
 
     /// What of the allocation is touched. What lies past its end is the device's to complain of.
@@ -418,59 +513,13 @@ impl Region {
         (start < end).then_some(start..end)
     }
 
-    fn describe(&self, side: Side) -> String {
+    pub(super) fn describe(&self, side: Side) -> String {
         let kind = match side {
             Side::Device => "device memory",
             Side::Host => "pinned host memory",
         };
         format!("{kind} #{} ({}, {})", self.number, self.device_name, human::bytes(self.bytes))
     }
-}
-
-/// Messages.
-impl Universe {
-    fn race(&self, component: Component, what: What, touch: &Touch, region: &Region, conflict: &Conflict) -> Error {
-        let new = Stamp { component, tick: 0, what };
-        let message = format!(
-            "{} {} bytes {:?} of {}, which {} {}; nothing orders them: missing is a wait of {} for {} (after its call {})",
-            self.describe(&new, Some(conflict.with.component)),
-            verb(touch.write),
-            conflict.bytes,
-            region.describe(touch.side),
-            self.describe(&conflict.with, Some(component)),
-            verb(conflict.writes),
-            self.describe_line(component),
-            self.describe_line(conflict.with.component),
-            conflict.with.tick,
-        );
-        Error::new(ErrorKind::Race, message)
-    }
-
-    /// ``kernel `uppercase` on stream `upper` ``, with its device if `other` is another's.
-    fn describe(&self, stamp: &Stamp, other: Option<Component>) -> String {
-        let what = match stamp.what {
-            What::Kernel(name) => format!("kernel `{name}`"),
-            What::Copy(direction) => format!("copy {direction}"),
-            What::Fill => "fill".into(),
-            What::External(name) => format!("external work `{name}`"),
-        };
-        let mut text = format!("{what} on stream {}", self.describe_line(stamp.component));
-        let device = |component: &Component| self.lines.get(component).map(|line| (line.device, &line.device_name));
-        if let (Some((mine, name)), Some((theirs, _))) = (device(&stamp.component), other.as_ref().and_then(device))
-            && mine != theirs
-        {
-            text += &format!(" of {name}");
-        }
-        text
-    }
-
-    fn describe_line(&self, component: Component) -> String {
-        self.lines.get(&component).map_or_else(|| "?".into(), |line| format!("`{}`", line.name))
-    }
-}
-
-fn verb(write: bool) -> &'static str {
-    if write { "writes" } else { "reads" }
 }
 
 #[cfg(test)]

@@ -7,7 +7,11 @@
 //! `cuMemFree` does. The pool keeps what is freed (its release threshold is all there is), so the next allocation is
 //! cheap too; it gives memory back to the driver when an allocation fails and when the device is closed.
 //!
-//! Where a device has no pools, `cuMemAlloc` and `cuMemFree` take their place.
+//! Stream-ordered allocations ([`Memory::alloc_on`]) have a second pool. To use memory of theirs again, the driver may
+//! make one user's stream wait for another's; in the first pool that would be the private stream, and whoever allocates
+//! would wait for it.
+//!
+//! Where a device has no pools, `cuMemAlloc` and `cuMemFree` take their place, and nothing is stream-ordered.
 //!
 //! Memory of a pool can be reached by its own device alone until other devices are let in; that is what
 //! [`Memory::let_in`] is for.
@@ -23,9 +27,10 @@ use cudarc::driver::sys::{
 use super::{
     context::Context,
     driver::{Code, Driver, Handle},
+    stream,
 };
 use crate::{
-    device::backend::{Address, MemoryInfo},
+    device::backend::{Address, MemoryInfo, RawStream},
     error::{Error, ErrorKind, Result},
 };
 
@@ -39,11 +44,16 @@ pub(super) struct Memory {
 #[derive(Debug)]
 struct Pooled {
     pool: Handle<CUmemPoolHandle_st>,
-    /// Only allocations and frees.
+    /// What users' streams allocate and free from.
+    ordered: Handle<CUmemPoolHandle_st>,
+    /// Only allocations and frees of the first.
     stream: Handle<CUstream_st>,
 }
 
 impl Memory {
+    /// What the driver's pools round sizes up to.
+    pub(super) const GRANULARITY: u64 = 512;
+
     pub(super) fn open(cx: &Context) -> Result<Self> {
         let driver = cx.enter()?;
         let pools = driver
@@ -52,44 +62,14 @@ impl Memory {
         if pools == 0 {
             return Ok(Self { pooled: None });
         }
-        let props = CUmemPoolProps {
-            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-            location: location(cx.device),
-            win32SecurityAttributes: ptr::null_mut(),
-            maxSize: 0,
-            usage: 0,
-            reserved: [0; 54],
-        };
-        let mut pool = ptr::null_mut();
-        // SAFETY: both outlive the call; the driver reads the one and writes a handle to the other.
-        let code = unsafe { (driver.mem_pool_create)(&mut pool, &props) };
-        cx.check(code, "cuMemPoolCreate")?;
-        let pool = Handle::new(pool);
-        let made = Self::set_up(cx, driver, &pool);
-        if made.is_err() {
+        let pool = make_pool(cx, driver)?;
+        let rest = make_pool(cx, driver).and_then(|ordered| Ok((ordered, make_stream(cx, driver)?)));
+        if rest.is_err() {
             // SAFETY: made above, and nothing was allocated from it.
             let _ = unsafe { (driver.mem_pool_destroy)(pool.raw()) };
         }
-        Ok(Self { pooled: Some(Pooled { pool, stream: made? }) })
-    }
-
-    fn set_up(cx: &Context, driver: &Driver, pool: &Handle<CUmemPoolHandle_st>) -> Result<Handle<CUstream_st>> {
-        let mut keep = u64::MAX;
-        // SAFETY: the release threshold is a `cuuint64_t`, which the driver reads from `keep` during the call.
-        let code = unsafe {
-            (driver.mem_pool_set_attribute)(
-                pool.raw(),
-                CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
-                ptr::from_mut(&mut keep).cast(),
-            )
-        };
-        cx.check(code, "cuMemPoolSetAttribute")?;
-        let mut stream = ptr::null_mut();
-        // SAFETY: `stream` outlives the call, which writes one handle.
-        let code = unsafe { (driver.stream_create)(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint, 0) };
-        cx.check(code, "cuStreamCreateWithPriority")?;
-        Ok(Handle::new(stream))
+        let (ordered, stream) = rest?;
+        Ok(Self { pooled: Some(Pooled { pool, ordered, stream }) })
     }
 
     pub(super) fn alloc(&self, cx: &Context, bytes: u64) -> Result<Address> {
@@ -114,7 +94,7 @@ impl Memory {
     fn ask(&self, driver: &Driver, address: &mut u64, bytes: u64) -> Code {
         match &self.pooled {
             // SAFETY: the pool and the stream live as long as `self`; `address` outlives the call.
-            Some(Pooled { pool, stream }) => unsafe {
+            Some(Pooled { pool, stream, .. }) => unsafe {
                 (driver.mem_alloc_from_pool_async)(address, bytes as usize, pool.raw(), stream.raw())
             },
             // SAFETY: `address` outlives the call.
@@ -131,11 +111,13 @@ impl Memory {
 
     /// Gives what the pool does not use back to the driver. False where there is no pool, and so nothing to hope for.
     fn trim(&self, cx: &Context) -> Result<bool> {
-        let Some(Pooled { pool, .. }) = &self.pooled else { return Ok(false) };
+        let Some(Pooled { pool, ordered, .. }) = &self.pooled else { return Ok(false) };
         let driver = cx.enter()?;
         self.settle(cx, driver)?;
-        // SAFETY: the pool lives as long as `self`; what is allocated from it is not touched by trimming.
-        cx.check(unsafe { (driver.mem_pool_trim_to)(pool.raw(), 0) }, "cuMemPoolTrimTo")?;
+        for pool in [pool, ordered] {
+            // SAFETY: the pool lives as long as `self`; what is allocated from it is not touched by trimming.
+            cx.check(unsafe { (driver.mem_pool_trim_to)(pool.raw(), 0) }, "cuMemPoolTrimTo")?;
+        }
         Ok(true)
     }
 
@@ -165,6 +147,39 @@ impl Memory {
         }
     }
 
+    pub(super) fn alloc_on(&self, cx: &Context, on: RawStream, bytes: u64) -> Result<Address> {
+        let driver = cx.enter()?;
+        let pool = &self.pools(cx)?.ordered;
+        let mut address = 0;
+        // SAFETY: the pool lives as long as `self`, the stream is the caller's and live, and `address` outlives the call.
+        let ask = |address: &mut u64| unsafe {
+            (driver.mem_alloc_from_pool_async)(address, bytes as usize, pool.raw(), stream(on))
+        };
+        let mut code = ask(&mut address);
+        if code == Code::OUT_OF_MEMORY && self.trim(cx)? {
+            code = ask(&mut address);
+        }
+        match code {
+            Code::OUT_OF_MEMORY => Err(self.exhausted(cx, bytes)),
+            code => cx.check(code, "cuMemAllocFromPoolAsync").map(|()| Address(address)),
+        }
+    }
+
+    /// # Safety
+    /// As [`Backend::free_on`](crate::device::backend::Backend::free_on).
+    pub(super) unsafe fn free_on(&self, cx: &Context, on: RawStream, address: Address) -> Result<()> {
+        let driver = cx.enter()?;
+        // SAFETY: it came from this pool, and by contract what may still touch it comes before this in the stream.
+        cx.check(unsafe { (driver.mem_free_async)(address.0, stream(on)) }, "cuMemFreeAsync")
+    }
+
+    fn pools(&self, cx: &Context) -> Result<&Pooled> {
+        self.pooled.as_ref().ok_or_else(|| {
+            let text = "it has no memory pools, so nothing is stream-ordered: use `Allocator::unbounded`";
+            Error::new(ErrorKind::Usage, text).at(cx.name.clone())
+        })
+    }
+
     /// What nobody uses: free in the driver's eyes, or kept by our pool for the next allocation.
     pub(super) fn info(&self, cx: &Context) -> Result<MemoryInfo> {
         let driver = cx.enter()?;
@@ -174,15 +189,17 @@ impl Memory {
         Ok(MemoryInfo { free: free.saturating_add(kept).min(total), total })
     }
 
-    /// Bytes that the pool has from the driver, and those of them that are allocated.
+    /// Bytes that the pools have from the driver, and those of them that are allocated.
     fn usage(&self, driver: &Driver) -> Option<(u64, u64)> {
-        let pool = &self.pooled.as_ref()?.pool;
+        let Pooled { pool, ordered, .. } = self.pooled.as_ref()?;
         let read = |attribute| {
-            let mut value = 0_u64;
-            // SAFETY: both attributes below are `cuuint64_t`, which the driver writes to `value` during the call.
-            let code =
-                unsafe { (driver.mem_pool_get_attribute)(pool.raw(), attribute, ptr::from_mut(&mut value).cast()) };
-            code.is_success().then_some(value)
+            [pool, ordered].iter().try_fold(0_u64, |sum, pool| {
+                let mut value = 0_u64;
+                // SAFETY: both attributes below are `cuuint64_t`, which the driver writes to `value` during the call.
+                let code =
+                    unsafe { (driver.mem_pool_get_attribute)(pool.raw(), attribute, ptr::from_mut(&mut value).cast()) };
+                code.is_success().then_some(sum + value)
+            })
         };
         // In this order: what is freed and given back in between then reads as nothing kept, not as something.
         let reserved = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
@@ -192,24 +209,67 @@ impl Memory {
 
     /// Lets `other` reach this memory, so that copies between the two go straight. Later allocations too.
     pub(super) fn let_in(&self, cx: &Context, other: CUdevice) -> Result<()> {
-        let Some(Pooled { pool, .. }) = &self.pooled else { return Ok(()) };
+        let Some(Pooled { pool, ordered, .. }) = &self.pooled else { return Ok(()) };
         let driver = cx.enter()?;
         let access =
             CUmemAccessDesc { location: location(other), flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-        // SAFETY: `access` is one descriptor, read during the call.
-        cx.check(unsafe { (driver.mem_pool_set_access)(pool.raw(), &access, 1) }, "cuMemPoolSetAccess")
+        [pool, ordered].iter().try_for_each(|pool| {
+            // SAFETY: `access` is one descriptor, read during the call.
+            cx.check(unsafe { (driver.mem_pool_set_access)(pool.raw(), &access, 1) }, "cuMemPoolSetAccess")
+        })
     }
 
     /// Gives everything back. The context must be current; nothing may use the memory any more. What is still allocated
     /// keeps the pool alive in the driver until the context ends.
     pub(super) fn close(&self, driver: &Driver) {
-        let Some(Pooled { pool, stream }) = &self.pooled else { return };
+        let Some(Pooled { pool, ordered, stream }) = &self.pooled else { return };
         // SAFETY: made by `open`, and used by nobody after this: the caller is the destructor of the device.
         unsafe {
             let _ = (driver.mem_pool_destroy)(pool.raw());
+            let _ = (driver.mem_pool_destroy)(ordered.raw());
             let _ = (driver.stream_destroy)(stream.raw());
         }
     }
+}
+
+/// A pool that keeps what is freed.
+fn make_pool(cx: &Context, driver: &Driver) -> Result<Handle<CUmemPoolHandle_st>> {
+    let props = CUmemPoolProps {
+        allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location(cx.device),
+        win32SecurityAttributes: ptr::null_mut(),
+        maxSize: 0,
+        usage: 0,
+        reserved: [0; 54],
+    };
+    let mut pool = ptr::null_mut();
+    // SAFETY: both outlive the call; the driver reads the one and writes a handle to the other.
+    let code = unsafe { (driver.mem_pool_create)(&mut pool, &props) };
+    cx.check(code, "cuMemPoolCreate")?;
+    let mut keep = u64::MAX;
+    // SAFETY: the release threshold is a `cuuint64_t`, which the driver reads from `keep` during the call.
+    let code = unsafe {
+        (driver.mem_pool_set_attribute)(
+            pool,
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+            ptr::from_mut(&mut keep).cast(),
+        )
+    };
+    let set = cx.check(code, "cuMemPoolSetAttribute");
+    if set.is_err() {
+        // SAFETY: made above, and nothing was allocated from it.
+        let _ = unsafe { (driver.mem_pool_destroy)(pool) };
+    }
+    set.map(|()| Handle::new(pool))
+}
+
+fn make_stream(cx: &Context, driver: &Driver) -> Result<Handle<CUstream_st>> {
+    let mut stream = ptr::null_mut();
+    // SAFETY: `stream` outlives the call, which writes one handle.
+    let code = unsafe { (driver.stream_create)(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint, 0) };
+    cx.check(code, "cuStreamCreateWithPriority")?;
+    Ok(Handle::new(stream))
 }
 
 fn location(device: CUdevice) -> CUmemLocation {

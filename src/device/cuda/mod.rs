@@ -181,6 +181,23 @@ impl Backend for CudaBackend {
         unsafe { self.memory.free(&self.cx, address) }
     }
 
+    fn reuses_handles(&self) -> bool {
+        true
+    }
+
+    fn granularity(&self) -> u64 {
+        Memory::GRANULARITY
+    }
+
+    fn alloc_on(&self, stream: RawStream, bytes: u64) -> Result<Address> {
+        self.memory.alloc_on(&self.cx, stream, bytes)
+    }
+
+    unsafe fn free_on(&self, stream: RawStream, address: Address) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.memory.free_on(&self.cx, stream, address) }
+    }
+
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.pinned.alloc(&self.cx, bytes)
     }

@@ -16,7 +16,7 @@ use super::{
     faults::Plan,
     fresh_id, lock,
     machine::{DeviceId, StreamId},
-    memory::Memory,
+    memory::{FRESH, Memory},
     work::{Held, Work, check_launch},
     workers::Engine,
 };
@@ -39,7 +39,7 @@ pub(super) struct Device {
     id: DeviceId,
     legacy: StreamId,
     engine: Arc<Engine>,
-    memory: Memory,
+    memory: Arc<Memory>,
     plan: Plan,
     workers: Vec<JoinHandle<()>>,
     /// Host functions that a planned fault has lost: they live as long as the device.
@@ -65,7 +65,7 @@ impl Device {
             id,
             legacy,
             engine,
-            memory: Memory::new(config.memory),
+            memory: Arc::new(Memory::new(config.memory)),
             plan: Plan::new(config.faults),
             workers,
             lost: Mutex::default(),
@@ -128,6 +128,31 @@ impl Backend for Device {
     unsafe fn free(&self, address: Address) -> Result<()> {
         self.alive()?;
         self.memory.free(address).map_err(|error| self.here(error))
+    }
+
+    fn alloc_on(&self, stream: RawStream, bytes: u64) -> Result<Address> {
+        let stream = self.stream(stream);
+        self.engine.with(|machine| machine.accepts(self.id, stream)).map_err(|error| self.here(error))?;
+        self.alloc(bytes)
+    }
+
+    unsafe fn free_on(&self, stream: RawStream, address: Address) -> Result<()> {
+        self.alive()?;
+        self.enqueue(stream, Work::Free { address, memory: self.memory.clone() })
+    }
+
+    fn wants_recycled(&self) -> bool {
+        true
+    }
+
+    unsafe fn recycle(&self, stream: Option<RawStream>, address: Address, bytes: u64) -> Result<()> {
+        self.alive()?;
+        let fill = Work::Fill { to: address, pattern: Pattern { width: 1, bits: u32::from(FRESH) }, bytes };
+        match stream {
+            Some(stream) => self.enqueue(stream, fill),
+            // SAFETY: nothing that is enqueued touches it, and the caller has it alone.
+            None => unsafe { fill.run() }.map_err(|fault| self.here(Error::new(ErrorKind::Driver, fault.0))),
+        }
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {

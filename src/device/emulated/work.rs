@@ -8,11 +8,12 @@ use std::{
     any::Any,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
 };
 
 use smallvec::SmallVec;
 
-use super::memory::{Reach, reach};
+use super::memory::{Memory, Reach, reach};
 use crate::{
     device::{
         backend::{Address, Arg, BodyArg, Emulation, HostFunction, KernelDef, Launch, Pattern, Place, Scalar},
@@ -45,6 +46,11 @@ pub(super) enum Work {
         args: Box<[Held]>,
         body: Emulation,
         planned: bool,
+    },
+    /// Gives memory back in its turn.
+    Free {
+        address: Address,
+        memory: Arc<Memory>,
     },
     Host(HostFunction),
     /// A host function that a planned fault has lost.
@@ -93,6 +99,7 @@ impl Work {
             Work::Fill { bytes, .. } => format!("fill of {bytes} bytes"),
             Work::Kernel { kernel, .. } => format!("kernel `{}`", kernel.name),
             Work::External { name, .. } => format!("external work `{name}`"),
+            Work::Free { .. } => "free".into(),
             Work::Host(_) | Work::Lost => "host function".into(),
         }
     }
@@ -115,6 +122,7 @@ impl Work {
                 })
             }
             Work::External { args, body, planned, .. } => launch(&args, planned, body),
+            Work::Free { address, memory } => memory.free(address).map_err(|error| Fault(error.to_string())),
             Work::Host(function) => {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(function)) {
                     tracing::error!(panic = panic_message(&*panic), "a host function panicked");

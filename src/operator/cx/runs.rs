@@ -25,6 +25,7 @@ use crate::{
         node::{Method, Node},
         permit::Permit,
     },
+    planted::{self, Planted},
     stream::Ticket,
 };
 
@@ -40,9 +41,17 @@ impl Cx {
     /// beside it (a timer, a channel: in a `select!`, say), the operator counts as one that waits for others: a flow of
     /// which all do is at its end.
     pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
+        // What goes wrong with it, the next run is told.
+        let _ = self.commit(ports);
         self.asks_may_run = false;
         self.among_others = true;
         self.until_ready(ports, |_, _| true).await
+    }
+
+    /// A run has ended well: what it was given of hubs of chunks is committed.
+    #[inline]
+    pub(in crate::operator) fn commit<P: Ports>(&mut self, ports: &mut P) -> Result<()> {
+        if self.linked && self.running { commit(ports) } else { Ok(()) }
     }
 
     /// Whether a run has ended after which [`after`](Self::after) is to be called.
@@ -73,6 +82,9 @@ impl Cx {
         mut may_run: impl FnMut(&P, &Cx) -> bool,
     ) -> bool {
         self.carry.let_go();
+        if self.linked {
+            ports.visit(&mut |_, port| port.let_go());
+        }
         let waker = self.waker.take();
         let mut asking = Asking { cx: self, ports, waits: false, waker };
         poll_fn(|task| {
@@ -243,7 +255,7 @@ impl Cx {
             permit.refuse();
             return Poll::Pending;
         }
-        let for_others = asked.needs_others() && !self.holds_token;
+        let for_others = asked.needs_others() && !self.holds_token || planted::is(Planted::TokenTooSoon);
         if self.among_others {
             self.node.note_wait(for_others);
         } else if for_others {
@@ -363,6 +375,17 @@ fn ask_port<P: Ports>(ports: &mut P, number: usize, ask: &mut dyn FnMut(&mut dyn
         }
         at += 1;
     });
+}
+
+#[cold]
+pub(in crate::operator) fn commit<P: Ports>(ports: &mut P) -> Result<()> {
+    let mut committed = Ok(());
+    ports.visit(&mut |name, port| {
+        if committed.is_ok() {
+            committed = port.run_ended().map_err(|error| error.at(format!("port `{name}`")));
+        }
+    });
+    committed
 }
 
 /// What a run leaves behind: work of its device.

@@ -36,6 +36,24 @@ where
 }
 
 #[derive(Ports)]
+struct Linked<T: wakeline::memory::Plain, S: Clone + Send + Sync + 'static> {
+    #[produce(by_hand)]
+    blanks: Produce<T, S>,
+    #[consume(optional, by_hand)]
+    done: Consume<T, S>,
+    #[peek]
+    shown: Peek<T>,
+    /// With a structure of its own.
+    #[modify(optional)]
+    changed: Modify<u8, &'static str>,
+}
+
+fn links(ports: LinkedHandles<f32, u8>, flow: &mut Flow, hub: &ChunkHub<f32, u8>) {
+    flow.link(ports.blanks, hub);
+    hub.flow_to(&[&ports.done, &ports.shown, &ports.changed]).unwrap();
+}
+
+#[derive(Ports)]
 struct Nothing;
 
 #[derive(Ports)]

@@ -171,6 +171,17 @@ impl Simulation {
         lock(&self.core.state).log.clone()
     }
 
+    /// How many steps were done: the length of its log.
+    pub fn steps(&self) -> usize {
+        lock(&self.core.state).log.len()
+    }
+
+    /// The tasks that are not done, by their names, in the order of spawning: when something hangs, or at the end, when
+    /// nothing should be left.
+    pub fn unfinished(&self) -> Vec<String> {
+        lock(&self.core.state).tasks.iter().map(|(id, entry)| entry.line(*id)).collect()
+    }
+
     /// Spawns a task beside what [`run`](Self::run) is given: its turns are picked by the same seed, as those of
     /// `tokio::spawn` are not. Dropping what this returns lets it go on by itself.
     pub fn spawn<F>(&self, name: impl Into<String>, future: F) -> Task<F::Output>

@@ -1,0 +1,73 @@
+//! The flow that is measured: chunks that already lie in page-locked envelopes go to the device, through a kernel and back.
+
+use wakeline::{flow::Report, kernel::Grid, operator::MapPorts, prelude::*};
+
+pub(crate) use wakeline::operator::{SinkPorts, SourcePorts};
+
+#[kernel(unsafe(cuda = "touch.cu"))]
+fn touch(data: &mut [u8]) {
+    data.iter_mut().step_by(4096).for_each(|byte| *byte = byte.wrapping_add(1));
+}
+
+/// Sends blank envelopes as they are: whole, and filled by nobody.
+struct Feed(usize);
+
+impl Operator for Feed {
+    type Ports = SourcePorts<Envelope<u8>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut chunk = ports.output.blank().await?;
+        chunk.set_len(chunk.capacity())?;
+        self.0 -= 1;
+        if self.0 == 0 {
+            cx.finish();
+        }
+        ports.output.send(chunk).await
+    }
+}
+
+/// One element of each 4 KiB, in place.
+pub(crate) struct Touch;
+
+impl Operator for Touch {
+    type Ports = MapPorts<Envelope<u8>, Envelope<u8>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut chunk = ports.input.take()?;
+        let grid = Grid::blocks([(chunk.len() / 4096).div_ceil(256).max(1) as u32, 1, 1]);
+        touch::launch_with(grid, cx.stream()?, &mut chunk)?;
+        ports.output.send(chunk).await
+    }
+}
+
+/// Waits for each chunk's arrival, as whoever reads it must.
+struct Eat;
+
+impl Operator for Eat {
+    type Ports = SinkPorts<Envelope<u8>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        let chunk = ports.input.take()?;
+        std::hint::black_box(chunk.read().await?[0]);
+        Ok(())
+    }
+}
+
+/// So many bytes through each device, at once. The time of it, without what is made before the first chunk.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "what it is measured against are CUDA devices"))]
+pub(crate) async fn pass(devices: &[Device], total: usize, chunk: usize, envelopes: usize) -> f64 {
+    let mut flow = Flow::new("through");
+    for (at, device) in devices.iter().enumerate() {
+        let feed = flow.add(format!("feed {at}"), Feed(total / chunk));
+        let through = flow.add(format!("touch {at}"), Touch).on(device);
+        let eat = flow.add(format!("eat {at}"), Eat);
+        let hub = Hub::bounded(envelopes).envelopes(envelopes);
+        flow.connect_with(feed.output, through.input, hub.envelope_bytes(chunk));
+        flow.connect_with(through.output, eat.input, hub);
+    }
+    seconds(&flow.run().await.expect("the flow runs"))
+}
+
+pub(crate) fn seconds(report: &Report) -> f64 {
+    report.elapsed.as_secs_f64() - report.setup.as_secs_f64()
+}

@@ -1,0 +1,60 @@
+//! What passing through a device costs, against what the bus, or the files, would allow. Both in this process, alternating.
+//!
+//! ```text
+//! cargo bench --bench through                    everything that the machine has
+//! cargo bench --bench through -- sizes           chunks of 64 KiB to 16 MiB, in both directions at once
+//! cargo bench --bench through -- devices         on all GPUs at once, if there are several
+//! cargo bench --bench through -- constant        64 GiB, and what memory grows by meanwhile
+//! cargo bench --bench through -- file            file to file; the files' own time apart
+//! cargo bench --bench through -- timeline        a picture: ten chunks produced, copied in, computed, copied out, consumed
+//! ```
+//!
+//! The first three need CUDA devices. `file` and `timeline` also run on the emulated device, where they say that they work
+//! and nothing of what they measure. `WAKELINE_BENCH_DIR` says where files are written, else it is the folder for temporary
+//! ones.
+
+#[cfg(feature = "cuda")]
+mod bare;
+#[cfg(feature = "cuda")]
+mod bus;
+#[path = "../support/figure.rs"]
+mod figure;
+mod file;
+mod flow;
+#[cfg(feature = "cuda")]
+mod memory;
+mod timeline;
+
+/// Where files are written.
+fn folder() -> std::path::PathBuf {
+    std::env::var_os("WAKELINE_BENCH_DIR").map_or_else(std::env::temp_dir, Into::into)
+}
+
+fn main() {
+    if !figure::asked() {
+        return;
+    }
+    let asked: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let wants = |name: &str| asked.is_empty() || asked.iter().any(|arg| arg == name);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
+    #[cfg(feature = "cuda")]
+    {
+        // Before anything larger: it looks at the peak of the device's memory.
+        if wants("constant") {
+            bus::constant(&runtime);
+        }
+        if wants("sizes") {
+            bus::sizes(&runtime);
+        }
+        if wants("devices") {
+            bus::devices(&runtime);
+        }
+    }
+    if wants("file") {
+        file::run(&runtime);
+    }
+    if wants("timeline") {
+        timeline::run(&runtime);
+    }
+}

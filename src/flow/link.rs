@@ -1,0 +1,261 @@
+//! [`Flow::link`]: ports of operators, linked to hubs of chunks; and what can be known of that before the flow runs.
+//!
+//! Such a hub is no part of the flow: it was there before, may have links elsewhere, and is there afterwards. Each run of
+//! the flow makes links of its own, in the order of linking, where their operators are.
+
+use std::{any::Any, sync::Arc};
+
+use super::Flow;
+use crate::{
+    condition::PortId,
+    device::Device,
+    error::Result,
+    hub::{
+        ChunkHub,
+        abroad::Lender,
+        chunks::{
+            core::{ChunkState, makes_envelopes},
+            roles::{LinkName, Role},
+        },
+        role::DoesWith,
+    },
+    memory::Plain,
+    operator::{LinkHandle, control::LinkedTo},
+};
+
+/// Makes a link whose elements have a type that is known no more, for a port of this name.
+type MakeLinked = Arc<dyn Fn(&Device, LinkName) -> Result<(Box<dyn Any + Send>, LinkedTo)> + Send + Sync>;
+
+/// A link to be.
+#[derive(Clone)]
+pub(super) struct Linking {
+    pub(super) port: PortId,
+    pub(super) role: Role,
+    pub(super) hub: Arc<dyn ChunkState>,
+    name: LinkName,
+    make: MakeLinked,
+}
+
+impl Linking {
+    /// The end for its port, and what the flow sees of it.
+    pub(super) fn make(&self, device: &Device) -> Result<(Box<dyn Any + Send>, LinkedTo)> {
+        (self.make)(device, self.name)
+    }
+
+    fn is_to(&self, hub: &Arc<dyn ChunkState>) -> bool {
+        is_one(&self.hub, hub)
+    }
+
+    /// Chunks of its hub are consumed, here or elsewhere.
+    fn is_consumed(&self, links: &[Self]) -> bool {
+        let here = links.iter().any(|link| link.role == Role::Consume && link.is_to(&self.hub));
+        here || self.hub.links_that(Role::Consume) > 0
+    }
+}
+
+/// The same hub.
+pub(super) fn is_one(one: &Arc<dyn ChunkState>, other: &Arc<dyn ChunkState>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+}
+
+impl Flow {
+    /// Links a port to a hub of chunks: a [`Produce`](crate::operator::Produce), [`Consume`](crate::operator::Consume),
+    /// [`Peek`](crate::operator::Peek) or [`Modify`](crate::operator::Modify). The order of linking is the order in which
+    /// each chunk goes through those that modify it.
+    ///
+    /// ```
+    /// use wakeline::{operator::{Consume, Produce}, prelude::*};
+    ///
+    /// #[derive(Ports)]
+    /// struct CountPorts {
+    ///     #[produce]
+    ///     numbers: Produce<u32>,
+    /// }
+    ///
+    /// struct Count(u32);
+    ///
+    /// impl Operator for Count {
+    ///     type Ports = CountPorts;
+    ///
+    ///     async fn compute(&mut self, ports: &mut CountPorts, cx: &mut Cx) -> Result<()> {
+    ///         self.0 += 1;
+    ///         if self.0 == 3 {
+    ///             cx.finish();
+    ///         }
+    ///         ports.numbers.get_mut()?.fill_from(&[self.0]).await        // committed as the run ends
+    ///     }
+    /// }
+    ///
+    /// #[derive(Ports)]
+    /// struct PrintPorts {
+    ///     #[consume]
+    ///     numbers: Consume<u32>,
+    /// }
+    ///
+    /// struct Print;
+    ///
+    /// impl Operator for Print {
+    ///     type Ports = PrintPorts;
+    ///
+    ///     async fn compute(&mut self, ports: &mut PrintPorts, _cx: &mut Cx) -> Result<()> {
+    ///         println!("{:?}", ports.numbers.get()?.read().await?);
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let numbers = ChunkHub::builder("numbers").elements(1).queue(2).host_envelopes(2).build()?;
+    /// let mut flow = Flow::new("print");
+    /// let count = flow.add("count", Count(0));
+    /// let print = flow.add("print", Print);
+    /// flow.link(count.numbers, &numbers);
+    /// flow.link(print.numbers, &numbers);
+    /// flow.run().await?;
+    /// assert!(numbers.is_empty());
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// What is wrong with it is reported when the flow runs, with everything else that is: a port that is linked twice or
+    /// not at all, a hub without an envelope where an operator is, readers of a hub that nobody produces for.
+    ///
+    /// # Flows that share a hub
+    /// A link by hand holds a flow whose operators wait. A port of *another flow* does not: a flow whose operators all wait
+    /// for what that one is still at work on is at rest, and ends without it. So have them in one flow; or hold the reader's
+    /// with a link by hand until the writer's has ended:
+    ///
+    /// ```
+    /// # use wakeline::prelude::*;
+    /// # async fn both(numbers: ChunkHub<u32>, mut writes: Flow, mut reads: Flow) -> Result<()> {
+    /// let hold = numbers.produce(&Device::host())?;
+    /// let reading = reads.spawn()?;
+    /// writes.run().await?;
+    /// drop(hold);                                          // nothing more comes
+    /// reading.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn link<K, T, S>(&mut self, port: LinkHandle<K, T, S>, hub: &ChunkHub<T, S>)
+    where
+        K: DoesWith,
+        T: Plain,
+        S: Clone + Send + Sync + 'static,
+    {
+        let (name, state) = (port.link_name(), hub.state());
+        let hub = hub.clone();
+        let make: MakeLinked = Arc::new(move |device, name| {
+            let link = hub.link_port::<K>(device, name)?;
+            let linked = LinkedTo { state: hub.state(), link: link.id(), operator: port.id.operator };
+            Ok((Box::new(link), linked))
+        });
+        self.links.push(Linking { port: port.id, role: K::ROLE.0, hub: state, name, make });
+    }
+}
+
+/// Operators that do not end by themselves when the flow is to be drained: readers of chunks that come from others. Each
+/// with those that it is behind.
+pub(super) fn drained_through<'a>(links: &'a [Linking]) -> impl Iterator<Item = (usize, usize)> + 'a {
+    let readers = links.iter().filter(|link| link.role != Role::Produce && link.is_consumed(links));
+    readers.flat_map(move |reader| {
+        let writers = links.iter().filter(|link| link.role == Role::Produce && link.is_to(&reader.hub));
+        writers.map(|writer| (writer.port.operator, reader.port.operator))
+    })
+}
+
+/// The hubs that have links here, each once.
+pub(super) fn hubs(links: &[LinkedTo]) -> Vec<Arc<dyn ChunkState>> {
+    let mut hubs: Vec<Arc<dyn ChunkState>> = Vec::new();
+    for link in links {
+        if !hubs.iter().any(|hub| is_one(hub, &link.state)) {
+            hubs.push(link.state.clone());
+        }
+    }
+    hubs
+}
+
+/// A flow's hubs know of it while it runs: whoever has links to them elsewhere may cause something in it.
+pub(super) struct Attached {
+    hubs: Vec<Arc<dyn ChunkState>>,
+    flow: Arc<dyn Lender>,
+}
+
+impl Attached {
+    pub(super) fn new(hubs: Vec<Arc<dyn ChunkState>>, flow: Arc<dyn Lender>) -> Self {
+        hubs.iter().for_each(|hub| hub.join(&flow));
+        Self { hubs, flow }
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.hubs.iter().for_each(|hub| hub.leave(&self.flow));
+    }
+}
+
+/// What is wrong with a flow's links. `port`: its name; `device`: where it is; `optional`: it runs without a chunk.
+pub(super) fn problems(
+    links: &[Linking],
+    port: impl Fn(PortId) -> String,
+    device: impl Fn(PortId) -> Device,
+    optional: impl Fn(PortId) -> bool,
+    problems: &mut Vec<String>,
+) {
+    for (at, link) in links.iter().enumerate() {
+        let (name, hub, on) = (port(link.port), link.hub.name(), device(link.port));
+        let place = if on.is_host() { "the host" } else { on.name() };
+        if let Some(other) = link.hub.misfit(&on) {
+            problems.push(format!(
+                "port `{name}` is on {place}, and hub `{hub}` on {other}: between these devices nothing can be copied"
+            ));
+            continue;
+        }
+        // What is sent there need not be copied there.
+        let sent = |other: &Linking| other.role == Role::Produce && other.is_to(&link.hub) && device(other.port) == on;
+        let comes = if link.role == Role::Produce {
+            optional(link.port)
+        } else {
+            link.hub.may_lie_at(&on) || links.iter().any(|other| sent(other) && optional(other.port))
+        };
+        if link.hub.envelopes_at(&on) == 0 && !comes {
+            problems.push(format!(
+                "port `{name}` {} chunks of hub `{hub}` on {place}, where that has no envelopes: give it some, \
+                 `{}`, or `add_envelopes`",
+                link.role.verb(),
+                makes_envelopes(&on)
+            ));
+        }
+        let reads = |link: &Linking| link.role != Role::Produce && !optional(link.port);
+        let both_peek = |other: &Linking| link.role == Role::Peek && other.role == Role::Peek;
+        let beside = links[..at].iter().find(|other| {
+            // A port that is linked twice is a problem of its own.
+            let beside = other.port.operator == link.port.operator && other.port.port != link.port.port;
+            beside && other.is_to(&link.hub) && reads(other) && !both_peek(other)
+        });
+        if let Some(other) = beside.filter(|_| reads(link)) {
+            problems.push(format!(
+                "ports `{}` and `{name}` of one operator wait for the same chunk of hub `{hub}`, which one of them is to \
+                 have alone: leave one of them out, or make it `optional`",
+                port(other.port)
+            ));
+        }
+        let first = links.iter().position(|other| other.is_to(&link.hub)) == Some(at);
+        for named in link.hub.flow().into_iter().filter(|_| first) {
+            let LinkName::Port(flow, operator, number) = named else { continue };
+            let is_here = links.iter().any(|other| other.name == named && other.is_to(&link.hub));
+            if flow == link.port.flow && !is_here {
+                let named = port(PortId { operator, port: number, ..link.port });
+                problems.push(format!(
+                    "`flow_to` of hub `{hub}` names port `{named}`, which is not linked to it and is given none of its \
+                     chunks: link it there, or leave it out"
+                ));
+            }
+        }
+        let produced = links.iter().any(|other| other.role == Role::Produce && other.is_to(&link.hub));
+        if first && !produced && link.hub.links_that(Role::Produce) == 0 && link.hub.is_empty() {
+            problems.push(format!(
+                "nobody produces chunks for hub `{hub}`, and `{name}` would wait for ever: link a port that does, or have \
+                 a link by hand, `hub.produce(..)`"
+            ));
+        }
+    }
+}

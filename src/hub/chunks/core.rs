@@ -1,0 +1,440 @@
+//! What a hub of chunks does: the [state machine](super::state) under a lock, the envelopes, the copies.
+//!
+//! Whoever makes something happen carries out what follows from it, on its own thread, with no lock held: enqueues
+//! copies, lets envelopes go home, wakes. An envelope that comes home is such an event, too. Nobody else runs a hub.
+
+mod seat;
+mod seen;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    io::Write,
+    sync::{
+        Arc, Mutex, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+pub(super) use seat::Seat;
+pub(crate) use seen::{ChunkState, Lack};
+
+use super::{
+    roles::{LinkName, Role},
+    state::{Actions, Blanks, LinkId, Move, Place, State},
+};
+use crate::{
+    device::{Device, HearsOfLoss, human},
+    error::{Error, ErrorKind, Result},
+    hub::{
+        abroad::{Abroad, Lender},
+        envelope::Envelope,
+        pool::Pool,
+    },
+    memory::{Plain, transfer},
+    stream::Stream,
+    sync::lock,
+};
+
+/// An envelope, which those who peek share.
+type Envelopes<T> = Arc<Envelope<T>>;
+
+/// What is shared by all who have to do with a hub.
+pub(crate) struct Core<T: Plain, S> {
+    pub(super) name: Arc<str>,
+    /// Of each envelope.
+    pub(super) bytes: usize,
+    inner: Mutex<Inner<T, S>>,
+    /// For the copies from one place to another.
+    streams: Mutex<HashMap<(Place, Place), Stream>>,
+    failed: OnceLock<Error>,
+    log: Mutex<Option<Box<dyn Write + Send>>>,
+    logs: AtomicBool,
+    flows: Mutex<Flows>,
+    counts: Counts,
+    /// Itself, for what its envelopes keep.
+    own: Weak<Self>,
+}
+
+struct Inner<T: Plain, S> {
+    state: State<Envelopes<T>, Arc<S>>,
+    places: Places<T>,
+}
+
+/// Places by their numbers.
+struct Places<T> {
+    all: Vec<PlaceOf>,
+    of: std::marker::PhantomData<fn() -> T>,
+}
+
+struct PlaceOf {
+    device: Device,
+    pool: Option<Arc<Pool>>,
+}
+
+/// What has passed.
+#[derive(Debug, Default)]
+struct Counts {
+    produced: AtomicU64,
+    consumed: AtomicU64,
+    copied: AtomicU64,
+    copied_bytes: AtomicU64,
+}
+
+/// The flows that it has links in, and who holds them from outside.
+#[derive(Default)]
+struct Flows {
+    running: Vec<Arc<dyn Lender>>,
+    outside: HashMap<LinkId, Vec<Abroad>>,
+}
+
+/// What gives a hub envelopes there.
+pub(crate) fn makes_envelopes(device: &Device) -> &'static str {
+    if device.is_host() { "host_envelopes(2)" } else { "envelopes(&device, 2)" }
+}
+
+/// `the host`, `cuda:0`
+pub(super) fn place_name(device: &Device) -> &str {
+    if device.is_host() { "the host" } else { device.name() }
+}
+
+impl<T: Plain> Places<T> {
+    /// The number of a place; a new one if it has none.
+    fn number(&mut self, device: &Device) -> Place {
+        self.find(device).unwrap_or_else(|| {
+            self.all.push(PlaceOf { device: device.clone(), pool: None });
+            self.all.len() - 1
+        })
+    }
+
+    fn find(&self, device: &Device) -> Option<Place> {
+        self.all.iter().position(|place| place.device == *device)
+    }
+
+    fn count(&self, place: Place) -> usize {
+        self.all.get(place).and_then(|place| place.pool.as_ref()).map_or(0, |pool| pool.count())
+    }
+}
+
+impl<T: Plain> Blanks<Envelopes<T>> for Places<T> {
+    fn take(&mut self, place: Place) -> Option<Envelopes<T>> {
+        let pool = self.all.get(place)?.pool.as_ref()?;
+        pool.take().map(|raw| Arc::new(Envelope::of_raw(raw)))
+    }
+
+    fn count(&self, place: Place) -> usize {
+        self.all.get(place).and_then(|place| place.pool.as_ref()).map_or(0, |pool| pool.idle())
+    }
+
+    fn made(&self, place: Place) -> usize {
+        Self::count(self, place)
+    }
+
+    fn places(&self) -> usize {
+        self.all.len()
+    }
+}
+
+impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
+    pub(super) fn new(name: Arc<str>, bytes: usize, capacity: usize) -> Arc<Self> {
+        Arc::new_cyclic(|own| Self {
+            name,
+            bytes,
+            inner: Mutex::new(Inner {
+                state: State::new(capacity),
+                places: Places { all: Vec::new(), of: std::marker::PhantomData },
+            }),
+            streams: Mutex::default(),
+            failed: OnceLock::new(),
+            log: Mutex::default(),
+            logs: AtomicBool::new(false),
+            flows: Mutex::default(),
+            counts: Counts::default(),
+            own: own.clone(),
+        })
+    }
+
+    /// Allocates so many more envelopes at a place.
+    pub(super) fn add_envelopes(&self, device: &Device, count: usize, near: Option<&Device>) -> Result<()> {
+        let at = || format!("hub `{}` needs {count} envelopes of {}", self.name, human::bytes(self.bytes as u64));
+        let (pool, near) = {
+            let mut inner = lock(&self.inner);
+            let place = self.place(&mut inner.places, device)?;
+            let other = inner.places.all.iter().map(|place| &place.device).find(|device| !device.is_host());
+            let near = near.or(other).unwrap_or(device).clone();
+            (inner.places.all[place].pool.clone(), near)
+        };
+        let failed = |error: Error| error.at(format!("{} on {}", at(), place_name(device)));
+        match pool {
+            Some(pool) => pool.add(count, device, &near).map_err(failed)?,
+            None => {
+                let made = Pool::new(&self.name, count, self.bytes, device, &near).map_err(failed)?;
+                let core = self.own.clone();
+                made.listen(Box::new(move || {
+                    if let Some(core) = core.upgrade() {
+                        core.act(|_, _, _| ());
+                    }
+                }));
+                let mut inner = lock(&self.inner);
+                let place = inner.places.number(device);
+                // Somebody may have been quicker: its envelopes stay, and these are another pool's.
+                match &inner.places.all[place].pool {
+                    None => inner.places.all[place].pool = Some(made),
+                    Some(pool) => {
+                        let pool = pool.clone();
+                        drop(inner);
+                        pool.add(count, device, &near).map_err(failed)?;
+                    }
+                }
+            }
+        }
+        self.tell(|| format!("{count} envelopes more on {}", place_name(device)));
+        self.act(|_, _, _| ());
+        Ok(())
+    }
+
+    /// The number of a place, which all others can be copied to and from.
+    fn place(&self, places: &mut Places<T>, device: &Device) -> Result<Place> {
+        if let Some(other) = places.all.iter().map(|place| &place.device).find(|other| !other.copies_with(device)) {
+            let text = format!("hub `{}`: {device} and {other} are devices of different makes", self.name);
+            return Err(Error::new(ErrorKind::Setup, text));
+        }
+        Ok(places.number(device))
+    }
+
+    /// How many envelopes there are at a place, wherever they are now.
+    pub(super) fn envelopes(&self, device: &Device) -> usize {
+        let inner = lock(&self.inner);
+        inner.places.find(device).map_or(0, |place| inner.places.count(place))
+    }
+
+    /// A new link. `name`: of a port's.
+    pub(super) fn link(self: &Arc<Self>, role: Role, device: &Device, name: Option<LinkName>) -> Result<Seat<T, S>> {
+        let (id, name, place) = {
+            let mut inner = lock(&self.inner);
+            let place = self.place(&mut inner.places, device)?;
+            let (id, name) = inner.state.link(role, place, name);
+            (id, name, place)
+        };
+        let own: Weak<Self> = self.own.clone();
+        device.tell_when_lost(own);
+        if let LinkName::Hand(_) = name {
+            let mut flows = lock(&self.flows);
+            let held = flows.running.iter().map(Abroad::holding).collect();
+            flows.outside.insert(id, held);
+        }
+        self.act(|state, _, out| {
+            // Those whom nothing could come to now may have to be told.
+            if role == Role::Produce {
+                state.wake_all(out);
+            }
+        });
+        Ok(Seat { core: self.clone(), id, name, role, place, device: device.clone(), forgotten: Default::default() })
+    }
+
+    /// A flow that has links here runs: whoever has links elsewhere may cause something in it.
+    pub(super) fn join(&self, flow: &Arc<dyn Lender>) {
+        let mut flows = lock(&self.flows);
+        flows.running.push(flow.clone());
+        flows.outside.values_mut().for_each(|held| held.push(Abroad::holding(flow)));
+    }
+
+    /// That flow has ended.
+    pub(super) fn leave(&self, flow: &Arc<dyn Lender>) {
+        let mut gone = Vec::new();
+        let mut flows = lock(&self.flows);
+        flows.running.retain(|running| !Arc::ptr_eq(running, flow));
+        for held in flows.outside.values_mut() {
+            gone.extend(held.extract_if(.., |held| held.holds(flow)));
+        }
+        drop(flows);
+        drop(gone);
+    }
+
+    /// A flow that what is taken out by hand is to be brought back to.
+    fn some_flow(&self) -> Option<Abroad> {
+        lock(&self.flows).running.first().map(Abroad::holding)
+    }
+
+    pub(super) fn set_flow(&self, flow: Option<Vec<LinkName>>) {
+        self.tell(|| match &flow {
+            None => "data flows as the links say".into(),
+            Some(links) => format!("data flows to {} of its links alone", links.len()),
+        });
+        self.act(|state, _, _| state.set_flow(flow));
+    }
+
+    // --- what happens
+
+    /// Changes something, and does what follows from it.
+    fn act<R>(
+        &self,
+        change: impl FnOnce(&mut State<Envelopes<T>, Arc<S>>, &mut Places<T>, &mut Actions<Envelopes<T>>) -> R,
+    ) -> R {
+        let mut actions = Actions::default();
+        let changed = {
+            let Inner { state, places } = &mut *lock(&self.inner);
+            let changed = change(state, places, &mut actions);
+            state.settle(places, &mut actions);
+            changed
+        };
+        self.carry_out(actions);
+        changed
+    }
+
+    fn carry_out(&self, mut actions: Actions<Envelopes<T>>) {
+        loop {
+            let Actions { moves, wakes, freed } = actions;
+            drop(freed);
+            actions = Actions::default();
+            for copy in moves {
+                self.enqueue(copy, &mut actions);
+            }
+            wakes.into_iter().for_each(|waker| waker.wake());
+            if actions.moves.is_empty() && actions.wakes.is_empty() && actions.freed.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Enqueues a copy, and says so.
+    fn enqueue(&self, copy: Move<Envelopes<T>>, out: &mut Actions<Envelopes<T>>) {
+        let Move { number, from, to, source, blank } = copy;
+        let bytes = source.raw().bytes();
+        let copied = self.copy(from, to, &source, blank);
+        let (arrival, error) = match copied {
+            Ok(arrival) => (Some(Arc::new(arrival)), None),
+            Err(error) => (None, Some(error)),
+        };
+        if let Some(error) = error {
+            self.fail(error);
+        } else {
+            self.counts.copied.fetch_add(1, Ordering::Relaxed);
+            self.counts.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            let size = || human::bytes(bytes as u64);
+            self.tell(|| format!("chunk {number}: {} from {} to {}", size(), self.at(from), self.at(to)));
+        }
+        let failed = self.failed.get().is_some();
+        let Inner { state, places } = &mut *lock(&self.inner);
+        state.arrived(number, to, source, arrival, out);
+        if failed {
+            // What cannot be copied is not tried again.
+            state.wake_all(out);
+        } else {
+            state.settle(places, out);
+        }
+    }
+
+    fn copy(&self, from: Place, to: Place, source: &Envelope<T>, blank: Envelopes<T>) -> Result<Envelope<T>> {
+        let mut arrival = sole(blank)?;
+        let stream = self.stream(from, to)?;
+        let bytes = source.raw().bytes();
+        transfer::copy(&stream, source.raw().memory(), arrival.raw_mut().memory_mut(), bytes)?;
+        arrival.raw_mut().set_bytes(bytes);
+        // Marked now: whoever waits for it waits for this copy and for none after it.
+        arrival.raw().mark()?;
+        source.raw().mark()?;
+        Ok(arrival)
+    }
+
+    fn stream(&self, from: Place, to: Place) -> Result<Stream> {
+        let mut streams = lock(&self.streams);
+        if let Some(stream) = streams.get(&(from, to)) {
+            return Ok(stream.clone());
+        }
+        let (source, target) = {
+            let inner = lock(&self.inner);
+            (inner.places.all[from].device.clone(), inner.places.all[to].device.clone())
+        };
+        let copier = if target.is_host() { &source } else { &target };
+        let name = format!("copies of {} to {}", self.name, place_name(&target));
+        let stream = Stream::with_priority(copier, name, 0)?;
+        streams.insert((from, to), stream.clone());
+        Ok(stream)
+    }
+
+    /// Nothing passes any more.
+    fn fail(&self, error: Error) {
+        // The first failure stays.
+        let _ = self.failed.set(error.at(format!("hub `{}`", self.name)));
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        self.failed.get().map_or(Ok(()), |error| Err(error.again()))
+    }
+
+    fn at(&self, place: Place) -> String {
+        let inner = lock(&self.inner);
+        inner.places.all.get(place).map_or_else(String::new, |place| place_name(&place.device).to_string())
+    }
+
+    // --- for people
+
+    pub(super) fn log_to(&self, writer: Box<dyn Write + Send>) {
+        *lock(&self.log) = Some(writer);
+        self.logs.store(true, Ordering::Release);
+    }
+
+    pub(super) fn tell(&self, line: impl FnOnce() -> String) {
+        let traced = tracing::enabled!(tracing::Level::DEBUG);
+        if !traced && !self.logs.load(Ordering::Acquire) {
+            return;
+        }
+        let line = line();
+        if traced {
+            tracing::debug!(hub = &*self.name, "{line}");
+        }
+        let mut log = lock(&self.log);
+        if let Some(writer) = &mut *log
+            && let Err(error) = writeln!(writer, "{}: {line}", self.name)
+        {
+            tracing::warn!(%error, hub = &*self.name, "the log of a hub ends here");
+            *log = None;
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.inner).state.len()
+    }
+}
+
+/// Whoever waits for a chunk on that device waits for nothing.
+impl<T: Plain, S: Clone + Send + Sync + 'static> HearsOfLoss for Core<T, S> {
+    fn device_lost(&self) {
+        // Nothing else: somebody may be about to enqueue a copy, with what that needs locked.
+        let mut actions = Actions::default();
+        lock(&self.inner).state.wake_all(&mut actions);
+        actions.wakes.into_iter().for_each(|waker| waker.wake());
+    }
+}
+
+/// The envelope, which nobody else has.
+pub(super) fn sole<T: Plain>(envelope: Envelopes<T>) -> Result<Envelope<T>> {
+    Arc::into_inner(envelope).ok_or_else(|| Error::new(ErrorKind::Usage, "an envelope is still shared"))
+}
+
+impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
+    /// Where an envelope lies.
+    pub(super) fn device_of(&self, envelope: &Envelope<T>) -> Device {
+        if envelope.is_host() { Device::host() } else { envelope.device().clone() }
+    }
+
+    pub(super) fn no_envelopes(&self, role: Role, device: &Device) -> Error {
+        let (name, place) = (&self.name, place_name(device));
+        let made = makes_envelopes(device);
+        Error::new(
+            ErrorKind::Setup,
+            format!(
+                "hub `{name}` has no envelopes on {place}, where a link {} its chunks: give it some, \
+                 `ChunkHub::builder(..).{made}`, or `add_envelopes`",
+                role.verb()
+            ),
+        )
+    }
+}
+
+impl<T: Plain, S> fmt::Debug for Core<T, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChunkHub").field("name", &self.name).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}

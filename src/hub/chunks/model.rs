@@ -1,0 +1,445 @@
+//! The state machine against a model: any links, any places, any number of envelopes, any order.
+//!
+//! Every link is a task that runs only when it was woken; copies and envelopes that come home take as long as they like.
+//! What the model knows of each chunk is its data, and who has changed it. When nobody is woken any more all must be done:
+//! so a wake that was lost, and chunks that hold each other up, show as chunks that are left.
+
+use std::{
+    cell::Cell,
+    collections::{HashMap, HashSet},
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Wake, Waker},
+};
+
+use proptest::prelude::*;
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+
+use super::{
+    roles::{LinkName, Role},
+    state::{Actions, Blanks, Grant, LinkId, Move, Place, State},
+};
+use crate::hub::queue::Answer;
+
+/// An envelope, and what lies in it.
+#[derive(Debug)]
+struct Token {
+    place: Place,
+    data: Cell<u64>,
+}
+
+type Held = Rc<Token>;
+
+/// Those at home, and how many there are.
+struct Pools(Vec<Vec<Held>>, Vec<usize>);
+
+impl Blanks<Held> for Pools {
+    fn take(&mut self, place: Place) -> Option<Held> {
+        self.0[place].pop()
+    }
+
+    fn count(&self, place: Place) -> usize {
+        self.0[place].len()
+    }
+
+    fn made(&self, place: Place) -> usize {
+        self.1[place]
+    }
+
+    fn places(&self) -> usize {
+        self.0.len()
+    }
+}
+
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A link, and what it has at this moment.
+struct Task {
+    id: LinkId,
+    role: Role,
+    place: Place,
+    woken: Arc<Flag>,
+    has: Option<Grant<Held, ()>>,
+    /// What it was when it was given.
+    data: u64,
+    left: usize,
+    gone: bool,
+}
+
+/// What is known of a chunk.
+#[derive(Default)]
+struct Known {
+    data: u64,
+    modified: Vec<LinkId>,
+    peeked: HashSet<LinkId>,
+    consumed: bool,
+}
+
+struct World {
+    state: State<Held, ()>,
+    pools: Pools,
+    tasks: Vec<Task>,
+    moves: Vec<Move<Held>>,
+    /// On their way home.
+    homing: Vec<Held>,
+    chunks: HashMap<u64, Known>,
+    consumed: Vec<u64>,
+    made: u64,
+    rng: StdRng,
+    /// Chunks are consumed.
+    consumes: bool,
+    /// So often the flow of data is still to be switched.
+    switches: usize,
+    switched: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Setup {
+    envelopes: Vec<usize>,
+    capacity: usize,
+    links: Vec<(Role, Place)>,
+    chunks: usize,
+    switches: usize,
+    seed: u64,
+}
+
+impl World {
+    fn new(setup: &Setup) -> Self {
+        let blanks = |(place, count): (usize, &usize)| {
+            (0..*count).map(|_| Rc::new(Token { place, data: Cell::new(0) })).collect()
+        };
+        let mut state = State::new(setup.capacity);
+        let tasks = setup.links.iter().map(|(role, place)| Task {
+            id: state.link(*role, *place, None).0,
+            role: *role,
+            place: *place,
+            woken: Arc::new(Flag(AtomicBool::new(true))),
+            has: None,
+            data: 0,
+            left: setup.chunks,
+            gone: false,
+        });
+        Self {
+            tasks: tasks.collect(),
+            state,
+            pools: Pools(setup.envelopes.iter().enumerate().map(blanks).collect(), setup.envelopes.clone()),
+            moves: Vec::new(),
+            homing: Vec::new(),
+            chunks: HashMap::new(),
+            consumed: Vec::new(),
+            made: 0,
+            rng: StdRng::seed_from_u64(setup.seed),
+            consumes: setup.links.iter().any(|(role, _)| *role == Role::Consume),
+            switches: setup.switches,
+            switched: setup.switches > 0,
+        }
+    }
+
+    fn act<R>(&mut self, act: impl FnOnce(&mut State<Held, ()>, &mut Pools, &mut Actions<Held>) -> R) -> R {
+        let mut out = Actions::default();
+        let done = act(&mut self.state, &mut self.pools, &mut out);
+        self.state.settle(&mut self.pools, &mut out);
+        self.carry_out(out);
+        done
+    }
+
+    fn carry_out(&mut self, out: Actions<Held>) {
+        self.homing.extend(out.freed);
+        self.moves.extend(out.moves);
+        out.wakes.into_iter().for_each(Waker::wake);
+    }
+
+    /// One step of somebody's. False if nobody can make one.
+    fn step(&mut self) -> bool {
+        if self.switches > 0 && self.rng.random_ratio(1, 50) {
+            self.switch();
+            return true;
+        }
+        let mut can: Vec<usize> = (0..self.tasks.len())
+            .filter(|at| {
+                let task = &self.tasks[*at];
+                !task.gone && (task.has.is_some() || task.woken.0.load(Ordering::Relaxed))
+            })
+            .collect();
+        let tasks = self.tasks.len();
+        can.extend((0..self.moves.len()).map(|at| tasks + at));
+        let moves = self.moves.len();
+        can.extend((0..self.homing.len()).map(|at| tasks + moves + at));
+        let Some(at) = can.choose(&mut self.rng).copied() else {
+            let left = self.switches > 0;
+            if left {
+                self.switch();
+            }
+            return left;
+        };
+        if at < tasks {
+            self.run(at);
+        } else if at < tasks + moves {
+            let Move { number, from, to, source, blank } = self.moves.swap_remove(at - tasks);
+            assert_eq!((source.place, blank.place), (from, to));
+            assert_eq!(Rc::strong_count(&blank), 1, "a blank is nobody else's");
+            blank.data.set(source.data.get());
+            self.act(|state, _, out| state.arrived(number, to, source, Some(blank), out));
+        } else {
+            let home = self.homing.swap_remove(at - tasks - moves);
+            // A clone of one that others have is not the envelope.
+            if let Ok(token) = Rc::try_unwrap(home) {
+                let place = token.place;
+                self.act(|_, pools, _| pools.0[place].push(Rc::new(token)));
+            }
+        }
+        true
+    }
+
+    /// The data flows to others, and in the end as the links say.
+    fn switch(&mut self) {
+        self.switches -= 1;
+        let some = self.tasks.iter().map(|task| LinkName::Hand(task.id.0)).filter(|_| self.rng.random());
+        let flow = (self.switches > 0).then(|| some.collect());
+        self.act(|state, _, _| state.set_flow(flow));
+    }
+
+    fn run(&mut self, at: usize) {
+        let id = self.tasks[at].id;
+        if let Some(grant) = self.tasks[at].has.take() {
+            return self.end(at, grant);
+        }
+        self.tasks[at].woken.0.store(false, Ordering::Relaxed);
+        if self.tasks[at].left == 0 {
+            self.tasks[at].gone = true;
+            return self.act(|state, _, _| {
+                state.rest(id);
+                state.unlink(id);
+            });
+        }
+        let waker = Waker::from(self.tasks[at].woken.clone());
+        let mut out = Actions::default();
+        let asked = self.state.poll(id, true, &waker, &mut self.pools, &mut out);
+        self.carry_out(out);
+        match asked {
+            Answer::Never => self.tasks[at].left = 0,
+            Answer::Wait => return,
+            Answer::Yes => {}
+        }
+        // It has looked; it may have something else to wait for, and then asks again.
+        self.tasks[at].woken.0.store(true, Ordering::Relaxed);
+        if asked == Answer::Yes && self.rng.random_ratio(3, 4) {
+            let Some(grant) = self.act(|state, pools, _| state.take(id, true, pools)) else {
+                panic!("it was there");
+            };
+            self.given(at, &grant);
+            self.tasks[at].has = Some(grant);
+        }
+    }
+
+    fn given(&mut self, at: usize, grant: &Grant<Held, ()>) {
+        let (id, role, place) = (self.tasks[at].id, self.tasks[at].role, self.tasks[at].place);
+        let envelope = grant.envelope.as_ref().unwrap();
+        assert_eq!(envelope.place, place);
+        if role != Role::Peek {
+            assert_eq!(Rc::strong_count(envelope), 1, "{role:?} has it alone");
+        }
+        self.tasks[at].data = envelope.data.get();
+        if role == Role::Produce {
+            return;
+        }
+        let known = &self.chunks[&grant.number];
+        assert!(!known.consumed, "a consumed chunk is given to nobody");
+        assert_eq!(envelope.data.get(), known.data, "all copies are equal, to what was committed last");
+        let others = self.tasks.iter().filter(|task| task.id != id);
+        for other in others.filter(|task| task.has.as_ref().is_some_and(|has| has.number == grant.number)) {
+            let shared =
+                other.role == Role::Peek && (role == Role::Peek || (role == Role::Consume && other.place != place));
+            assert!(shared || other.role == Role::Produce, "{role:?} beside {:?}", other.role);
+        }
+        if self.consumes && !self.switched {
+            let before = |role: Role| self.tasks.iter().filter(move |task| task.role == role);
+            match role {
+                Role::Modify => {
+                    assert!(!known.modified.contains(&id), "modified once");
+                    let earlier = before(Role::Modify).take_while(|task| task.id != id);
+                    assert!(
+                        earlier.into_iter().all(|task| known.modified.contains(&task.id)),
+                        "in the order of linking"
+                    );
+                }
+                Role::Peek => assert!(!known.peeked.contains(&id), "seen once"),
+                _ => {
+                    assert!(before(Role::Peek).all(|task| known.peeked.contains(&task.id)), "seen by all before");
+                    let earlier =
+                        self.chunks.iter().filter(|(number, known)| **number < grant.number && !known.consumed);
+                    let theirs = |number: u64| {
+                        let has = |task: &&Task| task.has.as_ref().is_some_and(|has| has.number == number);
+                        before(Role::Consume).any(|task| has(&task))
+                    };
+                    assert!(earlier.into_iter().all(|(number, _)| theirs(*number)), "the oldest first");
+                }
+            }
+            if role != Role::Modify {
+                assert!(before(Role::Modify).all(|task| known.modified.contains(&task.id)), "changed by all before");
+            }
+        }
+        if role == Role::Peek {
+            self.chunks.get_mut(&grant.number).unwrap().peeked.insert(id);
+        }
+    }
+
+    fn end(&mut self, at: usize, grant: Grant<Held, ()>) {
+        let (id, place) = (self.tasks[at].id, self.tasks[at].place);
+        let Grant { number, envelope, .. } = grant;
+        let envelope = envelope.unwrap();
+        let commits = self.rng.random_ratio(4, 5);
+        self.made += 1;
+        let data = self.made;
+        match self.tasks[at].role {
+            Role::Produce if commits => {
+                envelope.data.set(data);
+                self.act(|state, _, _| state.produced(number, place, envelope, ()));
+                assert!(self.chunks.insert(number, Known { data, ..Known::default() }).is_none());
+                self.tasks[at].left -= 1;
+            }
+            Role::Produce => {
+                self.homing.push(envelope);
+                self.act(|state, _, _| state.unproduced(number));
+            }
+            Role::Modify if commits => {
+                envelope.data.set(data);
+                let known = self.chunks.get_mut(&number).unwrap();
+                known.data = data;
+                known.modified.push(id);
+                self.act(|state, _, out| state.modified(id, number, envelope, (), out));
+                self.used(at);
+            }
+            Role::Modify => {
+                let written = self.rng.random();
+                if written {
+                    envelope.data.set(data);
+                    // The only copy stays as it was written.
+                    let other = self.tasks[at].data;
+                    let kept = self.copies(number).iter().any(|held| held.data.get() == other);
+                    self.chunks.get_mut(&number).unwrap().data = if kept { other } else { data };
+                }
+                self.act(|state, _, out| state.given_back(id, number, envelope, written, out));
+            }
+            Role::Consume if commits => {
+                self.chunks.get_mut(&number).unwrap().consumed = true;
+                self.consumed.push(number);
+                self.act(|state, _, out| state.consumed(number, out));
+                self.homing.push(envelope);
+                self.used(at);
+            }
+            Role::Consume => self.act(|state, _, out| state.given_back(id, number, envelope, false, out)),
+            Role::Peek => {
+                assert_eq!(envelope.data.get(), self.tasks[at].data, "nobody changes what is peeked at");
+                let unseen = !commits;
+                if unseen {
+                    self.chunks.get_mut(&number).unwrap().peeked.remove(&id);
+                }
+                self.act(|state, _, out| state.peeked(id, number, place, envelope, unseen, out));
+                if !unseen {
+                    self.used(at);
+                }
+            }
+        }
+    }
+
+    /// In a hub whose chunks stay nothing says when it has had enough.
+    fn used(&mut self, at: usize) {
+        if !self.consumes {
+            self.tasks[at].left -= 1;
+        }
+    }
+
+    /// Copies of a chunk in the hub.
+    fn copies(&self, number: u64) -> Vec<Held> {
+        self.state.copies_of(number)
+    }
+}
+
+fn setups(consumes: bool) -> impl Strategy<Value = Setup> {
+    let role = prop_oneof![Just(Role::Produce), Just(Role::Peek), Just(Role::Modify), Just(Role::Consume)];
+    let places = 1..4_usize;
+    places
+        .prop_flat_map(move |places| {
+            let links = prop::collection::vec((role.clone(), 0..places), 0..5);
+            (
+                prop::collection::vec(1..4_usize, places),
+                1..5_usize,
+                links,
+                0..places,
+                0..places,
+                1..8_usize,
+                any::<u64>(),
+            )
+        })
+        .prop_map(move |(envelopes, capacity, mut links, first, last, chunks, seed)| {
+            links.retain(|(role, _)| consumes || !matches!(role, Role::Consume | Role::Produce));
+            links.insert(0, (Role::Produce, first));
+            links.push((if consumes { Role::Consume } else { Role::Modify }, last));
+            let at_first = envelopes[first];
+            // Chunks that stay need a place each.
+            let chunks = if consumes { chunks } else { chunks.min(capacity).min(at_first) };
+            Setup { envelopes, capacity, links, chunks, switches: 0, seed }
+        })
+}
+
+fn run(setup: &Setup) {
+    let mut world = World::new(setup);
+    let total: usize = setup.envelopes.iter().sum();
+    let mut steps = 0;
+    while world.step() {
+        steps += 1;
+        assert!(steps < 20_000, "it goes on for ever");
+    }
+    let stuck: Vec<_> = world.tasks.iter().filter(|task| !task.gone).map(|task| (task.role, task.place)).collect();
+    assert!(stuck.is_empty(), "{stuck:?} wait for ever: {:#?}", world.state);
+    let left: usize = world.pools.0.iter().map(Vec::len).sum();
+    if world.consumes {
+        let producers = setup.links.iter().filter(|(role, _)| *role == Role::Produce).count();
+        assert_eq!(world.consumed.len(), producers * setup.chunks, "each chunk is consumed once");
+        assert_eq!(world.consumed.iter().collect::<HashSet<_>>().len(), world.consumed.len());
+        assert_eq!(left, total, "all envelopes are at home");
+    } else {
+        let held: usize = world.chunks.keys().map(|number| world.copies(*number).len()).sum();
+        assert_eq!(left + held, total, "no envelope is lost");
+        assert_eq!(world.chunks.len(), setup.chunks, "no chunk is lost");
+    }
+}
+
+#[test]
+fn consumers_at_several_places_do_not_take_chunks_from_each_other() {
+    let links = [(Role::Produce, 0), (Role::Produce, 1), (Role::Produce, 1)];
+    let links = links.into_iter().chain([0, 2, 0].map(|place| (Role::Consume, place))).collect();
+    let setup = Setup { envelopes: vec![1, 2, 1], capacity: 4, links, chunks: 3, switches: 0, seed: 0 };
+    (0..500).for_each(|seed| run(&Setup { seed, ..setup.clone() }));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn chunks_that_are_consumed_pass_all_once_and_none_is_lost(setup in setups(true)) {
+        run(&setup);
+    }
+
+    /// With an envelope to spare at each place.
+    #[test]
+    fn the_flow_of_data_may_switch(setup in setups(true), switches in 1..5_usize) {
+        let envelopes = setup.envelopes.iter().map(|_| setup.capacity + 1).collect();
+        run(&Setup { envelopes, switches, ..setup });
+    }
+
+    #[test]
+    fn chunks_that_stay_are_shared_and_changed_in_turn(setup in setups(false)) {
+        run(&setup);
+    }
+}

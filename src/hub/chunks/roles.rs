@@ -1,0 +1,84 @@
+//! What a link does with chunks: it produces, consumes, peeks or modifies. As a value for the state machine, and as a type
+//! for the links and their guards.
+
+use std::fmt::Debug;
+
+/// What a link does, as a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Role {
+    Produce,
+    Consume,
+    Peek,
+    Modify,
+}
+
+/// How a link is named where it is said whom data flows to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LinkName {
+    Hand(u64),
+    /// Of a flow, an operator, a port: the same in all of the flow's runs.
+    Port(u64, usize, usize),
+}
+
+impl Role {
+    /// `produces`
+    pub(crate) fn verb(self) -> &'static str {
+        match self {
+            Self::Produce => "produces",
+            Self::Consume => "consumes",
+            Self::Peek => "peeks",
+            Self::Modify => "modifies",
+        }
+    }
+}
+
+mod sealed {
+    #[allow(unreachable_pub, reason = "public in a private module: that is what seals it")]
+    pub trait Sealed {}
+}
+
+/// What a link does with chunks, as a type: one of those in [`role`](self).
+pub trait DoesWith: sealed::Sealed + Debug + Send + Sync + 'static {
+    #[doc(hidden)]
+    const ROLE: RoleOf;
+}
+
+/// A [`Role`], for the trait alone.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct RoleOf(pub(crate) Role);
+
+/// What may write the chunks that it is given.
+#[diagnostic::on_unimplemented(
+    message = "chunks are written by links that produce or modify them",
+    label = "this one does not: make it a `Modify` or a `Produce`"
+)]
+pub trait Writes: DoesWith {}
+
+macro_rules! roles {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug)]
+            pub enum $name {}
+            impl sealed::Sealed for $name {}
+            impl DoesWith for $name {
+                const ROLE: RoleOf = RoleOf(Role::$name);
+            }
+        )*
+    };
+}
+
+roles! {
+    /// Fills blanks, which become chunks.
+    Produce,
+    /// Takes chunks out.
+    Consume,
+    /// Looks at chunks, with others.
+    Peek,
+    /// Changes chunks, one link at a time.
+    Modify,
+}
+
+impl Writes for Produce {}
+impl Writes for Modify {}

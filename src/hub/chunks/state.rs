@@ -1,0 +1,503 @@
+//! The state machine of a hub of chunks: who is given which chunk, what is copied where, and what goes home.
+//!
+//! It knows no device, no lock and no future. Something happens (a link asks, takes, commits, gives back, goes; a copy
+//! has been enqueued; an envelope came home), and [`settle`](State::settle) says what to do about it ([`Actions`]): copies
+//! to enqueue, tasks to wake, envelopes to let go. Whoever carries that out holds no lock meanwhile.
+//!
+//! ```text
+//!   take: a place in the queue, and a blank
+//!     │
+//!     v      dropped
+//!   BLANK ────────────> nothing
+//!     │ commit
+//!     v       take alone: modify, consume
+//!   FREE ──────────────────────────────────> ALONE
+//!    │ ^ <──── commit, or given back ────────┘  │ commit of a consumer
+//!    │ │                                        v            the last peek ends
+//!    │ └─ the last peek ends ─── PEEKED    LINGERING (if peeked) ──────────────────> nothing
+//!    └── take: peek, any number ────^
+//! ```
+//!
+//! Of one chunk there is a copy at each of any number of places, always equal:
+//!
+//! ```text
+//!   nothing ──bring: a blank is taken──> ARRIVING ──the copy is enqueued──> THERE ──taken alone──> LENT
+//!      ^                                                                     │  ^                   │
+//!      └──── nobody needs it there, another place was modified, evicted ─────┘  └─── given back ────┘
+//! ```
+//!
+//! **Where a chunk goes next.** With a consuming link: through every modifying link, in the order of linking; then to
+//! every peeking link; then to one that consumes. Without one it stays, and links go round all chunks, each link in turn.
+//! Who came first is served first; a peek waits for no one but for who would modify, and that only for its second turn.
+//!
+//! **No chunk holds another up for ever.** They are as old as the blanks that they were made of. A younger chunk takes an
+//! envelope only where enough are left for all that the older ones still need there. Where the flow of data was changed
+//! meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones.
+
+mod settle;
+mod turns;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    task::Waker,
+};
+
+use smallvec::SmallVec;
+
+use super::roles::{LinkName, Role};
+use crate::planted::{self, Planted};
+
+/// The number of a place.
+pub(super) type Place = usize;
+
+/// A link, as long as it is there: in the order of linking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LinkId(pub(super) u64);
+
+/// Where blank envelopes come from.
+pub(super) trait Blanks<E> {
+    fn take(&mut self, place: Place) -> Option<E>;
+    fn count(&self, place: Place) -> usize;
+    /// How many there are, wherever they are now.
+    fn made(&self, place: Place) -> usize;
+    /// How many places there are.
+    fn places(&self) -> usize;
+}
+
+/// What a link is given: a blank, or a chunk.
+#[derive(Debug)]
+pub(super) struct Grant<E, S> {
+    pub(super) number: u64,
+    /// None: a place in the queue alone.
+    pub(super) envelope: Option<E>,
+    pub(super) structure: Option<S>,
+}
+
+/// A copy to be enqueued. Both come back with [`State::arrived`].
+#[derive(Debug)]
+pub(super) struct Move<E> {
+    pub(super) number: u64,
+    pub(super) from: Place,
+    pub(super) to: Place,
+    pub(super) source: E,
+    pub(super) blank: E,
+}
+
+/// What is to be done, once no lock is held.
+#[derive(Debug)]
+pub(super) struct Actions<E> {
+    pub(super) moves: Vec<Move<E>>,
+    pub(super) wakes: Vec<Waker>,
+    pub(super) freed: Vec<E>,
+}
+
+impl<E> Default for Actions<E> {
+    fn default() -> Self {
+        Self { moves: Vec::new(), wakes: Vec::new(), freed: Vec::new() }
+    }
+}
+
+#[derive(Debug)]
+struct Link {
+    role: Role,
+    name: LinkName,
+    place: Place,
+    /// Nobody asks for it any more; what it was given is still out.
+    retired: bool,
+    waits: Option<Waits>,
+    /// Whoever wants to hear of the next change, be it what it may.
+    watcher: Option<Waker>,
+    /// When it was served last.
+    served: u64,
+    /// The chunk that it was given last.
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Waits {
+    since: u64,
+    waker: Waker,
+    /// For a blank, beside a place in the queue.
+    blank: bool,
+    /// It was woken, and has not asked since.
+    told: bool,
+    /// It could have had what it waits for, and did not take it: it waits for something else, too.
+    looked: bool,
+}
+
+#[derive(Debug)]
+struct Chunk<E, S> {
+    number: u64,
+    structure: S,
+    copies: SmallVec<[Copy<E>; 2]>,
+    /// Who has it alone.
+    alone: Option<LinkId>,
+    /// Copies of it that are being enqueued.
+    moving: usize,
+    seen: SmallVec<[LinkId; 4]>,
+}
+
+#[derive(Debug)]
+struct Copy<E> {
+    place: Place,
+    slot: Slot<E>,
+    peeks: usize,
+}
+
+#[derive(Debug)]
+enum Slot<E> {
+    Arriving,
+    There(E),
+    Lent,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct State<E, S> {
+    capacity: usize,
+    links: BTreeMap<LinkId, Link>,
+    chunks: VecDeque<Chunk<E, S>>,
+    /// Consumed, and still peeked at.
+    lingering: Vec<Chunk<E, S>>,
+    /// Places of the queue that are a producer's who has not committed yet: the chunk's number, and where its blank is.
+    open: Vec<(u64, Option<Place>)>,
+    /// Those whom data flows to, if it was said.
+    flow: Option<Vec<LinkName>>,
+    chunks_made: u64,
+    links_made: u64,
+    clock: u64,
+    /// Once there was one.
+    had_producer: bool,
+    had_reader: bool,
+    had_consumer: bool,
+}
+
+impl<E> Copy<E> {
+    fn there(&self) -> Option<&E> {
+        match &self.slot {
+            Slot::There(envelope) => Some(envelope),
+            Slot::Arriving | Slot::Lent => None,
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.peeks == 0 && self.there().is_some()
+    }
+}
+
+impl<E, S> Chunk<E, S> {
+    fn copy(&self, place: Place) -> Option<&Copy<E>> {
+        self.copies.iter().find(|copy| copy.place == place)
+    }
+
+    fn is_there(&self, place: Place) -> bool {
+        self.copy(place).is_some_and(|copy| copy.there().is_some())
+    }
+
+    fn is_peeked(&self) -> bool {
+        self.copies.iter().any(|copy| copy.peeks > 0)
+    }
+
+    /// Copies that others could be made from.
+    fn spare(&self) -> usize {
+        self.copies.iter().filter(|copy| copy.there().is_some()).count()
+    }
+
+    fn remove(&mut self, place: Place, freed: &mut Vec<E>) {
+        if let Some(at) = self.copies.iter().position(|copy| copy.place == place)
+            && let Slot::There(envelope) = self.copies.swap_remove(at).slot
+        {
+            freed.push(envelope);
+        }
+    }
+}
+
+impl<E: Clone, S: Clone> State<E, S> {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            links: BTreeMap::new(),
+            chunks: VecDeque::new(),
+            lingering: Vec::new(),
+            open: Vec::new(),
+            flow: None,
+            chunks_made: 0,
+            links_made: 0,
+            clock: 0,
+            had_producer: false,
+            had_reader: false,
+            had_consumer: false,
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    // --- links
+
+    /// A new link. `name` of one that is known by more than its number.
+    pub(super) fn link(&mut self, role: Role, place: Place, name: Option<LinkName>) -> (LinkId, LinkName) {
+        self.links_made += 1;
+        let id = LinkId(self.links_made);
+        let name = name.unwrap_or(LinkName::Hand(id.0));
+        self.had_producer |= role == Role::Produce;
+        self.had_reader |= role != Role::Produce;
+        self.had_consumer |= role == Role::Consume;
+        // What is there already is as new to it as to anybody.
+        self.links
+            .insert(id, Link { role, name, place, retired: false, waits: None, watcher: None, served: 0, last: 0 });
+        (id, name)
+    }
+
+    /// It asks for nothing more, and nothing waits for it.
+    pub(super) fn retire(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(&id) {
+            (link.retired, link.waits, link.watcher) = (true, None, None);
+        }
+    }
+
+    /// It has given back whatever it had.
+    pub(super) fn unlink(&mut self, id: LinkId) {
+        self.links.remove(&id);
+        self.chunks.iter_mut().for_each(|chunk| chunk.seen.retain(|seen| *seen != id));
+    }
+
+    /// Data flows to these alone; `None`: as inferred.
+    pub(super) fn set_flow(&mut self, flow: Option<Vec<LinkName>>) {
+        self.flow = flow;
+    }
+
+    fn is_served(&self, link: &Link) -> bool {
+        !link.retired && self.flow.as_ref().is_none_or(|flow| flow.contains(&link.name))
+    }
+
+    fn of_role(&self, role: Role) -> impl Iterator<Item = (LinkId, &Link)> {
+        let links = self.links.iter().map(|(id, link)| (*id, link));
+        links.filter(move |(_, link)| link.role == role && self.is_served(link))
+    }
+
+    fn count(&self, role: impl Fn(Role) -> bool) -> usize {
+        self.links.values().filter(|link| role(link.role)).count()
+    }
+
+    /// Chunks are consumed; otherwise they stay. A hub that has lost its last consuming link keeps them for the next one.
+    pub(super) fn consumes(&self) -> bool {
+        self.of_role(Role::Consume).next().is_some() || (self.flow.is_none() && self.had_consumer)
+    }
+
+    /// Links of this role that have not had the chunk.
+    fn pending<'a>(&'a self, chunk: &'a Chunk<E, S>, role: Role) -> impl Iterator<Item = (LinkId, &'a Link)> {
+        self.of_role(role).filter(|(id, _)| !chunk.seen.contains(id))
+    }
+
+    // --- what becomes of it
+
+    /// A new chunk, in the place of the queue that was taken for it: in the order of taking.
+    pub(super) fn produced(&mut self, number: u64, place: Place, envelope: E, structure: S) {
+        self.unproduced(number);
+        let copies = SmallVec::from_iter([Copy { place, slot: Slot::There(envelope), peeks: 0 }]);
+        let at = self.chunks.partition_point(|chunk| chunk.number < number);
+        self.chunks.insert(at, Chunk { number, structure, copies, alone: None, moving: 0, seen: SmallVec::new() });
+    }
+
+    /// A place of the queue is given back.
+    pub(super) fn unproduced(&mut self, number: u64) {
+        self.open.retain(|(open, _)| *open != number);
+    }
+
+    fn find(&mut self, number: u64) -> Option<&mut Chunk<E, S>> {
+        let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number);
+        match at {
+            Ok(at) => self.chunks.get_mut(at),
+            Err(_) => self.lingering.iter_mut().find(|chunk| chunk.number == number),
+        }
+    }
+
+    /// A chunk has been consumed: its envelope is the link's. Its structure comes back once nobody sees it any more.
+    pub(super) fn consumed(&mut self, number: u64, out: &mut Actions<E>) -> Option<S> {
+        let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()?;
+        let mut chunk = self.chunks.remove(at)?;
+        let idle: SmallVec<[Place; 2]> =
+            chunk.copies.iter().filter(|copy| copy.peeks == 0).map(|copy| copy.place).collect();
+        idle.into_iter().for_each(|place| chunk.remove(place, &mut out.freed));
+        if chunk.copies.is_empty() {
+            return Some(chunk.structure);
+        }
+        self.lingering.push(chunk);
+        None
+    }
+
+    /// A chunk has been modified: the copies at other places are what it was, and so is the structure that is returned.
+    pub(super) fn modified(
+        &mut self,
+        id: LinkId,
+        number: u64,
+        envelope: E,
+        structure: S,
+        out: &mut Actions<E>,
+    ) -> Option<S> {
+        let Some(chunk) = self.find(number) else {
+            out.freed.push(envelope);
+            return Some(structure);
+        };
+        chunk.alone = None;
+        let old = std::mem::replace(&mut chunk.structure, structure);
+        if !chunk.seen.contains(&id) {
+            chunk.seen.push(id);
+        }
+        for copy in chunk.copies.drain(..).collect::<SmallVec<[_; 2]>>() {
+            match copy.slot {
+                Slot::Lent => chunk.copies.push(copy),
+                Slot::There(_) if planted::is(Planted::StaleCopy) => chunk.copies.push(copy),
+                Slot::There(old) => out.freed.push(old),
+                // Not so: nobody copies what somebody has alone.
+                Slot::Arriving => {}
+            }
+        }
+        Self::put_back(chunk, envelope);
+        Some(old)
+    }
+
+    /// What was taken alone comes back as it was, or, if `written`, as nobody is to see it, where there is another copy.
+    pub(super) fn given_back(&mut self, id: LinkId, number: u64, envelope: E, written: bool, out: &mut Actions<E>) {
+        let Some(chunk) = self.find(number) else { return out.freed.push(envelope) };
+        chunk.alone = None;
+        if written && chunk.spare() > 0 {
+            chunk.copies.retain(|copy| !matches!(copy.slot, Slot::Lent));
+            out.freed.push(envelope);
+        } else {
+            Self::put_back(chunk, envelope);
+        }
+        self.come_again(id, number);
+    }
+
+    fn put_back(chunk: &mut Chunk<E, S>, envelope: E) {
+        if let Some(copy) = chunk.copies.iter_mut().find(|copy| matches!(copy.slot, Slot::Lent)) {
+            copy.slot = Slot::There(envelope);
+        }
+    }
+
+    /// The chunk is the link's next once more.
+    fn come_again(&mut self, id: LinkId, number: u64) {
+        if let Some(link) = self.links.get_mut(&id)
+            && link.last == number
+        {
+            link.last = number - 1;
+        }
+    }
+
+    /// A peek is over. `unseen`: it never really was. The structure comes back with the last of a chunk that was consumed.
+    pub(super) fn peeked(
+        &mut self,
+        id: LinkId,
+        number: u64,
+        place: Place,
+        envelope: E,
+        unseen: bool,
+        out: &mut Actions<E>,
+    ) -> Option<S> {
+        let Some(chunk) = self.find(number) else {
+            out.freed.push(envelope);
+            return None;
+        };
+        if unseen {
+            chunk.seen.retain(|seen| *seen != id);
+        }
+        let mut over = false;
+        if let Some(copy) = chunk.copies.iter_mut().find(|copy| copy.place == place) {
+            copy.peeks -= 1;
+            over = copy.peeks == 0;
+        }
+        // The chunk has it, too: this is not the last.
+        drop(envelope);
+        let mut structure = None;
+        if over && let Some(at) = self.lingering.iter().position(|chunk| chunk.number == number) {
+            let chunk = &mut self.lingering[at];
+            chunk.remove(place, &mut out.freed);
+            if chunk.copies.is_empty() {
+                structure = Some(self.lingering.swap_remove(at).structure);
+            }
+        }
+        if unseen {
+            self.come_again(id, number);
+        }
+        structure
+    }
+
+    /// A copy has been enqueued: `envelope` is equal to `source` for whoever comes after. `None` if that failed.
+    pub(super) fn arrived(&mut self, number: u64, to: Place, source: E, envelope: Option<E>, out: &mut Actions<E>) {
+        let Some(chunk) = self.find(number) else {
+            out.freed.push(source);
+            out.freed.extend(envelope);
+            return;
+        };
+        drop(source);
+        chunk.moving -= 1;
+        match (envelope, chunk.copies.iter().position(|copy| copy.place == to)) {
+            (Some(envelope), Some(at)) => chunk.copies[at].slot = Slot::There(envelope),
+            (None, Some(at)) => _ = chunk.copies.swap_remove(at),
+            (envelope, None) => out.freed.extend(envelope),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn copies_of(&self, number: u64) -> Vec<E> {
+        let chunks = self.chunks.iter().chain(&self.lingering).filter(|chunk| chunk.number == number);
+        chunks.flat_map(|chunk| chunk.copies.iter().filter_map(|copy| copy.there().cloned())).collect()
+    }
+
+    // --- for people
+
+    /// Chunks in the queue.
+    pub(super) fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.room() > 0
+    }
+
+    /// What a link does, and where.
+    pub(super) fn waits_at(&self, id: LinkId) -> Option<(Role, Place)> {
+        let link = self.links.get(&id).filter(|link| link.waits.is_some())?;
+        Some((link.role, link.place))
+    }
+
+    /// Whom data flows to, if it was said.
+    pub(super) fn flow(&self) -> Option<&[LinkName]> {
+        self.flow.as_deref()
+    }
+
+    /// It was said whom data flows to, and not to this link.
+    pub(super) fn is_left_out(&self, id: LinkId) -> bool {
+        self.links.get(&id).is_some_and(|link| !self.is_served(link))
+    }
+
+    /// Links of this role, whether data flows to them or not.
+    pub(super) fn links_that(&self, role: Role) -> usize {
+        self.count(|other| other == role)
+    }
+
+    /// Something can come to lie at that place without a copy: it lies there, or a producer is there.
+    pub(super) fn may_lie_at(&self, place: Place) -> bool {
+        let lies = self.chunks.iter().any(|chunk| chunk.copy(place).is_some());
+        lies || self.links.values().any(|link| link.role == Role::Produce && link.place == place)
+    }
+
+    /// The number of the chunk that is the link's next, if there is one.
+    pub(super) fn next_number(&self, id: LinkId) -> Option<u64> {
+        let link = self.links.get(&id)?;
+        self.next_for(id, link).map(|at| self.chunks[at].number)
+    }
+
+    /// It is the link's turn at its next chunk, and nobody has that: what is missing is an envelope.
+    pub(super) fn lacks_envelope(&self, id: LinkId) -> bool {
+        let Some(link) = self.links.get(&id) else { return false };
+        let chunk = self.next_for(id, link).map(|at| &self.chunks[at]);
+        chunk.is_some_and(|chunk| {
+            self.is_turn(id, link, chunk) && chunk.alone.is_none() && chunk.copy(link.place).is_none()
+        })
+    }
+}

@@ -1,0 +1,237 @@
+//! What follows from what has happened: copies, wakes, envelopes that go.
+//!
+//! ```text
+//!   settle ──> wanted: the oldest chunk first ──bring──> a blank: a copy is enqueued
+//!                                                └─────> none: make room, if somebody waits
+//!          ──> trim: copies that nobody needs go home
+//!          ──> wake: those who may go, who came first first
+//! ```
+
+use smallvec::SmallVec;
+
+use super::{Actions, Blanks, Chunk, Copy, Link, LinkId, Move, Place, Role, Slot, State, Waits};
+
+/// A chunk is wanted at a place.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    chunk: usize,
+    place: Place,
+    /// By one who waits.
+    demanded: bool,
+}
+
+impl<E: Clone, S: Clone> State<E, S> {
+    /// Says what follows from what has happened.
+    pub(in crate::hub::chunks) fn settle(&mut self, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
+        for Wanted { chunk, place, demanded } in self.wanted() {
+            self.bring(chunk, place, demanded, blanks, out);
+        }
+        // After that: a copy that was made to make room elsewhere has served by now.
+        self.trim(out);
+        self.clear_for_producers(blanks, out);
+        out.wakes.extend(self.links.values_mut().filter_map(|link| link.watcher.take()));
+        self.wake(out, |state, id, link, waits| {
+            state.has_ended(id, blanks) || state.may_go(id, link, waits.blank, blanks)
+        });
+    }
+
+    /// Wakes those who wait, have not been woken yet, and are to be. Who came first is woken first.
+    pub(super) fn wake(&mut self, out: &mut Actions<E>, is_due: impl Fn(&Self, LinkId, &Link, &Waits) -> bool) {
+        let due = |(id, link): (&LinkId, &Link)| {
+            let waits = link.waits.as_ref().filter(|waits| !waits.told)?;
+            is_due(self, *id, link, waits).then_some((waits.since, *id))
+        };
+        let mut due: SmallVec<[(u64, LinkId); 4]> = self.links.iter().filter_map(due).collect();
+        due.sort_unstable();
+        for (_, id) in due {
+            if let Some(waits) = self.links.get_mut(&id).and_then(|link| link.waits.as_mut()) {
+                waits.told = true;
+                out.wakes.push(waits.waker.clone());
+            }
+        }
+    }
+
+    /// Wakes all, to look again whatever they wait for.
+    pub(in crate::hub::chunks) fn wake_all(&mut self, out: &mut Actions<E>) {
+        let waits = self.links.values().filter_map(|link| link.waits.as_ref());
+        out.wakes.extend(waits.map(|waits| waits.waker.clone()));
+    }
+
+    /// The consumer that a chunk goes to: of those that wait one that is where it lies, or who has waited longest; of the
+    /// others the same.
+    fn consumer(&self, chunk: &Chunk<E, S>) -> Option<Place> {
+        let rank = |link: &Link| {
+            let since = link.waits.as_ref().map(|waits| waits.since);
+            (since.is_none(), chunk.copy(link.place).is_none(), since)
+        };
+        self.of_role(Role::Consume).min_by_key(|(_, link)| rank(link)).map(|(_, link)| link.place)
+    }
+
+    /// Where a chunk that is to be consumed is wanted next.
+    pub(super) fn next_places(&self, chunk: &Chunk<E, S>) -> SmallVec<[Place; 4]> {
+        if let Some((_, link)) = self.pending(chunk, Role::Modify).next() {
+            return SmallVec::from_iter([link.place]);
+        }
+        let peeks = self.pending(chunk, Role::Peek).map(|(_, link)| link.place);
+        peeks.chain(self.consumer(chunk)).collect()
+    }
+
+    /// Envelopes at a place that chunks before this one will still need.
+    pub(super) fn reserved(&self, before: usize, place: Place) -> usize {
+        if !self.consumes() {
+            return 0;
+        }
+        let needs = |chunk: &&Chunk<E, S>| {
+            let is_consumed =
+                chunk.alone.and_then(|id| self.links.get(&id)).is_some_and(|link| link.role == Role::Consume);
+            let roles = [Role::Modify, Role::Peek].into_iter().flat_map(|role| self.pending(chunk, role));
+            let mut places = roles.map(|(_, link)| link.place).chain(self.consumer(chunk));
+            !is_consumed && chunk.copy(place).is_none() && places.any(|needed| needed == place)
+        };
+        let older = self.chunks.iter().take(before).filter(needs).count();
+        let next = self.chunks.get(before).map_or(u64::MAX, |chunk| chunk.number);
+        let to_come = self.open.iter().filter(|(number, at)| *number < next && *at != Some(place)).count();
+        let is_read = || self.links.values().any(|link| link.role != Role::Produce && link.place == place);
+        older + if to_come > 0 && is_read() { to_come } else { 0 }
+    }
+
+    /// Copies that nobody needs any more go home. Until a modification is committed all others stay: it may be given up.
+    fn trim(&mut self, out: &mut Actions<E>) {
+        if !self.consumes() {
+            return;
+        }
+        for at in 0..self.chunks.len() {
+            let chunk = &self.chunks[at];
+            if chunk.copies.len() < 2 || chunk.alone.is_some() || chunk.moving > 0 {
+                continue;
+            }
+            let wanted = self.next_places(chunk);
+            let modified = self.pending(chunk, Role::Modify).next().is_some();
+            if modified || !wanted.iter().any(|place| chunk.is_there(*place)) {
+                continue;
+            }
+            let idle = chunk.copies.iter().filter(|copy| copy.is_idle() && !wanted.contains(&copy.place));
+            let idle: SmallVec<[Place; 2]> = idle.map(|copy| copy.place).collect();
+            idle.into_iter().for_each(|place| self.chunks[at].remove(place, &mut out.freed));
+        }
+    }
+
+    /// Who waits, by when it came, and the chunk that it waits for.
+    pub(super) fn waiting(&self) -> SmallVec<[(u64, usize, Place); 4]> {
+        let mut waiting: SmallVec<[(u64, usize, Place); 4]> = SmallVec::new();
+        for (id, link) in &self.links {
+            if let Some(waits) = link.waits.as_ref().filter(|waits| !waits.looked && link.role != Role::Produce)
+                && let Some(at) = self.next_for(*id, link)
+            {
+                waiting.push((waits.since, at, link.place));
+            }
+        }
+        waiting.sort_unstable();
+        waiting
+    }
+
+    /// Where chunks are wanted and are not, the most urgent first.
+    fn wanted(&self) -> Vec<Wanted> {
+        let waiting = self.waiting();
+        let mut wanted = Vec::new();
+        if self.consumes() {
+            for (at, chunk) in self.chunks.iter().enumerate() {
+                for place in self.next_places(chunk) {
+                    let demanded = waiting.iter().any(|(_, chunk, theirs)| (*chunk, *theirs) == (at, place));
+                    wanted.push(Wanted { chunk: at, place, demanded });
+                }
+            }
+        } else {
+            wanted.extend(waiting.iter().map(|(_, chunk, place)| Wanted {
+                chunk: *chunk,
+                place: *place,
+                demanded: true,
+            }));
+            // Whoever goes round them and is at work on one has another one coming.
+            for (id, link) in self.links.iter().filter(|(_, link)| link.role != Role::Produce && link.served > 0) {
+                if let Some(at) = self.next_for(*id, link).filter(|at| self.chunks[*at].number != link.last) {
+                    wanted.push(Wanted { chunk: at, place: link.place, demanded: false });
+                }
+            }
+        }
+        wanted.retain(|wanted| self.chunks[wanted.chunk].copy(wanted.place).is_none());
+        wanted
+    }
+
+    fn bring(&mut self, at: usize, place: Place, demanded: bool, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
+        let chunk = &self.chunks[at];
+        if chunk.alone.is_some() || chunk.copy(place).is_some() {
+            return;
+        }
+        let Some((from, source)) = chunk.copies.iter().find_map(|copy| Some((copy.place, copy.there()?.clone())))
+        else {
+            return;
+        };
+        let left = blanks.count(place);
+        // How many are reserved takes a while to find out.
+        if left == 0 || left <= self.reserved(at, place) {
+            if demanded && left == 0 {
+                drop(source);
+                self.make_room(at, place, blanks, out);
+            }
+            return;
+        }
+        let Some(blank) = blanks.take(place) else { return };
+        let chunk = &mut self.chunks[at];
+        chunk.copies.push(Copy { place, slot: Slot::Arriving, peeks: 0 });
+        chunk.moving += 1;
+        out.moves.push(Move { number: chunk.number, from, to: place, source, blank });
+    }
+
+    /// Somebody waits for a chunk at a place all of whose envelopes other chunks have: the copy of one that nobody wants
+    /// there goes, or moves elsewhere if it is the only one.
+    fn make_room(&mut self, for_chunk: usize, place: Place, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
+        let waiting = self.waiting();
+        let in_the_way = |at: &usize| {
+            let chunk = &self.chunks[*at];
+            let idle = chunk.alone.is_none() && chunk.moving == 0 && chunk.copy(place).is_some_and(Copy::is_idle);
+            let wanted = if self.consumes() {
+                *at < for_chunk && self.next_places(chunk).contains(&place)
+            } else {
+                waiting.iter().any(|(_, chunk, theirs)| (chunk, *theirs) == (at, place))
+            };
+            *at != for_chunk && idle && !wanted
+        };
+        // One that is on its way out already makes the room.
+        let moves_out = |chunk: &Chunk<E, S>| chunk.moving > 0 && chunk.is_there(place);
+        if self.chunks.iter().any(moves_out) {
+            return;
+        }
+        // Of the youngest: it is wanted last.
+        let Some(at) = (0..self.chunks.len()).rev().find(in_the_way) else { return };
+        if self.chunks[at].spare() > 1 {
+            return self.chunks[at].remove(place, &mut out.freed);
+        }
+        let has_room = |other: &Place| {
+            let left = blanks.count(*other);
+            *other != place && left > 0 && left > self.reserved(at, *other)
+        };
+        if let Some(elsewhere) = (0..blanks.places()).find(has_room) {
+            self.bring(at, elsewhere, false, blanks, out);
+        }
+    }
+
+    /// A producer waits for a blank, there is room in the queue, and chunks that stay have copies elsewhere.
+    fn clear_for_producers(&mut self, blanks: &impl Blanks<E>, out: &mut Actions<E>) {
+        if self.consumes() || self.room() == 0 {
+            return;
+        }
+        let producers = self.links.values().filter(|link| link.role == Role::Produce);
+        let starved = producers.filter(|link| link.waits.as_ref().is_some_and(|waits| waits.blank));
+        let Some(place) = starved.map(|link| link.place).find(|place| blanks.count(*place) == 0) else { return };
+        let waiting = self.waiting();
+        let spare = self.chunks.iter().enumerate().position(|(at, chunk)| {
+            let wanted = waiting.iter().any(|(_, chunk, theirs)| (*chunk, *theirs) == (at, place));
+            let idle = chunk.alone.is_none() && chunk.moving == 0 && chunk.copy(place).is_some_and(Copy::is_idle);
+            idle && !wanted && chunk.spare() > 1
+        });
+        if let Some(at) = spare {
+            self.chunks[at].remove(place, &mut out.freed);
+        }
+    }
+}

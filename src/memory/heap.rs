@@ -1,0 +1,634 @@
+//! A heap: what one allocator has from the driver, what of it is in use, and what waits to be used again.
+//!
+//! ```text
+//!   alloc on stream s, the first that there is:
+//!     a block that is bound to s alone          it was freed after its last use on s: s comes after that anyway
+//!     an idle one
+//!     one whose uses s comes after              its clock says so (a wait, directly or not), or they have passed
+//!     one whose uses have passed                the device is asked, and not waited for
+//!     new memory of the driver's                if need be after what is idle, of any size, was given back to it
+//!     a bound one that is large enough          s waits for its uses, on the device
+//!     an error with the numbers
+//! ```
+//!
+//! Memory that is handed out again begins with the uses that it ended with: so whatever stream touches it first, on
+//! whatever way the buffer came there, comes after them. Nothing is forgotten before it is known to have passed.
+//!
+//! What becomes of memory that is dropped: see [`reclaim`](super::reclaim).
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, atomic::AtomicBool},
+};
+
+use smallvec::SmallVec;
+
+use super::{
+    Home, Memory, Origin, Owned,
+    access::Uses,
+    ledger::Ledger,
+    reclaim::first_of_each,
+    shelves::{Block, Bound, Shelves, Taken},
+    waiting::Waiting,
+};
+use crate::{
+    device::{Device, WeakDevice, backend::Backend},
+    error::{Error, ErrorKind, Result},
+    stream::{Stream, Streams, Ticket},
+    sync::lock,
+};
+
+/// Where a heap's memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The driver, whenever more is needed.
+    Unbounded,
+    /// Reserved at once: so many blocks of so many bytes.
+    Blocks { bytes: u64, count: usize },
+    /// The driver's own pool, on the streams themselves.
+    StreamOrdered,
+}
+
+/// See the [module](self).
+pub(crate) struct Heap {
+    pub(super) device: WeakDevice,
+    /// For people: `cuda:0`, `the host, page-locked for cuda:0`.
+    pub(super) place: String,
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) ledger: Arc<Ledger>,
+    pub(super) kind: Kind,
+    /// Page-locked memory of the host.
+    host: bool,
+    /// What it may have from the driver at most.
+    limit: Option<u64>,
+    granularity: u64,
+    wants_recycled: bool,
+    pub(super) state: Mutex<State>,
+    /// The lookout's beat comes by.
+    pub(super) sweeping: AtomicBool,
+}
+
+/// What changes.
+pub(super) struct State {
+    pub(super) shelves: Shelves<Box<Memory>>,
+    /// Bytes of blocks: of all; of those that were freed and are bound; of those that are idle. The others are handed out.
+    held: u64,
+    pub(super) bound: u64,
+    pub(super) idle: u64,
+    /// Set apart for runs that have begun.
+    pub(super) reserved: u64,
+    /// Bytes as they were asked for: of what is handed out or bound, and of what is bound.
+    pub(super) used: u64,
+    pub(super) waiting: u64,
+    pub(super) peak: u64,
+    pub(super) reused: u64,
+    pub(super) from_driver: u64,
+    pub(super) waits: Waiting,
+    /// Bytes that are in use by, or reserved for, the operators of a flow.
+    owners: SmallVec<[(usize, u64); 1]>,
+}
+
+impl Block for Box<Memory> {
+    /// Only where it lies: it keeps neither device nor heap, which keep it.
+    type Idle = Home;
+
+    #[inline]
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    #[inline]
+    fn bound(&mut self) -> Bound {
+        self.own_uses().bound()
+    }
+
+    fn forget_passed(&mut self) {
+        self.own_uses().forget_passed();
+    }
+}
+
+impl Memory {
+    /// What is enqueued after this point comes after all of its uses: so whoever comes after the point does, too. (The next
+    /// time that stream finds it without looking at its clock.)
+    fn comes_before(&mut self, point: Option<&Ticket>) {
+        let uses = self.own_uses();
+        *uses = Uses::default();
+        if let Some(point) = point.filter(|point| point.number() > 0) {
+            uses.written_by(point.clone());
+        }
+    }
+}
+
+impl Heap {
+    /// Registered with its device. Blocks are not yet reserved: [`reserve_blocks`](Self::reserve_blocks).
+    pub(super) fn new(device: &Device, ledger: &Arc<Ledger>, kind: Kind, host: bool, limit: Option<u64>) -> Arc<Self> {
+        let backend = device.backend().clone();
+        let limit = match kind {
+            Kind::Blocks { bytes, count } => Some(bytes.saturating_mul(count as u64)),
+            _ => limit,
+        };
+        let heap = Arc::new(Self {
+            device: device.downgrade(),
+            place: match (host, device.is_host()) {
+                (_, true) => "the host".into(),
+                (true, false) => format!("the host, page-locked for {device}"),
+                (false, false) => device.to_string(),
+            },
+            ledger: ledger.clone(),
+            kind,
+            host,
+            // What is limited is limited to the byte.
+            granularity: if host || limit.is_some() { 1 } else { backend.granularity() },
+            limit,
+            wants_recycled: !host && backend.wants_recycled(),
+            backend,
+            state: Mutex::new(State {
+                shelves: Shelves::new(),
+                held: 0,
+                bound: 0,
+                idle: 0,
+                reserved: 0,
+                used: 0,
+                waiting: 0,
+                peak: 0,
+                reused: 0,
+                from_driver: 0,
+                waits: Waiting::default(),
+                owners: SmallVec::new(),
+            }),
+            sweeping: AtomicBool::new(false),
+        });
+        ledger.enter(&heap);
+        heap
+    }
+
+    /// All blocks, now.
+    pub(super) fn reserve_blocks(&self, device: &Device) -> Result<()> {
+        let Kind::Blocks { bytes, count } = self.kind else { return Ok(()) };
+        for _ in 0..count {
+            let home = match self.ask_driver(device, bytes) {
+                // What others keep may make room for it.
+                Err(error) if error.is_out_of_memory() && self.ledger.trim(self.host) > 0 => {
+                    self.ask_driver(device, bytes)?
+                }
+                asked => asked?,
+            };
+            let mut state = lock(&self.state);
+            state.held += bytes;
+            state.idle += bytes;
+            state.from_driver += 1;
+            state.shelves.put_idle(bytes, home);
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_host(&self) -> bool {
+        self.host
+    }
+
+    pub(super) fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+
+    /// What there can ever be; `None` where nobody knows.
+    pub(super) fn capacity(&self) -> Option<u64> {
+        self.limit.or_else(|| if self.host { None } else { Some(self.backend.memory().ok()?.total) })
+    }
+
+    /// What it keeps for the next who asks; otherwise all goes back to the driver, which keeps it by itself.
+    pub(super) fn keeps(&self) -> bool {
+        !self.host && self.kind == Kind::Unbounded || self.has_blocks()
+    }
+
+    pub(super) fn has_blocks(&self) -> bool {
+        matches!(self.kind, Kind::Blocks { .. })
+    }
+
+    /// The size of the block for so many bytes.
+    #[inline]
+    pub(super) fn size_for(&self, bytes: u64) -> Result<u64> {
+        match self.kind {
+            Kind::Blocks { bytes: block, .. } if bytes > block => {
+                let text = format!("asked for {bytes} bytes, and its blocks have {block}: make them larger");
+                Err(Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone()))
+            }
+            Kind::Blocks { bytes: block, .. } => Ok(block),
+            _ => Ok(size_of_class(bytes, self.granularity)),
+        }
+    }
+
+    /// Memory for work on `stream`, and for what comes after that; without one, for whoever. `drawn`: so much of it was
+    /// reserved.
+    #[inline]
+    pub(super) fn alloc(
+        self: &Arc<Self>,
+        device: &Device,
+        bytes: usize,
+        stream: Option<&Stream>,
+        drawn: u64,
+    ) -> Result<Owned> {
+        if bytes == 0 {
+            return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element"));
+        }
+        device.check()?;
+        let stream = stream.filter(|_| !self.host);
+        if let Some(stream) = stream
+            && stream.device() != device
+        {
+            let text = format!("memory of {device} for a stream of {}: choose one of its own device", stream.device());
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        if self.kind == Kind::StreamOrdered {
+            return self.alloc_on(device, bytes, stream, drawn);
+        }
+        let size = self.size_for(bytes as u64)?;
+        let mut state = lock(&self.state);
+        if (state.reserved == 0 || self.has_room(&state, size, drawn))
+            && let Some(taken) = state.shelves.take(size, stream.map(Stream::id))
+        {
+            return self.hand_out(state, device, taken, bytes, size, stream, drawn);
+        }
+        drop(state);
+        self.alloc_slowly(device, bytes, size, stream, drawn)
+    }
+
+    #[cold]
+    fn alloc_slowly(
+        self: &Arc<Self>,
+        device: &Device,
+        bytes: usize,
+        size: u64,
+        stream: Option<&Stream>,
+        drawn: u64,
+    ) -> Result<Owned> {
+        // Without the tracking everybody is handed everything: for the checker to find.
+        let untracked = !device.tracked() && !self.host;
+        let past = stream.map(Stream::past);
+        // Behind all that the clock knew of.
+        let point = stream.map(Stream::ticket);
+        let comes_after = |ticket: &Ticket| match &past {
+            Some(past) => past(ticket),
+            None => ticket.has_passed(),
+        };
+        let ready = |memory: &Memory| untracked || memory.uses().all_are(comes_after);
+        let take = || {
+            let mut state = lock(&self.state);
+            let room = self.has_room(&state, size, drawn);
+            let idle = if room { state.shelves.take(size, stream.map(Stream::id)) } else { None };
+            let taken = idle.or_else(|| {
+                let mut memory = if room || !self.has_blocks() {
+                    state.shelves.take_if(size, |memory| ready(memory))
+                } else {
+                    None
+                }?;
+                if !untracked {
+                    memory.comes_before(point.as_ref());
+                }
+                Some(Taken::Bound(memory))
+            });
+            taken.map(|taken| self.hand_out(state, device, taken, bytes, size, stream, drawn))
+        };
+        if let Some(taken) = take() {
+            return taken;
+        }
+        let first: SmallVec<[Ticket; 4]> = first_of_each(lock(&self.state).shelves.bound_of(size));
+        if !first.is_empty() {
+            self.observe(first);
+            if let Some(taken) = take() {
+                return taken;
+            }
+        }
+        let mut refused = None;
+        if !self.has_blocks() {
+            match self.alloc_new(device, bytes, size, stream.map_or(0, Stream::id), drawn) {
+                Err(error) if error.is_out_of_memory() => refused = Some(error),
+                new => return new,
+            }
+        }
+        if let Some(stream) = stream
+            && let Some(taken) = self.alloc_behind(device, bytes, size, stream, drawn)
+        {
+            return taken;
+        }
+        // And of what is behind no stream.
+        take().unwrap_or_else(|| Err(self.exhausted(bytes as u64, refused)))
+    }
+
+    /// New memory of the driver's.
+    fn alloc_new(self: &Arc<Self>, device: &Device, bytes: usize, size: u64, lane: u64, drawn: u64) -> Result<Owned> {
+        let mut asked = self.try_new(device, bytes, size, lane, drawn);
+        if let Err(error) = &asked
+            && error.is_out_of_memory()
+        {
+            // What is done counts as free, and what is kept in other sizes, or by others, may make room.
+            self.ledger.sweep(self.host);
+            if self.ledger.trim(self.host) > 0 {
+                asked = self.try_new(device, bytes, size, lane, drawn);
+            }
+            if size > bytes as u64 && asked.as_ref().is_err_and(Error::is_out_of_memory) {
+                asked = self.try_new(device, bytes, bytes as u64, lane, drawn);
+            }
+        }
+        asked
+    }
+
+    fn try_new(self: &Arc<Self>, device: &Device, bytes: usize, size: u64, lane: u64, drawn: u64) -> Result<Owned> {
+        let mut state = lock(&self.state);
+        if !self.has_room(&state, size, drawn) {
+            return Err(Error::new(ErrorKind::OutOfMemory, "no room"));
+        }
+        let over = self.limit.map_or(0, |limit| (state.held + size).saturating_sub(limit));
+        let given_up = if over > 0 { state.drain_idle(over) } else { Vec::new() };
+        // Before it is there: nobody else takes the same room.
+        state.count(size, bytes as u64, drawn);
+        drop(state);
+        self.release(given_up);
+        match self.ask_driver(device, size) {
+            Ok(home) => {
+                let mut state = lock(&self.state);
+                state.came_from_driver();
+                drop(state);
+                if !self.host {
+                    self.ledger.add(bytes as u64);
+                }
+                Ok(self.memory(device, home, bytes, size, lane))
+            }
+            Err(error) => {
+                lock(&self.state).uncount(size, bytes as u64, drawn);
+                Err(error)
+            }
+        }
+    }
+
+    /// A bound block that fits, behind a wait of the stream for its uses.
+    fn alloc_behind(
+        self: &Arc<Self>,
+        device: &Device,
+        bytes: usize,
+        size: u64,
+        stream: &Stream,
+        drawn: u64,
+    ) -> Option<Result<Owned>> {
+        let mut state = lock(&self.state);
+        if self.has_blocks() && !self.has_room(&state, size, drawn) {
+            return None;
+        }
+        // The lookout may have found meanwhile that one is idle.
+        let idle = if self.has_blocks() { state.shelves.take(size, None) } else { None };
+        if let Some(taken) = idle {
+            return Some(self.hand_out(state, device, taken, bytes, size, Some(stream), drawn));
+        }
+        let mut memory = state.shelves.take_bound(size)?;
+        drop(state);
+        // A wait may wake others: not under the lock.
+        let waited = memory.own_uses().each(|ticket| stream.wait(ticket));
+        let point = stream.ticket();
+        let mut state = lock(&self.state);
+        if let Err(error) = waited {
+            state.shelves.put_bound(memory, None);
+            return Some(Err(error));
+        }
+        memory.comes_before(Some(&point));
+        Some(self.hand_out(state, device, Taken::Bound(memory), bytes, size, Some(stream), drawn))
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one path, taken from three places")]
+    #[inline]
+    fn hand_out(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+        device: &Device,
+        taken: Taken<Box<Memory>>,
+        bytes: usize,
+        size: u64,
+        stream: Option<&Stream>,
+        drawn: u64,
+    ) -> Result<Owned> {
+        state.reserved -= drawn;
+        state.reused += 1;
+        let lane = stream.map_or(0, Stream::id);
+        let (mut memory, was_bound) = match taken {
+            Taken::Bound(mut memory) => {
+                let before = memory.bytes as u64;
+                state.bound -= memory.size;
+                state.waiting -= before;
+                state.use_instead(before, bytes as u64);
+                drop(state);
+                if !self.host {
+                    self.ledger.change(before, bytes as u64);
+                }
+                memory.bytes = bytes;
+                memory.lane = lane;
+                (Owned::new(memory), true)
+            }
+            Taken::Idle(home) => {
+                state.idle -= size;
+                state.use_instead(0, bytes as u64);
+                drop(state);
+                if !self.host {
+                    self.ledger.add(bytes as u64);
+                }
+                (self.memory(device, home, bytes, size, lane), false)
+            }
+        };
+        if self.wants_recycled {
+            self.recycle(&mut memory, stream.filter(|_| was_bound))?;
+        }
+        Ok(memory)
+    }
+
+    /// What it held is worth nothing any more, and who looks for it is found out.
+    #[cold]
+    fn recycle(&self, memory: &mut Memory, stream: Option<&Stream>) -> Result<()> {
+        let (address, size) = (memory.address()?, memory.size);
+        match stream {
+            None => {
+                // SAFETY: the block is of this size, and this heap has it alone: all its uses have passed.
+                let done = unsafe { self.backend.recycle(None, address, size) };
+                self.heed(memory.device(), done)
+            }
+            Some(stream) => {
+                // SAFETY: the block is of this size; it stays valid until that is done, as the ticket is noted in it.
+                let done = stream.enqueue(|backend, raw| unsafe { backend.recycle(Some(raw), address, size) })?;
+                memory.note_write(done);
+                Ok(())
+            }
+        }
+    }
+
+    fn memory(self: &Arc<Self>, device: &Device, home: Home, bytes: usize, size: u64, lane: u64) -> Owned {
+        Owned::new(Box::new(Memory {
+            device: device.clone(),
+            home,
+            bytes,
+            size,
+            lane,
+            uses: Mutex::default(),
+            account: None,
+            origin: Origin::Heap(self.clone()),
+        }))
+    }
+
+    /// Whether so much more may be handed out beside what is reserved.
+    pub(super) fn has_room(&self, state: &State, size: u64, drawn: u64) -> bool {
+        let Some(limit) = self.limit else { return true };
+        // A block that is bound can be had, by whoever waits for it on the device.
+        let taken = if self.has_blocks() && !self.host { state.out() } else { state.held - state.idle };
+        taken + state.reserved.saturating_sub(drawn) + size <= limit
+    }
+
+    fn ask_driver(&self, device: &Device, size: u64) -> Result<Home> {
+        let made = if self.host {
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            self.backend.alloc_host(size).map(Home::Host)
+        } else {
+            self.backend.alloc(size).map(Home::Device)
+        };
+        self.heed(device, made)
+    }
+
+    /// A fault seen by an allocation ends the device for everybody.
+    pub(super) fn heed<T>(&self, device: &Device, result: Result<T>) -> Result<T> {
+        match result {
+            Err(error) if error.is_device_lost() => Streams::of(device).heed(Err(error)),
+            other => other,
+        }
+    }
+}
+
+impl State {
+    /// Bytes of blocks that are handed out.
+    pub(super) fn out(&self) -> u64 {
+        self.held - self.bound - self.idle
+    }
+
+    /// Bytes that somebody has, as they were asked for.
+    pub(super) fn in_use(&self) -> u64 {
+        self.used - self.waiting
+    }
+
+    /// Memory of the driver's is on its way to somebody.
+    pub(super) fn count(&mut self, size: u64, bytes: u64, drawn: u64) {
+        self.held += size;
+        self.used += bytes;
+        self.reserved -= drawn;
+    }
+
+    /// It has not come.
+    pub(super) fn uncount(&mut self, size: u64, bytes: u64, drawn: u64) {
+        self.gone(size, bytes);
+        self.reserved += drawn;
+    }
+
+    pub(super) fn came_from_driver(&mut self) {
+        self.from_driver += 1;
+        self.peak = self.peak.max(self.used);
+    }
+
+    /// So much is handed out or bound, where so much was.
+    #[inline]
+    pub(super) fn use_instead(&mut self, before: u64, after: u64) {
+        if before != after {
+            self.used = self.used - before + after;
+            self.peak = self.peak.max(self.used);
+        }
+    }
+
+    /// What was handed out or bound is this heap's no more.
+    pub(super) fn gone(&mut self, size: u64, bytes: u64) {
+        self.held -= size;
+        self.used -= bytes;
+    }
+
+    /// So much more is a flow's.
+    pub(super) fn own(&mut self, flow: usize, bytes: u64) {
+        match self.owners.iter_mut().find(|(owner, _)| *owner == flow) {
+            Some((_, owned)) => *owned += bytes,
+            None => self.owners.push((flow, bytes)),
+        }
+    }
+
+    pub(super) fn disown(&mut self, flow: usize, bytes: u64) {
+        if let Some((_, owned)) = self.owners.iter_mut().find(|(owner, _)| *owner == flow) {
+            *owned -= bytes;
+        }
+        self.owners.retain(|(_, owned)| *owned > 0);
+    }
+
+    pub(super) fn owned(&self, flow: usize) -> u64 {
+        self.owners.iter().find(|(owner, _)| *owner == flow).map_or(0, |(_, owned)| *owned)
+    }
+
+    /// With their sizes.
+    pub(super) fn drain_idle(&mut self, bytes: u64) -> Vec<(u64, Home)> {
+        let mut sum = 0;
+        let drained = self.shelves.drain_idle(|size| {
+            sum += size;
+            sum >= bytes
+        });
+        self.idle -= sum;
+        self.held -= sum;
+        drained
+    }
+
+    #[allow(clippy::vec_box, reason = "the boxes were there before")]
+    pub(super) fn drain_bound(&mut self, which: impl Fn(&Memory) -> bool) -> Vec<Box<Memory>> {
+        let drained = self.shelves.drain_bound(|memory| which(memory));
+        for memory in &drained {
+            self.bound -= memory.size;
+            self.waiting -= memory.bytes as u64;
+            self.gone(memory.size, memory.bytes as u64);
+        }
+        drained
+    }
+}
+
+/// The size of the class that so many bytes belong to: eight to a doubling, so that at most an eighth is wasted; from
+/// 16 MiB on steps of 2 MiB. Where the driver rounds nothing, neither does this.
+fn size_of_class(bytes: u64, granularity: u64) -> u64 {
+    const LARGEST_STEP: u64 = 2 << 20;
+    if granularity == 1 {
+        return bytes;
+    }
+    let doubling = 1_u64 << bytes.max(1).ilog2();
+    let step = (doubling / 8).clamp(granularity, LARGEST_STEP.max(granularity));
+    bytes.checked_next_multiple_of(step).unwrap_or(bytes)
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // Nothing is bound: the lookout's beat would hold it.
+        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let idle = state.drain_idle(u64::MAX);
+        self.release(idle);
+        // It is the driver's again, and others may wait for so much.
+        self.ledger.tell();
+    }
+}
+
+impl fmt::Debug for Heap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heap").field("of", &self.place).field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size_of_class;
+
+    #[test]
+    fn sizes_are_few_and_waste_little() {
+        assert_eq!(size_of_class(1, 512), 512);
+        assert_eq!(size_of_class(513, 512), 1024);
+        assert_eq!(size_of_class(4 << 20, 512), 4 << 20);
+        assert_eq!(size_of_class((1 << 20) + 1, 512), (1 << 20) + (128 << 10));
+        assert_eq!(size_of_class((64 << 20) + 1, 512), 66 << 20);
+        assert_eq!(size_of_class(1000, 1), 1000);
+        assert_eq!(size_of_class(u64::MAX, 512), u64::MAX);
+        for bytes in (4096..1 << 20).step_by(4099) {
+            let size = size_of_class(bytes, 512);
+            assert!(size >= bytes && size - bytes <= bytes / 8, "{bytes}: {size}");
+            assert_eq!(size_of_class(size, 512), size);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The ledger of a device: all its heaps, and what they have in use together.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, OnceLock, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use super::heap::{Heap, Kind};
+use crate::{
+    device::{Device, HearsOfLoss},
+    sync::lock,
+};
+
+/// See the [module](self).
+#[derive(Default)]
+pub(crate) struct Ledger {
+    heaps: Mutex<Vec<Weak<Heap>>>,
+    /// Bytes of device memory that are handed out, or freed and not yet done with.
+    in_use: AtomicU64,
+    peak: AtomicU64,
+    leaked: AtomicU64,
+    /// How many wait for memory, at whatever heap.
+    pub(super) hungry: AtomicUsize,
+}
+
+/// What a device keeps: its ledger, and the heaps that everything comes from that names no other.
+pub(super) struct Arena {
+    pub(super) ledger: Arc<Ledger>,
+    own: OnceLock<Arc<Heap>>,
+    pinned: OnceLock<Arc<Heap>>,
+}
+
+impl Arena {
+    pub(super) fn of(device: &Device) -> Arc<Self> {
+        device.extension(|device| {
+            let ledger: Arc<Ledger> = Arc::default();
+            let hears: Weak<Ledger> = Arc::downgrade(&ledger);
+            device.tell_when_lost(hears);
+            Arc::new(Self { ledger, own: OnceLock::new(), pinned: OnceLock::new() })
+        })
+    }
+
+    /// The device's memory.
+    pub(super) fn own(&self, device: &Device) -> &Arc<Heap> {
+        self.own.get_or_init(|| Heap::new(device, &self.ledger, Kind::Unbounded, false, None))
+    }
+
+    /// Page-locked memory of the host.
+    pub(super) fn pinned(&self, device: &Device) -> &Arc<Heap> {
+        self.pinned.get_or_init(|| Heap::new(device, &self.ledger, Kind::Unbounded, true, None))
+    }
+}
+
+impl Ledger {
+    pub(super) fn enter(&self, heap: &Arc<Heap>) {
+        let mut heaps = lock(&self.heaps);
+        heaps.retain(|heap| heap.strong_count() > 0);
+        heaps.push(Arc::downgrade(heap));
+    }
+
+    /// Those of the device's memory, or of page-locked memory of the host.
+    pub(super) fn heaps(&self, host: bool) -> Vec<Arc<Heap>> {
+        let all: Vec<_> = lock(&self.heaps).iter().filter_map(Weak::upgrade).collect();
+        all.into_iter().filter(|heap| heap.is_host() == host).collect()
+    }
+
+    pub(super) fn add(&self, bytes: u64) {
+        let now = self.in_use.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// So much where that was. A block that is used again by its stream changes nothing here.
+    #[inline]
+    pub(super) fn change(&self, before: u64, after: u64) {
+        match after.checked_sub(before) {
+            Some(0) => {}
+            Some(more) => self.add(more),
+            None => _ = self.in_use.fetch_sub(before - after, Ordering::Relaxed),
+        }
+    }
+
+    pub(super) fn leak(&self, bytes: u64) {
+        self.leaked.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn in_use(&self) -> u64 {
+        self.in_use.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn leaked(&self) -> u64 {
+        self.leaked.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of device memory in blocks that nobody has: no other allocator gets them.
+    pub(super) fn spare_blocks(&self) -> u64 {
+        let spare = |heap: &Arc<Heap>| heap.limit().map_or(0, |limit| limit.saturating_sub(heap.used()));
+        self.heaps(false).iter().filter(|heap| heap.has_blocks()).map(spare).sum()
+    }
+
+    /// Asks the device what of all that is bound is done.
+    pub(super) fn sweep(&self, host: bool) {
+        self.heaps(host).iter().for_each(|heap| heap.sweep());
+    }
+
+    /// Gives what is idle back to the driver: so many bytes.
+    pub(super) fn trim(&self, host: bool) -> u64 {
+        self.heaps(host).iter().map(|heap| heap.trim()).sum()
+    }
+
+    /// Nobody has any, so none will come back.
+    pub(super) fn all_idle(&self, host: bool) -> bool {
+        self.heaps(host).iter().all(|heap| heap.is_idle())
+    }
+
+    /// Memory has come free: whoever waits looks again.
+    #[inline]
+    pub(super) fn tell(&self) {
+        if self.is_hungry() {
+            self.wake();
+        }
+    }
+
+    /// Whoever waits counts itself first and looks then.
+    #[inline]
+    pub(super) fn is_hungry(&self) -> bool {
+        self.hungry.load(Ordering::SeqCst) > 0
+    }
+
+    #[cold]
+    fn wake(&self) {
+        let all: Vec<_> = lock(&self.heaps).iter().filter_map(Weak::upgrade).collect();
+        all.iter().for_each(|heap| heap.wake());
+    }
+}
+
+impl HearsOfLoss for Ledger {
+    fn device_lost(&self) {
+        self.wake();
+    }
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ledger").field("in_use", &self.in_use()).field("peak", &self.peak()).finish_non_exhaustive()
+    }
+}

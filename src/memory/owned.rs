@@ -1,0 +1,88 @@
+//! Memory that somebody has, and what becomes of it when it is dropped.
+
+use std::{
+    fmt,
+    mem::ManuallyDrop,
+    ops::{Deref, DerefMut},
+    sync::PoisonError,
+};
+
+use super::{Memory, Origin};
+use crate::sync::lock;
+
+/// A piece of memory that is somebody's: dropped, it goes back to where it came from.
+///
+/// It is one pointer. The same box goes to the heap's shelf, with the uses that it ended with, and comes back from there:
+/// so memory that is used again costs no allocation of the host's either.
+pub(crate) struct Owned(ManuallyDrop<Box<Memory>>);
+
+impl Owned {
+    #[inline]
+    pub(super) fn new(memory: Box<Memory>) -> Self {
+        Self(ManuallyDrop::new(memory))
+    }
+}
+
+impl Deref for Owned {
+    type Target = Memory;
+
+    #[inline]
+    fn deref(&self) -> &Memory {
+        &self.0
+    }
+}
+
+impl DerefMut for Owned {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Memory {
+        &mut self.0
+    }
+}
+
+impl Drop for Owned {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: taken here alone, and nobody comes after a drop.
+        let memory = unsafe { ManuallyDrop::take(&mut self.0) };
+        memory.give_back();
+    }
+}
+
+impl fmt::Debug for Owned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl Memory {
+    /// Its owner is gone. Never blocks.
+    fn give_back(mut self: Box<Self>) {
+        if self.account.is_some() {
+            self.discount();
+        }
+        match &self.origin {
+            Origin::Heap(_) => self.go_back(),
+            Origin::Ordered { .. } => self.go_back_in_order(),
+            Origin::User(_) => (*self).give_back_to_user(),
+        }
+    }
+
+    /// It counts as nobody's.
+    #[cold]
+    fn discount(&mut self) {
+        let Some(account) = self.account.take() else { return };
+        account.give_back(self.bytes as u64);
+        if let Some(heap) = self.origin.heap() {
+            lock(&heap.state).disown(account.flow(), self.bytes as u64);
+        }
+    }
+
+    #[cold]
+    fn give_back_to_user(self) {
+        let Self { device, home, bytes, uses, origin, .. } = self;
+        if let Origin::User(mut user) = origin {
+            let uses = uses.into_inner().unwrap_or_else(PoisonError::into_inner);
+            user.give_back(&device, home, bytes, uses);
+        }
+    }
+}

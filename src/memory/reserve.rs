@@ -1,0 +1,314 @@
+//! What a heap says of itself: its numbers, and whether there is so much to be had; and what is set apart for an
+//! operator's run ([`Reservation`]).
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Context,
+};
+
+use super::{
+    Allocator, Buffer, MemoryStats, Plain,
+    buffer::bytes_of,
+    heap::{Heap, Kind, State},
+    waiting::Oldest,
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    stream::Stream,
+    sync::lock,
+};
+
+impl Heap {
+    /// What is wrong, with the numbers: of blocks in blocks. `cause`: the driver has refused.
+    pub(super) fn exhausted(&self, bytes: u64, cause: Option<Error>) -> Error {
+        let mut text = format!("asked for {bytes} bytes; {}", self.used_in_words());
+        let stats = self.stats();
+        if !self.has_blocks() {
+            if stats.cached > 0 {
+                text += &format!(", {} are kept", stats.cached);
+            }
+            if let Some(capacity) = stats.capacity {
+                text += &format!(", of {capacity}");
+            }
+        }
+        // Not the allocator's own maximum, but the driver: others may have some, whom nobody here knows.
+        let refused = cause.filter(|_| self.has_room(&lock(&self.state), bytes, 0));
+        let free = refused.as_ref().and_then(|_| self.backend.memory().ok()).map(|info| info.free);
+        if let Some(free) = free {
+            text += &format!("; the driver has {free} left");
+        }
+        let error = Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone());
+        match refused {
+            // It has its own reason.
+            Some(cause) if free.is_none_or(|free| bytes <= free) => error.because(cause),
+            _ => error,
+        }
+    }
+
+    /// Says what to do about it, where waiting helps.
+    pub(super) fn advise(&self, error: Error, bytes: u64) -> Error {
+        let stats = self.stats();
+        let ever = self.size_for(bytes).is_ok() && stats.capacity.is_none_or(|capacity| bytes <= capacity);
+        if error.is_out_of_memory() && ever && !stats.is_at_rest() {
+            return error.advise("`alloc_when_free` waits until there is some");
+        }
+        error
+    }
+
+    /// Who has what of it: of blocks in blocks.
+    pub(super) fn used_in_words(&self) -> String {
+        let state = lock(&self.state);
+        let (in_use, waiting, reserved, of) = match self.kind {
+            Kind::Blocks { bytes, count } => {
+                let [out, bound, reserved] = [state.out(), state.bound, state.reserved].map(|of| of / bytes);
+                (out, bound, reserved, format!(" of {count} blocks"))
+            }
+            _ => (state.in_use(), state.waiting, state.reserved, String::new()),
+        };
+        let mut text = format!("{in_use}{of} are in use, {waiting} wait for streams");
+        if reserved > 0 {
+            text += &format!(", {reserved} are reserved");
+        }
+        text
+    }
+
+    pub(super) fn stats(&self) -> MemoryStats {
+        let capacity = self.capacity();
+        let state = lock(&self.state);
+        MemoryStats {
+            in_use: state.in_use(),
+            waiting: state.waiting,
+            cached: state.idle,
+            reserved: state.reserved,
+            peak: state.peak,
+            capacity,
+            // Blocks come from the driver before anybody asks.
+            allocations: state.reused + if self.has_blocks() { 0 } else { state.from_driver },
+            reused: state.reused,
+            from_driver: state.from_driver,
+        }
+    }
+
+    /// What keeps so much from being set apart for an operator of this flow.
+    pub(super) fn lacks(&self, bytes: u64, flow: usize) -> Lacks {
+        let others = self.others();
+        let state = lock(&self.state);
+        if self.fits(&state, bytes, others) {
+            return Lacks::Nothing;
+        }
+        let bound = if self.has_blocks() && !self.is_host() { 0 } else { state.bound };
+        let limit = self.capacity().unwrap_or(u64::MAX);
+        if bound > 0 && state.out() + state.reserved + bytes <= limit {
+            return Lacks::Streams;
+        }
+        let whole =
+            if self.limit().is_some() || self.is_host() { state.in_use() } else { self.ledger.in_use() + others };
+        if state.owned(flow) >= whole + state.reserved { Lacks::OwnFlow } else { Lacks::Others }
+    }
+
+    /// What others keep to themselves where all of a device have one memory. Asked with no heap's lock held.
+    fn others(&self) -> u64 {
+        if self.limit().is_some() || self.is_host() { 0 } else { self.ledger.spare_blocks() }
+    }
+
+    /// Bytes that are in use, or that a stream may still use.
+    pub(super) fn used(&self) -> u64 {
+        lock(&self.state).used
+    }
+
+    fn fits(&self, state: &State, bytes: u64, others: u64) -> bool {
+        match self.limit() {
+            Some(_) => self.has_room(state, bytes, 0),
+            // Others of the device have their share.
+            None => {
+                let used = if self.is_host() { state.out() + state.bound } else { self.ledger.in_use() + others };
+                self.capacity().is_none_or(|capacity| used + state.reserved + bytes <= capacity)
+            }
+        }
+    }
+
+    /// Sets so much apart, if it can be had.
+    fn reserve(&self, bytes: u64, flow: usize) -> bool {
+        let others = self.others();
+        let mut state = lock(&self.state);
+        let fits = self.fits(&state, bytes, others);
+        if fits {
+            state.reserved += bytes;
+            state.own(flow, bytes);
+        }
+        fits
+    }
+
+    /// It was not needed.
+    fn unreserve(&self, bytes: u64, flow: usize) {
+        if bytes > 0 {
+            let mut state = lock(&self.state);
+            state.reserved -= bytes;
+            state.disown(flow, bytes);
+            drop(state);
+            self.ledger.tell();
+        }
+    }
+
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// Nobody has any of it, and nobody waits for any to come back.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        state.out() + state.bound + state.reserved == 0
+    }
+}
+
+/// What keeps memory from being set apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lacks {
+    Nothing,
+    /// Streams may still use it; that passes by itself.
+    Streams,
+    /// Operators of the same flow have it, and nobody else.
+    OwnFlow,
+    /// Somebody has it, who may be outside of the flow.
+    Others,
+}
+
+/// Memory that is set apart for an operator's runs, one at a time.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Reservation {
+    allocator: Allocator,
+    asked: u64,
+    /// Whole blocks, where there are such.
+    bytes: u64,
+    /// What the present run has not drawn.
+    left: Mutex<u64>,
+    /// The operator's.
+    flow: AtomicUsize,
+}
+
+impl Reservation {
+    pub(crate) fn new(allocator: &Allocator, asked: u64) -> Self {
+        let bytes = match allocator.heap().kind {
+            Kind::Blocks { bytes, .. } => asked.checked_next_multiple_of(bytes).unwrap_or(u64::MAX),
+            _ => asked,
+        };
+        Self { allocator: allocator.clone(), asked, bytes, left: Mutex::new(0), flow: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    pub(crate) fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    /// What it waits for, and who has it.
+    pub(crate) fn describe(&self) -> String {
+        format!("{} bytes of {} ({})", self.asked, self.allocator, self.allocator.heap().used_in_words())
+    }
+
+    /// What is wrong with it, of an operator.
+    pub(crate) fn problem(&self) -> Option<String> {
+        let (asked, allocator) = (self.asked, &self.allocator);
+        if asked == 0 {
+            return Some(format!("waits for 0 bytes of {allocator}: at least 1"));
+        }
+        let capacity = allocator.heap().capacity().filter(|capacity| *capacity < self.bytes)?;
+        Some(format!("waits for {asked} bytes of {allocator}, which never has more than {capacity}"))
+    }
+
+    /// The flow that its operator is one of, by whatever number.
+    pub(crate) fn enter(&self, flow: usize) {
+        self.flow.store(flow, Ordering::Relaxed);
+    }
+
+    fn flow(&self) -> usize {
+        self.flow.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn lacks(&self) -> Lacks {
+        let heap = self.allocator.heap();
+        // The run is told, by what it allocates.
+        if self.allocator.device().lost().is_some() {
+            return Lacks::Nothing;
+        }
+        // Those who stand in line come first; when the last of them leaves, it tells.
+        if heap.has_line() { Lacks::Others } else { heap.lacks(self.bytes, self.flow()) }
+    }
+
+    pub(crate) fn claim(&self) -> bool {
+        if self.allocator.device().lost().is_some() {
+            return true;
+        }
+        let claimed = self.allocator.heap().reserve(self.bytes, self.flow());
+        if claimed {
+            *lock(&self.left) = self.bytes;
+        }
+        claimed
+    }
+
+    /// What is left is given back.
+    pub(crate) fn release(&self) {
+        let left = std::mem::take(&mut *lock(&self.left));
+        self.allocator.heap().unreserve(left, self.flow());
+    }
+
+    /// True if what is left of it is enough for so many elements.
+    pub(crate) fn has<T: Plain>(&self, len: usize) -> bool {
+        let size = bytes_of::<T>(len).and_then(|bytes| self.allocator.heap().size_for(bytes as u64));
+        let left = *lock(&self.left);
+        left > 0 && size.is_ok_and(|size| size <= left)
+    }
+
+    /// Memory for `len` elements, out of what is left of it as far as that goes.
+    pub(crate) fn alloc<T: Plain>(&self, stream: Option<&Stream>, len: usize) -> Result<Buffer<T>> {
+        let bytes = bytes_of::<T>(len)?;
+        let heap = self.allocator.heap();
+        let drawn = {
+            let mut left = lock(&self.left);
+            let drawn = heap.size_for(bytes as u64)?.min(*left);
+            *left -= drawn;
+            drawn
+        };
+        let memory = heap.alloc(self.allocator.device(), bytes, stream, drawn);
+        match memory {
+            Ok(memory) => {
+                lock(&heap.state).disown(self.flow(), drawn);
+                Ok(Buffer::of_memory(memory, len))
+            }
+            Err(error) => {
+                *lock(&self.left) += drawn;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// An operator's wait for memory: told when some has come free.
+#[derive(Debug, Default)]
+pub(crate) struct Wait {
+    place: Option<usize>,
+    oldest: Oldest,
+}
+
+impl Wait {
+    /// Keeps the waker until it rests.
+    pub(crate) fn watch(&mut self, allocator: &Allocator, cx: &mut Context<'_>) {
+        allocator.heap().watch(&mut self.place, cx.waker());
+    }
+
+    /// True if some has passed that was bound.
+    pub(crate) fn poll_oldest(&mut self, allocator: &Allocator, cx: &mut Context<'_>) -> bool {
+        self.oldest.poll(allocator.heap(), cx).is_ready()
+    }
+
+    pub(crate) fn rest(&mut self, allocator: &Allocator) {
+        self.oldest.rest();
+        allocator.heap().unwatch(&mut self.place);
+    }
+}

@@ -1,0 +1,411 @@
+//! [`Linked`]: a port that is linked to a hub of chunks.
+//!
+//! Its condition is its next chunk, or a blank one. That is claimed as a run begins, and is there while it lasts; when the
+//! run has ended well it is committed, and otherwise it is as it was.
+//!
+//! ```text
+//!   waits ──there──> claimed: `get`, `get_mut` ──the run returns Ok──> committed
+//!     ^                 │    │                                           │
+//!     │      an error   │    └── `commit` ──> committed, before the end ─┤
+//!     └── given back <──┴── the end, `by_hand`, or an untouched blank <──┘
+//! ```
+
+use std::{
+    any::Any,
+    fmt,
+    future::poll_fn,
+    marker::PhantomData,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use tokio::time::Instant;
+
+use super::{
+    carry::Carry,
+    plan::{Binder, Plan, PortOptions},
+    ports::{AnyPort, LinkPort, Port, Traffic},
+    shown::InRun,
+};
+use crate::{
+    condition::{Counted, PortId, PortState, Readiness},
+    error::{Error, ErrorKind, Result},
+    hub::{
+        Chunk, Destination, DestinationName, Envelope, Link, Unsent,
+        chunks::roles::{LinkName, Role},
+        role::{self, DoesWith, Writes},
+    },
+    memory::Plain,
+};
+
+/// A port that is linked to a [`ChunkHub`](crate::ChunkHub): [`Produce`], [`Consume`], [`Peek`] or [`Modify`].
+///
+/// Its operator runs when the port's chunk is there, on the operator's device (a blank chunk, of one that produces), and
+/// has it for the run: [`get`](Self::get), [`get_mut`](Self::get_mut). When the run returns `Ok` the chunk is committed;
+/// if it fails, or if the port is `by_hand` and nobody called [`commit`](Self::commit), it is given back. A chunk `by_hand` is
+/// there until the operator's [`after`](crate::Operator::after) is over, and may be committed by that.
+///
+/// A blank that was neither written to nor given a length or a structure goes home as the run ends: a source that finds that
+/// there is nothing more calls `cx.finish()` and returns. An empty chunk is produced with `fill_from(&[])`, or by `commit`.
+///
+/// What is given back is as it was, but for one case: a [`Modify`] port that has written to a chunk's *only* copy. There is
+/// nothing to go back to, and all see what was written; [`Chunk`] says when that is.
+///
+/// ```
+/// use wakeline::{operator::{Modify, Peek}, prelude::*};
+///
+/// #[derive(Ports)]
+/// struct UpdatePorts {
+///     /// Looked at, with others.
+///     #[peek]
+///     sums: Peek<f32>,
+///     /// Changed, one at a time.
+///     #[modify]
+///     centroids: Modify<f32>,
+/// }
+/// # #[kernel]
+/// # fn update(sums: &[f32], centroids: &mut [f32]) { let _ = (sums, centroids); }
+///
+/// struct Update;
+///
+/// impl Operator for Update {
+///     type Ports = UpdatePorts;
+///
+///     async fn compute(&mut self, ports: &mut UpdatePorts, cx: &mut Cx) -> Result<()> {
+///         update::launch(cx.stream()?, ports.sums.get()?, ports.centroids.get_mut()?)
+///     }
+/// }
+///
+/// # let device = Device::emulated(Emulated::new());
+/// # let sums = ChunkHub::<f32>::builder("sums").elements(3).envelopes(&device, 1).build()?;
+/// # let centroids = ChunkHub::<f32>::builder("centroids").elements(3).envelopes(&device, 1).build()?;
+/// let mut flow = Flow::new("k-means");
+/// let update = flow.add("update", Update).on(&device);
+/// flow.link(update.sums, &sums);
+/// flow.link(update.centroids, &centroids);
+/// # Ok::<(), Error>(())
+/// ```
+pub struct Linked<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static = ()> {
+    link: Link<K, T, S>,
+    chunk: Option<Chunk<K, T, S>>,
+    /// Told where the chunk would be.
+    failed: Option<Error>,
+    name: &'static str,
+    waits: bool,
+    by_hand: bool,
+    traffic: Traffic,
+    carry: Arc<Carry>,
+}
+
+/// Why a port has no chunk.
+#[cold]
+fn missing(failed: &Option<Error>, port: &str, hub: &str) -> Error {
+    failed.as_ref().map_or_else(
+        || {
+            let text = format!("port `{port}` has no chunk of hub `{hub}` in this run, or none any more");
+            Error::new(ErrorKind::Usage, text)
+        },
+        Error::again,
+    )
+}
+
+/// A port that fills blank chunks: marked `#[produce]`. See [`Linked`].
+pub type Produce<T, S = ()> = Linked<role::Produce, T, S>;
+/// A port that takes chunks out: marked `#[consume]`. See [`Linked`].
+pub type Consume<T, S = ()> = Linked<role::Consume, T, S>;
+/// A port that looks at chunks, with others: marked `#[peek]`. See [`Linked`].
+pub type Peek<T, S = ()> = Linked<role::Peek, T, S>;
+/// A port that changes chunks: marked `#[modify]`. See [`Linked`].
+pub type Modify<T, S = ()> = Linked<role::Modify, T, S>;
+
+impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
+    /// This run's chunk.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if there is none: it was committed already, or the port is `optional`; what went wrong
+    /// with its copy, if something did.
+    pub fn get(&self) -> Result<&Chunk<K, T, S>> {
+        self.chunk.as_ref().ok_or_else(|| missing(&self.failed, self.name, self.link.hub()))
+    }
+
+    /// This run's chunk, to write to.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn get_mut(&mut self) -> Result<&mut Chunk<K, T, S>>
+    where
+        K: Writes,
+    {
+        let Self { link, chunk, failed, name, .. } = self;
+        chunk.as_mut().ok_or_else(|| missing(failed, name, link.hub()))
+    }
+
+    /// True if this run has a chunk here, which has not been committed.
+    pub fn is_there(&self) -> bool {
+        self.chunk.is_some()
+    }
+
+    /// True once nothing will come here any more.
+    pub fn has_ended(&self) -> bool {
+        self.chunk.is_none() && self.link.has_ended()
+    }
+
+    /// Commits this run's chunk now, and not at the end of the run.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn commit(&mut self) -> Result<()> {
+        self.get()?;
+        self.commit_if_there()
+    }
+
+    /// Gives this run's chunk back, whatever the port does by default: as if the run had failed.
+    pub fn give_back(&mut self) {
+        self.chunk = None;
+    }
+
+    fn commit_if_there(&mut self) -> Result<()> {
+        let Some(chunk) = self.chunk.take() else { return Ok(()) };
+        let bytes = (chunk.len() * size_of::<T>()) as u64;
+        if K::ROLE.0 == Role::Produce {
+            self.traffic.add(bytes);
+        }
+        chunk.commit_any()
+    }
+
+    fn ask(&mut self, cx: &mut Context<'_>) -> Readiness {
+        if self.chunk.is_some() {
+            return Readiness::READY;
+        }
+        match self.link.ask(cx) {
+            Ok(answer) => answer.into(),
+            // The run is told, in the chunk's place.
+            Err(error) => {
+                self.failed = Some(error);
+                Readiness::READY
+            }
+        }
+    }
+}
+
+impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Consume, T, S> {
+    /// Takes this run's chunk out: its envelope, to write to or to send on. It goes home to the hub after its last use.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn take(&mut self) -> Result<Envelope<T>> {
+        let chunk = self.chunk.take().ok_or_else(|| missing(&self.failed, self.name, self.link.hub()))?;
+        chunk.into_envelope()
+    }
+}
+
+impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
+    /// Sends an envelope or a buffer of the user's as a chunk, once there is room in the queue; see [`Link::send`]. For a
+    /// port that is `optional`: any other has a place in the queue for its blank.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the envelope, unsent.
+    pub async fn send(&mut self, envelope: impl Into<Envelope<T>>, structure: S) -> Result<(), Unsent<T>> {
+        let envelope = envelope.into();
+        let bytes = envelope.len() * size_of::<T>();
+        let (carry, waiting) = (self.carry.clone(), self.link.waiting());
+        let place = poll_fn(|task| {
+            carry.poll_port(InRun::Sends, task, |task| match self.link.poll_place(&envelope, task) {
+                Poll::Ready(place) => Ok(place),
+                Poll::Pending => Err(Readiness::WAIT),
+            })
+        });
+        let place = place.await;
+        drop(waiting);
+        self.link.put(place, envelope, structure)?;
+        self.traffic.add(bytes as u64);
+        Ok(())
+    }
+}
+
+impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Destination for Linked<K, T, S> {
+    fn name(&self) -> DestinationName {
+        self.link.name()
+    }
+}
+
+impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> PortState for Linked<K, T, S> {
+    fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
+        let more = self.ask(cx);
+        let ready = usize::from(more.is_ready());
+        Counted { ready, more: if ready < most { more | Readiness::WAIT } else { more } }
+    }
+
+    fn poll_room(&mut self, _count: usize, cx: &mut Context<'_>) -> Readiness {
+        self.ask(cx)
+    }
+
+    fn oldest(&self) -> Option<Instant> {
+        None
+    }
+}
+
+impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linked<K, T, S> {
+    fn state(&mut self) -> &mut dyn PortState {
+        self
+    }
+
+    fn is_output(&self) -> bool {
+        K::ROLE.0 == Role::Produce
+    }
+
+    fn has_ended(&self) -> bool {
+        self.has_ended()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    fn reader_gone(&self) -> bool {
+        self.is_output() && self.has_ended()
+    }
+
+    fn is_linked(&self) -> bool {
+        true
+    }
+
+    fn rest(&mut self) {
+        self.link.rest();
+    }
+
+    fn watch(&mut self, waker: &Waker) {
+        self.link.watch(waker);
+    }
+
+    fn run_ended(&mut self) -> Result<()> {
+        if self.by_hand {
+            return Ok(());
+        }
+        if self.chunk.as_ref().is_some_and(Chunk::is_untouched) {
+            self.give_back();
+        }
+        self.commit_if_there()
+    }
+
+    fn let_go(&mut self) {
+        self.chunk = None;
+    }
+
+    fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)> {
+        Err(Error::new(ErrorKind::Usage, "a port that is linked to a hub of chunks has no workers"))
+    }
+}
+
+impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K, T, S> {
+    type Handle = LinkHandle<K, T, S>;
+
+    fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> LinkHandle<K, T, S> {
+        LinkHandle { id: plan.add_link(name, K::ROLE.0, options), of: PhantomData }
+    }
+
+    fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
+        Ok(Self {
+            link: binder.end(name)?,
+            chunk: None,
+            failed: None,
+            name,
+            waits: !options.is_optional(),
+            by_hand: options.by_hand,
+            traffic: Traffic::default(),
+            carry: binder.carry.clone(),
+        })
+    }
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
+        let asked = self.ask(cx);
+        // Whoever need not have one is woken for it all the same, if it waits for something else.
+        if self.waits { asked } else { Readiness::READY }
+    }
+
+    fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
+        self.poll_ready(cx)
+    }
+
+    fn claim(&mut self) -> bool {
+        if self.chunk.is_some() || self.failed.is_some() {
+            return true;
+        }
+        match self.link.take() {
+            Ok(Some(chunk)) => {
+                if K::ROLE.0 != Role::Produce {
+                    self.traffic.add((chunk.len() * size_of::<T>()) as u64);
+                }
+                self.chunk = Some(chunk);
+                true
+            }
+            Ok(None) if self.waits => false,
+            Ok(None) => {
+                // Nobody need wait behind one who runs without it.
+                self.link.rest();
+                true
+            }
+            Err(error) => {
+                self.failed = Some(error);
+                true
+            }
+        }
+    }
+
+    fn unclaim(&mut self) {
+        if let Some(chunk) = self.chunk.take() {
+            chunk.put_back();
+        }
+    }
+}
+
+impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> LinkPort<K> for Linked<K, T, S> {}
+
+impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> fmt::Debug for Linked<K, T, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Linked").field("link", &self.link).field("chunk", &self.chunk).finish_non_exhaustive()
+    }
+}
+
+/// A port to link to a hub of chunks, with [`Flow::link`](crate::Flow::link); and whom data can be said to
+/// [flow to](crate::ChunkHub::flow_to).
+pub struct LinkHandle<K, T, S> {
+    pub(crate) id: PortId,
+    #[allow(clippy::type_complexity)]
+    of: PhantomData<fn(K, T, S) -> (K, T, S)>,
+}
+
+impl<K, T, S> LinkHandle<K, T, S> {
+    pub(crate) fn link_name(&self) -> LinkName {
+        LinkName::Port(self.id.flow, self.id.operator, self.id.port)
+    }
+}
+
+impl<K: DoesWith, T, S> Destination for LinkHandle<K, T, S> {
+    fn name(&self) -> DestinationName {
+        DestinationName::of_port(self.link_name(), K::ROLE.0)
+    }
+}
+
+impl<K, T, S> From<LinkHandle<K, T, S>> for PortId {
+    fn from(handle: LinkHandle<K, T, S>) -> Self {
+        handle.id
+    }
+}
+
+impl<K, T, S> Clone for LinkHandle<K, T, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K, T, S> Copy for LinkHandle<K, T, S> {}
+
+impl<K, T, S> fmt::Debug for LinkHandle<K, T, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LinkHandle").field(&self.id).finish()
+    }
+}

@@ -1,0 +1,104 @@
+//! Bugs on purpose: so that this project's own tests can show that they would find one.
+//!
+//! With the feature `planted` a test plants one of them at a time, for the whole process, and looks for the first seed of
+//! the [random flows](https://github.com/wakeline/wakeline/tree/main/tests/random_flows) that tells. Without the feature
+//! nothing can be planted, every question is answered `false` as the crate is compiled, and nothing of this is left.
+//!
+//! It is no part of the interface, and of no use to anybody else.
+
+/// A bug that can be planted: each of a kind that concurrent programs have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "planted"), allow(unreachable_pub, reason = "public only where it can be planted"))]
+#[repr(u8)]
+pub enum Planted {
+    /// A stream reads memory without a wait for what writes it.
+    MissingWait = 1,
+    /// Of two streams that read memory, whoever writes it waits for the later one alone.
+    EarlierReader,
+    /// Memory is handed out again while streams may still use it.
+    EarlyReuse,
+    /// A stream that waits for a point of another's takes itself to come after all that the other has been given since.
+    PresentClock,
+    /// Whoever waits for a point is given the mark before it.
+    EarlyMark,
+    /// Work is said to be done that was not asked about.
+    EarlyCompletion,
+    /// An envelope comes home, and the message that waits for it stays where it is.
+    LostWake,
+    /// An operator that waits for a device counts as one that is at rest.
+    TokenTooSoon,
+    /// One reader of several gets a message twice.
+    SentTwice,
+    /// An envelope does not go home.
+    EnvelopeLost,
+    /// A copy is one byte short.
+    ShortCopy,
+    /// What a lost device has spoilt on another one is taken for sound.
+    FaultUnheard,
+    /// A batch drops its last message.
+    ShortBatch,
+    /// What came beside a message stays for the next one.
+    MetadataKept,
+    /// A reader is told that there will be no more while a message is on its way.
+    EndTooSoon,
+    /// Runs that go on beside each other send as they end, though order was asked for.
+    Overtaking,
+    /// A stream is not given back to its pool.
+    StreamKept,
+    /// A chunk that was modified is still seen elsewhere as it was.
+    StaleCopy,
+}
+
+#[cfg(feature = "planted")]
+mod field {
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    use super::Planted;
+
+    static PRESENT: AtomicU8 = AtomicU8::new(0);
+
+    impl Planted {
+        /// All of them.
+        pub const ALL: [Self; 18] = [
+            Self::MissingWait,
+            Self::EarlierReader,
+            Self::EarlyReuse,
+            Self::PresentClock,
+            Self::EarlyMark,
+            Self::EarlyCompletion,
+            Self::LostWake,
+            Self::TokenTooSoon,
+            Self::SentTwice,
+            Self::EnvelopeLost,
+            Self::ShortCopy,
+            Self::FaultUnheard,
+            Self::ShortBatch,
+            Self::MetadataKept,
+            Self::EndTooSoon,
+            Self::Overtaking,
+            Self::StreamKept,
+            Self::StaleCopy,
+        ];
+    }
+
+    /// From now on the process has this bug, or none.
+    pub fn plant(bug: Option<Planted>) {
+        PRESENT.store(bug.map_or(0, |bug| bug as u8), Ordering::SeqCst);
+    }
+
+    pub(crate) fn is(bug: Planted) -> bool {
+        PRESENT.load(Ordering::Relaxed) == bug as u8
+    }
+}
+
+#[cfg(feature = "planted")]
+pub(crate) use field::is;
+#[cfg(feature = "planted")]
+pub use field::plant;
+
+/// Nothing can be planted.
+#[cfg(not(feature = "planted"))]
+#[inline(always)]
+pub(crate) const fn is(_bug: Planted) -> bool {
+    false
+}

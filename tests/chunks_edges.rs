@@ -1,0 +1,339 @@
+//! Hubs of chunks where they are easily wrong: links that go, chunks that are given back, devices that are lost.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    chunks::{Drain, Fill, FillPorts, See},
+    *,
+};
+use wakeline::{
+    device::Faults,
+    hub::{Destination, Producer},
+    operator::{Consume, Modify},
+    prelude::*,
+};
+
+fn host() -> Device {
+    Device::host()
+}
+
+async fn put(produce: &mut Producer<u32>, data: &[u32]) {
+    produce.with(async |blank| blank.fill_from(data).await).await.unwrap().unwrap();
+}
+
+fn of_host(queue: usize, envelopes: usize) -> ChunkHub<u32> {
+    ChunkHub::builder("numbers").elements(1).queue(queue).host_envelopes(envelopes).build().unwrap()
+}
+
+#[derive(Ports)]
+struct TotalPorts {
+    #[consume]
+    numbers: Consume<u32>,
+    #[modify]
+    total: Modify<u32>,
+}
+
+/// Adds what it consumes to what it modifies.
+struct Add;
+
+impl Operator for Add {
+    type Ports = TotalPorts;
+
+    async fn compute(&mut self, ports: &mut TotalPorts, _cx: &mut Cx) -> Result<()> {
+        let number = ports.numbers.get()?.read().await?[0];
+        ports.total.get_mut()?.write().await?[0] += number;
+        Ok(())
+    }
+}
+
+/// Two operators add what they consume to one chunk that both modify: now and then one is quicker.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_run_that_could_not_claim_all_gives_back_what_it_had() {
+    const COUNT: u32 = 3000;
+    let total = of_host(1, 1);
+    let mut first = total.produce(&host()).unwrap();
+    first.with(async |blank| blank.fill_from(&[0]).await).await.unwrap();
+    let hubs = [of_host(4, 4), of_host(4, 4)];
+    let mut flow = Flow::new("totals");
+    for (at, hub) in hubs.iter().enumerate() {
+        let fill = flow.add(format!("fill {at}"), Fill::each(std::iter::repeat_n(1, COUNT as usize)));
+        let add = flow.add(format!("add {at}"), Add);
+        flow.link(fill.numbers, hub);
+        flow.link(add.numbers, hub);
+        flow.link(add.total, &total);
+    }
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.hubs[0].passed, u64::from(COUNT), "{report}");
+    drop(first);
+    let chunk = total.peek(&host()).unwrap().next().await.unwrap().unwrap();
+    assert_eq!(chunk.as_slice().unwrap()[0], 2 * COUNT);
+}
+
+/// Whether it is a place in the queue that is missing, or an envelope.
+#[tokio::test]
+async fn when_all_readers_have_ended_so_do_producers() {
+    for queue in [1, 4] {
+        let hub = of_host(queue, 1);
+        let mut flow = Flow::new("ends");
+        let fill = flow.add("fill", Fill::each(0..3));
+        let see = flow.add("see", See(1, shared()));
+        flow.link(fill.numbers, &hub);
+        flow.link(see.numbers, &hub);
+        assert_eq!(within(flow.run()).await.unwrap().operator("fill").unwrap().runs, 1);
+    }
+}
+
+#[tokio::test]
+async fn h8_a_chunk_that_was_swapped_with_a_blank_is_not_lost() {
+    let hub = ChunkHub::<u32, char>::builder("h").elements(1).queue(2).host_envelopes(2).build().unwrap();
+    let (mut produce, mut modify) = (hub.produce(&host()).unwrap(), hub.modify(&host()).unwrap());
+    let mut blank = produce.next().await.unwrap().unwrap();
+    blank.set_structure('a');
+    blank.fill_from(&[1]).await.unwrap();
+    blank.commit().unwrap();
+    let mut chunk = modify.next().await.unwrap().unwrap();
+    let mut blank = produce.next().await.unwrap().unwrap();
+    blank.fill_from(&[2]).await.unwrap();
+    chunk.swap(&mut blank).unwrap();
+    assert!(chunk.structure().is_none());
+    let error = chunk.commit().unwrap_err();
+    assert!(error.to_string().contains("`set_structure` before it is committed"), "{error}");
+    drop(blank);
+    let again = within(modify.next()).await.unwrap().unwrap();
+    assert_eq!((again.number(), again.structure()), (1, Some(&'a')));
+}
+
+#[tokio::test]
+async fn h10_a_link_that_is_told_it_can_have_nothing_takes_nobodys_wake() {
+    let (near, far) = (emulated(), emulated());
+    let hub = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(2).envelopes(&near, 1).build().unwrap();
+    let (mut on_host, mut on_near) = (hub.produce(&host()).unwrap(), hub.produce(&near).unwrap());
+    let mut modify = hub.modify(&host()).unwrap();
+    let (mut consume, mut lost) = (hub.consume(&near).unwrap(), hub.consume(&far).unwrap());
+    on_host.with(async |blank| blank.fill_from(&[1]).await).await.unwrap();
+    let chunk = modify.next().await.unwrap().unwrap();
+    let waits = tokio::spawn(async move { on_near.next().await.unwrap().unwrap().number() });
+    tokio::task::yield_now().await;
+    assert!(!waits.is_finished(), "the older chunk needs the envelope");
+    assert_eq!(lost.next().await.unwrap_err().kind(), ErrorKind::Setup);
+    drop(lost);
+    chunk.commit().unwrap();
+    consume.next().await.unwrap().unwrap().commit().unwrap();
+    within(waits).await.unwrap();
+}
+
+#[tokio::test]
+async fn f4_a_link_that_is_gone_and_left_a_chunk_is_waited_for_no_more() {
+    let device = emulated();
+    let hub =
+        ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(4).envelopes(&device, 2).build().unwrap();
+    let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&device).unwrap());
+    let peek = hub.peek(&host()).unwrap();
+    for number in [1, 2] {
+        produce.with(async |blank| blank.fill_from(&[number]).await).await.unwrap();
+    }
+    let seen = { peek }.next().await.unwrap().unwrap();
+    within(consume.next()).await.unwrap().unwrap().commit().unwrap();
+    let second = within(consume.next()).await.unwrap().unwrap();
+    assert_eq!(second.number(), 2);
+    drop(seen);
+}
+
+/// Looks at its hub as it goes.
+#[derive(Clone)]
+struct Probe(Option<ChunkHub<u32, Probe>>);
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        if let Some(hub) = &self.0 {
+            let _ = hub.len();
+        }
+    }
+}
+
+#[test]
+fn a_structure_may_use_its_hub_as_it_is_dropped() {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        futures::executor::block_on(async {
+            let hub = ChunkHub::<u32, Probe>::builder("h").elements(1).host_envelopes(1).build().unwrap();
+            let mut produce = hub.produce(&host()).unwrap();
+            let mut modify = hub.modify(&host()).unwrap();
+            let mut consume = hub.consume(&host()).unwrap();
+            let mut blank = produce.next().await.unwrap().unwrap();
+            blank.set_structure(Probe(Some(hub.clone())));
+            blank.commit().unwrap();
+            let mut chunk = modify.next().await.unwrap().unwrap();
+            chunk.set_structure(Probe(Some(hub.clone())));
+            chunk.commit().unwrap();
+            consume.next().await.unwrap().unwrap().commit().unwrap();
+        });
+        tell.send(()).unwrap();
+    });
+    told.recv_timeout(Duration::from_secs(5)).expect("it hangs");
+}
+
+/// And nobody has brought it anything.
+#[tokio::test]
+async fn f1_a_link_on_a_device_that_is_lost_is_told() {
+    let device = emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("increment", 1)));
+    let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).envelopes(&device, 1).build().unwrap();
+    let _produces = hub.produce(&host()).unwrap();
+    let mut peek = hub.peek(&device).unwrap();
+    let waits = tokio::spawn(async move { peek.next().await.map(drop) });
+    tokio::task::yield_now().await;
+    assert!(!waits.is_finished());
+    let stream = Stream::new(&device).unwrap();
+    let mut data = Buffer::<u32>::new(&device, 1).unwrap();
+    stream.fill(&mut data, 0).unwrap();
+    increment::launch(&stream, &mut data).unwrap();
+    assert!(stream.completed().await.unwrap_err().is_device_lost());
+    assert!(within(waits).await.unwrap().unwrap_err().is_device_lost());
+}
+
+#[tokio::test]
+async fn a_producer_ends_when_nobody_reads_and_no_envelope_comes_home() {
+    let hub = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(2).build().unwrap();
+    let mut produce = hub.produce(&host()).unwrap();
+    drop(hub.peek(&host()).unwrap());
+    put(&mut produce, &[1]).await;
+    put(&mut produce, &[2]).await;
+    assert!(within(produce.next()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn h4_what_data_cannot_flow_to_is_refused() {
+    let (hub, other) = (of_host(1, 1), of_host(1, 1));
+    let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
+    // Of hubs with one name, and links with one number.
+    let (_, elsewhere) = (other.produce(&host()).unwrap(), other.consume(&host()).unwrap());
+    let error = hub.flow_to(&[&consume, &elsewhere]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    assert!(error.to_string().contains("`flow_to` names a link of another hub, `numbers`"), "{error}");
+    let mut flow = Flow::new("f");
+    let fill = flow.add("fill", Fill::each([1]));
+    for producer in [&produce as &dyn Destination, &fill.numbers] {
+        let error = hub.flow_to(&[producer]).unwrap_err();
+        assert!(error.to_string().contains("`flow_to` names a link that produces"), "{error}");
+    }
+    let see = flow.add("see", See(1, shared()));
+    flow.link(fill.numbers, &hub);
+    flow.link(see.numbers, &other);
+    hub.flow_to(&[&see.numbers]).unwrap();
+    let error = within(flow.run()).await.unwrap_err();
+    assert!(error.to_string().contains("`flow_to` of hub `numbers` names port `see.numbers`"), "{error}");
+    hub.flow_freely();
+    put(&mut produce, &[7]).await;
+    within(consume.next()).await.unwrap().unwrap().commit().unwrap();
+}
+
+#[tokio::test]
+async fn a_stall_says_that_the_data_flows_elsewhere() {
+    let (hub, seen) = (of_host(1, 1), shared());
+    let mut flow = Flow::new("f");
+    let fill = flow.add("fill", Fill::each(0..3));
+    let see = flow.add("see", See(3, seen));
+    flow.link(fill.numbers, &hub);
+    flow.link(see.numbers, &hub);
+    hub.flow_to(&[]).unwrap();
+    let error = within(flow.run()).await.unwrap_err();
+    assert!(error.is_stalled(), "{error}");
+    for told in [
+        "all of its places are taken, and `flow_to` says whom chunks go to",
+        "a chunk of hub `numbers` on the host: `flow_to` says that they go to others alone",
+    ] {
+        assert!(error.to_string().contains(told), "{told}: {error}");
+    }
+}
+
+/// Produces a chunk with data, one that is said to be empty, and then has nothing more to say.
+struct FillAndSayNothing(u32);
+
+impl Operator for FillAndSayNothing {
+    type Ports = FillPorts;
+
+    async fn compute(&mut self, ports: &mut FillPorts, cx: &mut Cx) -> Result<()> {
+        self.0 += 1;
+        match self.0 {
+            1 => ports.numbers.get_mut()?.fill_from(&[7]).await,
+            2 => ports.numbers.get_mut()?.set_len(0),
+            3 => ports.numbers.commit(),
+            _ => {
+                cx.finish();
+                Ok(())
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_blank_that_nobody_touched_goes_home_as_the_run_ends() {
+    let hub = of_host(4, 4);
+    let mut flow = Flow::new("f");
+    let fill = flow.add("fill", FillAndSayNothing(0));
+    flow.link(fill.numbers, &hub);
+    let report = within(flow.run()).await.unwrap();
+    let fill = report.operator("fill").unwrap();
+    assert_eq!((fill.runs, fill.messages_out), (4, 3), "{report}");
+    let mut consume = hub.consume(&host()).unwrap();
+    let mut seen = Vec::new();
+    while let Some(chunk) = within(consume.next()).await.unwrap() {
+        seen.push(chunk.read().await.unwrap().to_vec());
+        chunk.commit().unwrap();
+    }
+    assert_eq!(seen, [vec![7], vec![], vec![]]);
+}
+
+#[tokio::test]
+async fn one_who_never_commits_is_warned() {
+    let warnings = Warnings::default();
+    let _hearing = tracing::subscriber::set_default(warnings.clone());
+    let hub = of_host(1, 1);
+    let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
+    put(&mut produce, &[1]).await;
+    for _ in 0..999 {
+        consume.next().await.unwrap().unwrap();
+    }
+    assert!(warnings.told().is_empty());
+    for _ in 0..1001 {
+        consume.next().await.unwrap().unwrap();
+    }
+    let told = warnings.told();
+    assert_eq!(told.len(), 1, "{told:?}");
+    for part in ["has been given chunk 1 1000 times in a row", "hub=\"numbers\"", "link=\"consumes\""] {
+        assert!(told[0].contains(part), "{part} in: {}", told[0]);
+    }
+}
+
+#[tokio::test]
+async fn the_only_copy_stays_as_written_and_another_does_not() {
+    let device = emulated();
+    let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).envelopes(&device, 1).build().unwrap();
+    let (mut produce, mut modify) = (hub.produce(&host()).unwrap(), hub.modify(&host()).unwrap());
+    let mut there = hub.peek(&device).unwrap();
+    put(&mut produce, &[1]).await;
+    modify.next().await.unwrap().unwrap().write().await.unwrap()[0] = 2;
+    let mut seen = hub.peek(&host()).unwrap();
+    assert_eq!(seen.next().await.unwrap().unwrap().read().await.unwrap(), [2], "there was no other");
+    drop(there.next().await.unwrap());
+    modify.next().await.unwrap().unwrap().write().await.unwrap()[0] = 3;
+    assert_eq!(seen.next().await.unwrap().unwrap().read().await.unwrap(), [2], "the device has it as it was");
+}
+
+#[tokio::test]
+async fn flows_that_share_a_hub_are_held_by_hand() {
+    let (hub, seen) = (of_host(2, 2), shared());
+    let (mut writes, mut reads) = (Flow::new("writes"), Flow::new("reads"));
+    let fill = writes.add("fill", Fill::each(0..100));
+    writes.link(fill.numbers, &hub);
+    let drain = reads.add("drain", Drain(seen.clone()));
+    reads.link(drain.numbers, &hub);
+    let hold = hub.produce(&host()).unwrap();
+    let reading = reads.spawn().unwrap();
+    within(writes.run()).await.unwrap();
+    drop(hold);
+    within(reading).await.unwrap();
+    assert_eq!(lock(&seen).concat(), (0..100).collect::<Vec<_>>());
+}

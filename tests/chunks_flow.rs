@@ -1,0 +1,621 @@
+//! Scenarios H, of hubs whose chunks several links see, with ports of a flow's operators.
+
+mod common;
+
+use common::{
+    chunks::{Drain, DrainPorts, Fill, See},
+    emulated, freed, increment, lock, on_both, shared, sink, square, until, within,
+};
+use futures::FutureExt;
+use wakeline::{
+    flow::Added,
+    operator::{Consume, LinkHandle, Modify, Peek, Produce, concurrent, map},
+    prelude::*,
+};
+
+use common::Shared;
+
+fn host() -> Device {
+    Device::host()
+}
+
+fn hub(device: &Device, queue: usize, envelopes: usize) -> ChunkHub<u32> {
+    let hub = ChunkHub::builder("numbers").elements(4).queue(queue);
+    hub.host_envelopes(envelopes).envelopes(device, envelopes).build().unwrap()
+}
+
+#[derive(Ports)]
+struct ChangePorts {
+    #[modify]
+    numbers: Modify<u32>,
+}
+
+/// Adds one on its device, so often.
+struct AddOne(u32);
+
+impl Operator for AddOne {
+    type Ports = ChangePorts;
+
+    async fn compute(&mut self, ports: &mut ChangePorts, cx: &mut Cx) -> Result<()> {
+        self.0 -= 1;
+        if self.0 == 0 {
+            cx.finish();
+        }
+        increment::launch(cx.stream()?, ports.numbers.get_mut()?)
+    }
+}
+
+/// Adds one on its device, before all others have it.
+struct AddFirst(ChunkHub<u32>);
+
+impl Operator for AddFirst {
+    type Ports = ChangePorts;
+
+    async fn compute(&mut self, ports: &mut ChangePorts, cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        increment::launch(cx.stream()?, ports.numbers.get_mut()?)?;
+        ports.numbers.commit()?;
+        self.0.flow_freely();
+        Ok(())
+    }
+}
+
+on_both!(h1_produced_modified_and_peeked_at, async |device: Device| {
+    let (hub, seen) = (hub(&device, 1, 1), shared());
+    let mut flow = Flow::new("h1");
+    let fill = flow.add("fill", Fill([vec![1, 2, 3]].into()));
+    let add = flow.add("add", AddFirst(hub.clone())).on(&device);
+    let see = flow.add("see", See(1, seen.clone()));
+    flow.link(fill.numbers, &hub);
+    flow.link(add.numbers, &hub);
+    flow.link(see.numbers, &hub);
+    // The chunk stays, and who comes first has it first: so it is said.
+    hub.flow_to(&[&add.numbers]).unwrap();
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [[2, 3, 4]]);
+    assert_eq!(report.operator("add").unwrap().messages_in, 1);
+    assert_eq!(report.operator("see").unwrap().bytes_in, 12);
+    assert_eq!(device.memory_peak(), 16);
+    drop((hub, flow));
+    freed(&device).await;
+});
+
+#[derive(Ports)]
+struct FilterPorts {
+    #[consume]
+    from: Consume<u32>,
+    #[produce(by_hand)]
+    to: Produce<u32>,
+}
+
+struct Odd;
+
+impl Operator for Odd {
+    type Ports = FilterPorts;
+
+    async fn compute(&mut self, ports: &mut FilterPorts, _cx: &mut Cx) -> Result<()> {
+        let number = ports.from.get()?.read().await?[0];
+        ports.to.get_mut()?.fill_from(&[number]).await?;
+        if number % 2 == 1 {
+            ports.to.commit()?;
+        }
+        Ok(())
+    }
+}
+
+on_both!(h2_a_filter_commits_what_it_lets_pass, async |device: Device| {
+    let (numbers, odd, seen) = (hub(&device, 2, 2), hub(&device, 2, 2), shared());
+    let mut flow = Flow::new("h2");
+    let fill = flow.add("fill", Fill::each(1..=5));
+    let filter = flow.add("filter", Odd);
+    let drain = flow.add("drain", Drain(seen.clone())).on(&host());
+    flow.link(fill.numbers, &numbers);
+    flow.link(filter.from, &numbers);
+    flow.link(filter.to, &odd);
+    flow.link(drain.numbers, &odd);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [[1], [3], [5]]);
+    assert_eq!(report.operator("filter").unwrap().messages_in, 5);
+    assert_eq!(report.operator("filter").unwrap().messages_out, 3);
+    assert_eq!(report.hubs.iter().map(|hub| hub.passed).collect::<Vec<_>>(), [5, 3]);
+    assert_eq!(report.untaken, 0);
+});
+
+async fn passes(device: &Device, envelopes: usize) {
+    let (hub, seen) = (hub(device, 4, envelopes), shared());
+    let mut flow = Flow::new("h3");
+    let fill = flow.add("fill", Fill::each(0..100));
+    let add = flow.add("add", AddOne(u32::MAX)).on(device);
+    let drain = flow.add("drain", Drain(seen.clone()));
+    flow.link(fill.numbers, &hub);
+    flow.link(add.numbers, &hub);
+    flow.link(drain.numbers, &hub);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(lock(&seen).concat(), (1..=100).collect::<Vec<_>>());
+    assert_eq!(report.operator("add").unwrap().runs, 100, "once each");
+    assert_eq!(device.memory_peak(), 16 * envelopes as u64);
+    drop((hub, flow));
+    freed(device).await;
+}
+
+on_both!(h3_one_envelope_a_place_works, async |device: Device| passes(&device, 1).await);
+on_both!(h3_two_envelopes_a_place_work, async |device: Device| passes(&device, 2).await);
+
+/// Squares so many chunks, and lets the data flow on.
+struct Square(u32, ChunkHub<u32>, LinkHandle<wakeline::hub::role::Consume, u32, ()>);
+
+impl Operator for Square {
+    type Ports = ChangePorts;
+
+    async fn compute(&mut self, ports: &mut ChangePorts, cx: &mut Cx) -> Result<()> {
+        let chunk = ports.numbers.get_mut()?;
+        let mut squared = Buffer::<u32>::new(chunk.device(), 1)?;
+        square::launch(cx.stream()?, &*chunk, &mut squared, 1)?;
+        cx.stream()?.copy(&squared, chunk)?;
+        self.0 -= 1;
+        if self.0 == 0 {
+            cx.finish();
+            ports.numbers.commit()?;
+            self.1.flow_to(&[&self.2])?;
+        }
+        Ok(())
+    }
+}
+
+on_both!(h4_the_flow_of_data_switches, async |device: Device| {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(5).host_envelopes(5).envelopes(&device, 1);
+    let (hub, seen) = (hub.build().unwrap(), shared());
+    let mut flow = Flow::new("h4");
+    let fill = flow.add("fill", Fill::each(1..=5));
+    let drain = flow.add("drain", Drain(seen.clone()));
+    let square = flow.add("square", Square(5, hub.clone(), drain.numbers)).on(&device);
+    flow.link(fill.numbers, &hub);
+    flow.link(square.numbers, &hub);
+    flow.link(drain.numbers, &hub);
+    hub.flow_to(&[&square.numbers]).unwrap();
+    within(flow.run()).await.unwrap();
+    assert_eq!(lock(&seen).concat(), [1, 4, 9, 16, 25]);
+});
+
+struct Fails;
+
+impl Operator for Fails {
+    type Ports = ChangePorts;
+
+    async fn compute(&mut self, ports: &mut ChangePorts, cx: &mut Cx) -> Result<()> {
+        increment::launch(cx.stream()?, ports.numbers.get_mut()?)?;
+        Err("it fails".into())
+    }
+}
+
+on_both!(h5_a_run_that_fails_leaves_things_as_they_were, async |device: Device| {
+    let hub = hub(&device, 1, 1);
+    let mut produce = hub.produce(&host()).unwrap();
+    produce.with(async |blank| blank.fill_from(&[1]).await).await.unwrap();
+    let mut flow = Flow::new("h5");
+    let fails = flow.add("fails", Fails).on(&device);
+    flow.link(fails.numbers, &hub);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.to_string(), "operator `fails`: it fails");
+    let seen = hub.peek(&host()).unwrap().next().await.unwrap().unwrap();
+    assert_eq!(seen.read().await.unwrap(), [1]);
+});
+
+#[tokio::test]
+async fn h10_what_cannot_work_is_told_before_running_all_at_once() {
+    let (device, seen) = (emulated(), shared());
+    let nowhere = ChunkHub::<u32>::builder("nowhere").elements(1).host_envelopes(1).build().unwrap();
+    let empty = ChunkHub::<u32>::builder("empty").elements(1).host_envelopes(1).build().unwrap();
+    let mut flow = Flow::new("wrong");
+    let fill = flow.add("fill", Fill::each(0..2));
+    let add = flow.add("add", AddOne(1)).on(&device);
+    let drain = flow.add("drain", Drain(seen.clone()));
+    let again = flow.add("again", concurrent(2, Drain(seen.clone())));
+    let _alone = flow.add("alone", See(1, seen));
+    let round = flow.add("round", Round(1));
+    flow.link(round.points, &nowhere);
+    flow.link(round.sums, &nowhere);
+    flow.link(round.sums, &nowhere);
+    flow.link(fill.numbers, &nowhere);
+    flow.link(add.numbers, &nowhere);
+    flow.link(drain.numbers, &empty);
+    flow.link(drain.numbers, &nowhere);
+    flow.link(again.numbers, &nowhere);
+    let error = flow.run().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Setup);
+    for told in [
+        "port `alone.numbers` is not linked to a hub: `flow.link(alone.numbers, &hub)`",
+        "port `drain.numbers` is linked more than once: to one hub",
+        &format!(
+            "port `add.numbers` modifies chunks of hub `nowhere` on {}, where that has no envelopes: give it some, \
+             `envelopes(&device, 2)`, or `add_envelopes`",
+            device.name()
+        ),
+        "nobody produces chunks for hub `empty`, and `drain.numbers` would wait for ever",
+        "`again` has several runs at a time",
+        "ports `round.points` and `round.sums` of one operator wait for the same chunk of hub `nowhere`",
+    ] {
+        assert!(error.to_string().contains(told), "{told}: {error}");
+    }
+    assert!(!error.to_string().contains("`round.sums` and `round.sums`"), "linked twice is told once: {error}");
+}
+
+#[derive(Ports)]
+struct RoundPorts {
+    #[peek]
+    points: Peek<u32>,
+    #[modify]
+    sums: Modify<u32>,
+}
+
+/// Adds the points to the sums, so many rounds.
+struct Round(u32);
+
+#[kernel]
+fn add_to(points: &[u32], sums: &mut [u32]) {
+    sums.iter_mut().zip(points).for_each(|(sum, point)| *sum += point);
+}
+
+impl Operator for Round {
+    type Ports = RoundPorts;
+
+    async fn compute(&mut self, ports: &mut RoundPorts, cx: &mut Cx) -> Result<()> {
+        self.0 -= 1;
+        if self.0 == 0 {
+            cx.finish();
+        }
+        add_to::launch(cx.stream()?, ports.points.get()?, ports.sums.get_mut()?)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn h11_one_hub_is_peeked_at_and_another_modified_round_after_round() {
+    let device = emulated();
+    let (points, sums) = (hub(&device, 1, 1), hub(&device, 1, 1));
+    let log = shared();
+    let mut flow = Flow::new("rounds");
+    let fill = flow.add("fill", Fill([vec![1, 2, 3]].into()));
+    let zero = flow.add("zero", Fill([vec![0, 0, 0]].into()));
+    let rounds: Vec<Added<_>> = (0..2).map(|n| flow.add(format!("round {n}"), Round(500)).on(&device)).collect();
+    flow.link(fill.numbers, &points);
+    flow.link(zero.numbers, &sums);
+    for round in &rounds {
+        flow.link(round.points, &points);
+        flow.link(round.sums, &sums);
+    }
+    points.log_to(Lines(log.clone()));
+    within(flow.run()).await.unwrap();
+    let seen = sums.peek(&host()).unwrap().next().await.unwrap().unwrap();
+    assert_eq!(seen.read().await.unwrap(), [1000, 2000, 3000]);
+    let copies = lock(&log).iter().filter(|line| line.contains("from the host to")).count();
+    assert_eq!(copies, 1, "what is peeked at is copied once");
+}
+
+struct Lines(Shared<String>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+        lock(&self.0).push(String::from_utf8_lossy(data).into());
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[derive(Ports)]
+struct PassPorts {
+    #[consume]
+    numbers: Consume<u32>,
+    #[output(capacity = 4)]
+    out: Output<Envelope<u32>>,
+}
+
+/// Takes envelopes out and sends them through a queue.
+struct TakeOut;
+
+impl Operator for TakeOut {
+    type Ports = PassPorts;
+
+    async fn compute(&mut self, ports: &mut PassPorts, _cx: &mut Cx) -> Result<()> {
+        let envelope = ports.numbers.take()?;
+        ports.out.send(envelope).await
+    }
+}
+
+#[tokio::test]
+async fn h15_an_envelope_is_sent_through_a_queue_and_goes_home() {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(9).host_envelopes(1).build().unwrap();
+    let seen = shared();
+    let mut flow = Flow::new("h15");
+    let fill = flow.add("fill", Fill::each(1..=20));
+    let pass = flow.add("pass", TakeOut);
+    let kept = seen.clone();
+    let read = flow.add(
+        "read",
+        sink(move |envelope: Envelope<u32>| {
+            lock(&kept).push(envelope.as_slice().unwrap()[0]);
+            std::future::ready(Ok(()))
+        }),
+    );
+    flow.link(fill.numbers, &hub);
+    flow.link(pass.numbers, &hub);
+    flow.connect(pass.out, read.input);
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), (1..=20).collect::<Vec<_>>());
+    assert_eq!(hub.envelopes(&host()), 1);
+}
+
+#[tokio::test]
+async fn h15_starvation_names_both_hubs() {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(9).host_envelopes(2).build().unwrap();
+    let mut flow = Flow::new("starves");
+    let fill = flow.add("fill", Fill::each(1..=20));
+    let pass = flow.add("pass", TakeOut);
+    // Three come before any is read, and there are two.
+    let read = flow.add("read", map(async |_: Envelope<u32>| Ok(())));
+    let end = flow.add("end", sink(async |(): ()| Ok(())));
+    let input = read.input;
+    let read = read.when(wakeline::condition::at_least(input, 3));
+    flow.link(fill.numbers, &hub);
+    flow.link(pass.numbers, &hub);
+    flow.connect(pass.out, read.input);
+    flow.connect(read.output, end.input);
+    let error = within(flow.run()).await.unwrap_err();
+    assert!(error.is_stalled(), "{error}");
+    let told = "`fill` waits for a blank envelope of hub `numbers` on the host: 2 of the 2 envelopes of hub `numbers` \
+                there are in use, 2 of them in hub `pass.out -> read.input`";
+    assert!(error.to_string().contains(told), "{error}");
+}
+
+#[tokio::test]
+async fn a_link_outside_holds_the_flow_until_it_is_gone() {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(2).build().unwrap();
+    let seen = shared();
+    let mut produce = hub.produce(&host()).unwrap();
+    let mut flow = Flow::new("held");
+    let drain = flow.add("drain", Drain(seen.clone()));
+    flow.link(drain.numbers, &hub);
+    let mut running = flow.spawn().unwrap();
+    for number in 0..3 {
+        until("it waits", || running.status()[0].waits_for == ["a chunk of hub `numbers` on the host"]).await;
+        assert!((&mut running).now_or_never().is_none());
+        produce.with(async |blank| blank.fill_from(&[number]).await).await.unwrap();
+    }
+    drop(produce);
+    within(running).await.unwrap();
+    assert_eq!(lock(&seen).concat(), [0, 1, 2]);
+}
+
+#[tokio::test]
+async fn a_consumer_outside_takes_what_a_flow_produces() {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(2).build().unwrap();
+    let mut consume = hub.consume(&host()).unwrap();
+    let mut flow = Flow::new("out");
+    let fill = flow.add("fill", Fill::each(0..10));
+    flow.link(fill.numbers, &hub);
+    let running = flow.spawn().unwrap();
+    let mut seen = Vec::new();
+    while let Some(chunk) = within(consume.next()).await.unwrap() {
+        // Its envelope is out, and the flow knows of it.
+        seen.push(chunk.into_envelope().unwrap());
+        tokio::task::yield_now().await;
+        if seen.len() == 2 {
+            seen.clear();
+        }
+    }
+    drop(consume);
+    within(running).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_flow_that_is_stopped_drains_its_chunks() {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(4).build().unwrap();
+    let seen = shared();
+    let mut flow = Flow::new("stopped");
+    let fill = flow.add("fill", Fill::each(0..u32::from(u16::MAX)));
+    let drain = flow.add("drain", Drain(seen.clone()));
+    flow.link(fill.numbers, &hub);
+    flow.link(drain.numbers, &hub);
+    let running = flow.spawn().unwrap();
+    until("some have passed", || lock(&seen).len() > 20).await;
+    running.stop();
+    let report = within(running).await.unwrap();
+    let count = lock(&seen).len() as u64;
+    assert_eq!(report.operator("fill").unwrap().messages_out, count, "nothing is lost");
+    assert_eq!((report.hubs[0].passed, report.untaken, hub.len()), (count, 0, 0));
+}
+
+#[tokio::test]
+async fn when_the_consumer_ends_so_do_those_before_it() {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(4).build().unwrap();
+    let seen = shared();
+    let mut flow = Flow::new("ends");
+    let fill = flow.add("fill", Fill::each(0..1000));
+    let see = flow.add("see", See(1000, seen.clone()));
+    let first = flow.add("first", First);
+    flow.link(fill.numbers, &hub);
+    flow.link(see.numbers, &hub);
+    flow.link(first.numbers, &hub);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.operator("first").unwrap().runs, 1);
+    assert_eq!(report.hubs[0].passed, 1);
+    assert_eq!(report.untaken, hub.len() as u64);
+}
+
+/// Takes one out, and ends.
+struct First;
+
+impl Operator for First {
+    type Ports = DrainPorts;
+
+    async fn compute(&mut self, _ports: &mut DrainPorts, cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        Ok(())
+    }
+}
+
+#[derive(Ports)]
+struct MaybePorts {
+    #[input]
+    ticks: Input<u32>,
+    #[consume(optional)]
+    numbers: Consume<u32>,
+}
+
+struct Maybe(Shared<Option<u32>>);
+
+impl Operator for Maybe {
+    type Ports = MaybePorts;
+
+    async fn compute(&mut self, ports: &mut MaybePorts, _cx: &mut Cx) -> Result<()> {
+        ports.ticks.take()?;
+        let number = match ports.numbers.is_there() {
+            true => Some(ports.numbers.get()?.read().await?[0]),
+            false => None,
+        };
+        assert_eq!(number.is_none(), ports.numbers.get().is_err());
+        lock(&self.0).push(number);
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn an_optional_link_is_not_waited_for() {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).host_envelopes(1).build().unwrap();
+    let mut produce = hub.produce(&host()).unwrap();
+    let seen = shared();
+    let mut flow = Flow::new("optional");
+    let maybe = flow.add("maybe", Maybe(seen.clone()));
+    flow.link(maybe.numbers, &hub);
+    let ticks = flow.ingress("ticks", maybe.ticks);
+    let running = flow.spawn().unwrap();
+    ticks.send(0).await.unwrap();
+    until("it has run", || lock(&seen).len() == 1).await;
+    produce.with(async |blank| blank.fill_from(&[7]).await).await.unwrap();
+    ticks.send(1).await.unwrap();
+    drop((ticks, produce));
+    within(running).await.unwrap();
+    assert_eq!(*lock(&seen), [None, Some(7)]);
+}
+
+#[tokio::test]
+async fn h6_an_operator_sends_buffers_of_its_own() {
+    #[derive(Ports)]
+    struct MinePorts {
+        #[produce(optional)]
+        files: Produce<u32, &'static str>,
+    }
+    struct Mine(u32);
+    impl Operator for Mine {
+        type Ports = MinePorts;
+
+        async fn compute(&mut self, ports: &mut MinePorts, cx: &mut Cx) -> Result<()> {
+            self.0 += 1;
+            if self.0 == 5 {
+                cx.finish();
+            }
+            let mut mine = Buffer::<u32>::pinned(&Device::host(), 1)?;
+            mine.as_mut_slice()?[0] = self.0;
+            Ok(ports.files.send(mine, "mine").await?)
+        }
+    }
+    let hub = ChunkHub::<u32, &'static str>::builder("files").elements(1).queue(2).build().unwrap();
+    let mut consume = hub.consume(&host()).unwrap();
+    let mut flow = Flow::new("mine");
+    let mine = flow.add("mine", Mine(0));
+    flow.link(mine.files, &hub);
+    let running = flow.spawn().unwrap();
+    let mut seen = Vec::new();
+    while let Some(chunk) = within(consume.next()).await.unwrap() {
+        seen.push((chunk.read().await.unwrap()[0], *chunk.structure().unwrap()));
+        chunk.commit().unwrap();
+    }
+    within(running).await.unwrap();
+    assert_eq!(seen, [1, 2, 3, 4, 5].map(|number| (number, "mine")));
+}
+
+/// The same flow again: its links are new, and its hub is the same.
+#[tokio::test]
+async fn a_flow_with_links_runs_again() {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(2).build().unwrap();
+    let seen = shared();
+    let mut flow = Flow::new("twice");
+    let fill = flow.add("fill", Fill::each(1..=4));
+    let drain = flow.add("drain", Drain(seen.clone())).on_own_thread();
+    flow.link(fill.numbers, &hub);
+    flow.link(drain.numbers, &hub);
+    assert_eq!(within(flow.run()).await.unwrap().hubs[0].passed, 4);
+    // It has nothing left, and produces an empty chunk.
+    assert_eq!(within(flow.run()).await.unwrap().hubs[0].passed, 1);
+    assert_eq!(lock(&seen).concat(), [1, 2, 3, 4]);
+}
+
+/// Takes chunks out, two by two.
+struct Pairs(ChunkHub<u32>, Shared<u32>);
+
+impl Operator for Pairs {
+    type Ports = DrainPorts;
+
+    fn may_run(&mut self, _ports: &DrainPorts, _cx: &Cx) -> bool {
+        lock(&self.1).len() % 2 == 1 || self.0.len() >= 2
+    }
+
+    async fn compute(&mut self, ports: &mut DrainPorts, _cx: &mut Cx) -> Result<()> {
+        let number = ports.numbers.get()?.read().await?[0];
+        lock(&self.1).push(number);
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn an_operator_that_refuses_is_asked_again_when_its_hub_changes() {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(3).host_envelopes(3).build().unwrap();
+    let seen = shared();
+    let mut flow = Flow::new("pairs");
+    let pairs = flow.add("pairs", Pairs(hub.clone(), seen.clone()));
+    flow.link(pairs.numbers, &hub);
+    let mut produce = hub.produce(&host()).unwrap();
+    let running = flow.spawn().unwrap();
+    for number in 0..4 {
+        produce.with(async |blank| blank.fill_from(&[number]).await).await.unwrap();
+        let wanted = (number as usize).next_multiple_of(2);
+        until("pairs are taken", || lock(&seen).len() == wanted).await;
+    }
+    drop(produce);
+    within(running).await.unwrap();
+    assert_eq!(*lock(&seen), [0, 1, 2, 3]);
+}
+
+/// Copies are made by the hub itself, between the steps.
+#[tokio::test]
+async fn a_flow_with_links_is_stepped_through() {
+    let (device, seen) = (emulated(), shared());
+    let hub = hub(&device, 2, 1);
+    let mut flow = Flow::new("steps");
+    let fill = flow.add("fill", Fill::each(1..=2));
+    let add = flow.add("add", AddOne(u32::MAX)).on(&device);
+    let drain = flow.add("drain", Drain(seen.clone()));
+    flow.link(fill.numbers, &hub);
+    flow.link(add.numbers, &hub);
+    flow.link(drain.numbers, &hub);
+    let (mut steps, mut told) = (flow.steps().unwrap(), Vec::new());
+    while let Some(step) = within(steps.next()).await {
+        told.push(step.to_string());
+    }
+    let wanted = [
+        "fill: run 1",
+        "add: run 1",
+        "drain: run 1",
+        "fill: run 2",
+        "fill: ended",
+        "add: run 2",
+        "drain: run 2",
+        "add: ended",
+        "drain: ended",
+    ];
+    assert_eq!(told, wanted);
+    assert_eq!(lock(&seen).concat(), [2, 3]);
+    within(steps.run_on()).await.unwrap();
+}

@@ -1,0 +1,114 @@
+//! Scenario F6: random flows with random faults, in the order that a seed decides, race-checked.
+//!
+//! A seed makes a [plan](plan::Plan): operators of many kinds on one to three simulated devices, hubs of all kinds between
+//! them, faults, and an end by itself or by somebody. Each message says itself who it is ([`data`]). A run must end, without a
+//! race, with each message where it belongs, once, in order, and untouched; or with the error that its fault means.
+//! Afterwards no memory, stream or task is left.
+//!
+//! What fails prints its seed and its plan, and the smallest flow of that seed that fails too. Found again, with the same
+//! log line by line:
+//!
+//! ```sh
+//! WAKELINE_SEEDS=4711 cargo test --test random_flows random_flows -- --nocapture
+//! WAKELINE_SEEDS=0..100000 cargo test --release --test random_flows random_flows -- --nocapture
+//! ```
+//!
+//! With `WAKELINE_SEEDS_GO_ON=1` the first failure is not the last: each is told in a line, and the lowest in full.
+
+mod by_hand;
+mod chunks;
+mod data;
+mod ends;
+mod flow;
+mod maker;
+mod operators;
+mod plan;
+#[cfg(feature = "planted")]
+mod planted;
+mod run;
+
+use std::{
+    ops::Range,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use run::{Failure, Verdict};
+
+/// What is run without being asked for more.
+const SEEDS: Range<u64> = 0..500;
+
+/// A bug that is planted is there for the whole process: the tests take turns.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs seeds on all cores until one fails, or all if that was asked for: the lowest that did.
+fn first_failure(seeds: Range<u64>) -> Option<Failure> {
+    let (next, failed) = (AtomicU64::new(seeds.start), Mutex::new(None::<Failure>));
+    let goes_on = std::env::var("WAKELINE_SEEDS_GO_ON").is_ok();
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end || (failed.lock().unwrap().is_some() && !goes_on) {
+                return;
+            }
+            if let Verdict::Fails(failure) = run::seed(seed, plan::Limits::default()) {
+                if goes_on {
+                    println!("seed {seed}: {}", failure.first());
+                }
+                let mut failed = failed.lock().unwrap();
+                if failed.as_ref().is_none_or(|other| other.seed > failure.seed) {
+                    *failed = Some(*failure);
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |cores| cores.get()) {
+            scope.spawn(work);
+        }
+    });
+    failed.into_inner().unwrap()
+}
+
+/// `4711`, or `0..100000`.
+fn wanted() -> Option<Range<u64>> {
+    let text = std::env::var("WAKELINE_SEEDS").ok()?;
+    let number = |text: &str| text.replace('_', "").parse().expect("WAKELINE_SEEDS is a seed, or a range: `0..100000`");
+    match text.split_once("..") {
+        Some((from, to)) => Some(number(from)..number(to)),
+        None => Some(number(&text)..number(&text) + 1),
+    }
+}
+
+#[test]
+fn f6_random_flows_end_with_what_they_should() {
+    let _alone = alone();
+    let (seeds, began) = (wanted().unwrap_or(SEEDS), Instant::now());
+    let count = seeds.end - seeds.start;
+    if let Some(failure) = first_failure(seeds.clone()) {
+        panic!("{}", failure.explained());
+    }
+    if count == 1 {
+        run::show(seeds.start);
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    println!("{count} seeds in {seconds:.1} s, {:.0} a second: nothing found", count as f64 / seconds);
+}
+
+/// The same seed gives the same events and the same outcome.
+#[test]
+fn f6_a_seed_is_found_again() {
+    let _alone = alone();
+    for seed in 0..50 {
+        let (first, second) = (run::log(seed), run::log(seed));
+        let differ = first.iter().zip(&second).position(|(one, other)| one != other);
+        assert_eq!(differ, None, "seed {seed}: {:?} and {:?}", first[differ.unwrap()], second[differ.unwrap()]);
+        assert_eq!(first.len(), second.len(), "seed {seed}");
+    }
+}

@@ -1,0 +1,289 @@
+//! One seed: the run, the look at what is left, and what is said of a failure.
+
+use std::{
+    cell::RefCell,
+    fmt::{self, Write},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    rc::Rc,
+    task::Poll,
+    time::Duration,
+};
+
+use wakeline::{device::Simulation, flow::Handle, prelude::*};
+
+use super::{
+    by_hand::{self, ByHand},
+    chunks::Chunks,
+    data::{World, world},
+    flow,
+    plan::{Limits, Plan},
+};
+
+/// More steps than any plan needs.
+const STEPS: usize = 400_000;
+/// Longer than any plan takes, on tokio's paused clock.
+const TIME: Duration = Duration::from_secs(100);
+
+pub(crate) enum Verdict {
+    Holds,
+    Fails(Box<Failure>),
+}
+
+/// What was found.
+pub(crate) struct Failure {
+    pub(crate) seed: u64,
+    limits: Limits,
+    plan: String,
+    what: Vec<String>,
+    log: Vec<String>,
+}
+
+/// Hears what wakeline logs as an error on this thread: what is found in a `Drop` has nobody else to tell.
+#[derive(Default)]
+struct Errors;
+
+thread_local! {
+    static ERRORS: RefCell<Vec<String>> = RefCell::default();
+}
+
+impl tracing::Subscriber for Errors {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::ERROR
+    }
+
+    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
+                let _ = write!(self.0, "{field}: {value:?}; ");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        ERRORS.with_borrow_mut(|errors| errors.push(text.0));
+    }
+
+    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+
+    fn enter(&self, _span: &tracing::span::Id) {}
+
+    fn exit(&self, _span: &tracing::span::Id) {}
+}
+
+/// What a seed stands for.
+enum Scenario {
+    Flow(Plan),
+    ByHand(ByHand),
+    Chunks(Chunks),
+}
+
+impl Scenario {
+    /// Two seeds of ten are no flow.
+    fn new(seed: u64, limits: Limits) -> Self {
+        match seed % 10 {
+            4 => Self::ByHand(ByHand::new(seed, limits)),
+            9 => Self::Chunks(Chunks::new(seed, limits)),
+            _ => Self::Flow(Plan::new(seed, limits)),
+        }
+    }
+
+    /// What is found. First all comes to its end, also what goes on outside of a flow.
+    async fn run(&self, simulation: &Simulation) -> Vec<String> {
+        match self {
+            Self::Flow(plan) => {
+                let ran = run_flow(plan, simulation).await;
+                settle_and_judge(ran, simulation, |ran| &ran.devices, |ran| flow::judge(plan, ran)).await
+            }
+            Self::Chunks(plan) => {
+                let ran = in_bounds(simulation, plan.run(simulation)).await.map_err(|why| vec![why]);
+                settle_and_judge(ran, simulation, |ran| &ran.devices, |ran| plan.judge(ran)).await
+            }
+            Self::ByHand(plan) => {
+                let ran = in_bounds(simulation, plan.run(simulation)).await.map_err(|why| vec![why]);
+                settle_and_judge(ran, simulation, |ran| &ran.0, |(devices, failed)| by_hand::judge(devices, failed))
+                    .await
+            }
+        }
+    }
+}
+
+async fn settle_and_judge<R>(
+    ran: Result<R, Vec<String>>,
+    simulation: &Simulation,
+    devices: impl FnOnce(&R) -> &[Device],
+    judge: impl FnOnce(&R) -> Vec<String>,
+) -> Vec<String> {
+    let ran = match ran {
+        Ok(ran) => ran,
+        Err(found) => return found,
+    };
+    let devices = devices(&ran);
+    let mut found = Vec::new();
+    // What has come for a user is kept until it is asked for.
+    for wrapped in world(|world| std::mem::take(&mut world.wrapped)) {
+        match in_bounds(simulation, wrapped.into_inner()).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) if error.is_device_lost() && devices.iter().any(|device| device.lost().is_some()) => {}
+            Ok(Err(error)) => found.push(format!("a user's memory is not given back: {error}")),
+            Err(why) => found.push(format!("a user's memory is not given back: {why}")),
+        }
+    }
+    let settles = async {
+        while !is_settled(devices, simulation) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let settled = in_bounds(simulation, settles).await;
+    found.append(&mut judge(&ran));
+    if settled.is_err() {
+        let tasks = simulation.unfinished();
+        let memory: Vec<_> = devices
+            .iter()
+            .map(|device| (device.memory_stats().to_string(), device.pinned_memory_stats().to_string()))
+            .collect();
+        let streams: Vec<_> = devices.iter().map(streams_in_use).collect();
+        found.push(format!("left behind: tasks {tasks:?}, memory {memory:?}, streams {streams:?}"));
+    }
+    found
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flow(plan) => plan.fmt(f),
+            Self::Chunks(plan) => write!(f, "  {plan:?}"),
+            Self::ByHand(plan) => {
+                write!(f, "  {plan:?}")?;
+                world(|world| world.done.iter().try_for_each(|done| write!(f, "\n    {done}")))
+            }
+        }
+    }
+}
+
+/// Runs what a seed stands for. What was found, and the log.
+fn run(scenario: &Scenario, seed: u64) -> (Vec<String>, Vec<String>) {
+    world(|world| *world = World::default());
+    ERRORS.with_borrow_mut(Vec::clear);
+    let _errors = tracing::subscriber::set_default(Errors);
+    let simulation = Simulation::new(seed);
+    let found = catch_unwind(AssertUnwindSafe(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.expect("a runtime of one thread").block_on(scenario.run(&simulation))
+    }));
+    let mut found = found.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
+        vec![format!("it panics: {}", text.unwrap_or_default())]
+    });
+    let log = simulation.log();
+    drop(simulation);
+    ERRORS.with_borrow_mut(|errors| {
+        // A fault says so; without one, `judge` finds that it did.
+        found.extend(
+            errors.drain(..).filter(|error| !error.contains("device lost")).map(|error| format!("logged: {error}")),
+        );
+    });
+    (found, log)
+}
+
+async fn run_flow(plan: &Plan, simulation: &Simulation) -> Result<flow::Ran, Vec<String>> {
+    let handle: Rc<RefCell<Option<Handle>>> = Rc::default();
+    let watch = handle.clone();
+    let flow = flow::run(plan, simulation, move |handle| *watch.borrow_mut() = Some(handle));
+    in_bounds(simulation, flow).await.map_err(|why| {
+        let status = handle.borrow().as_ref().map(Handle::status).unwrap_or_default();
+        [why].into_iter().chain(status.iter().map(|operator| format!("  {operator:?}"))).collect()
+    })
+}
+
+fn is_at_rest(device: &Device) -> bool {
+    device.memory_stats().is_at_rest() && device.pinned_memory_stats().is_at_rest()
+}
+
+fn streams_in_use(device: &Device) -> usize {
+    StreamPool::default_of(device).map_or(0, |pool| pool.in_use())
+}
+
+/// Nothing is left.
+fn is_settled(devices: &[Device], simulation: &Simulation) -> bool {
+    simulation.unfinished().is_empty() && devices.iter().all(|device| is_at_rest(device) && streams_in_use(device) == 0)
+}
+
+/// Runs something that ends before long.
+async fn in_bounds<T>(simulation: &Simulation, what: impl Future<Output = T>) -> Result<T, String> {
+    let mut run = pin!(tokio::time::timeout(TIME, simulation.run(what)));
+    std::future::poll_fn(|task| match run.as_mut().poll(task) {
+        Poll::Ready(Ok(output)) => Poll::Ready(Ok(output)),
+        Poll::Ready(Err(_)) => {
+            let unfinished = simulation.unfinished().join(", ");
+            Poll::Ready(Err(format!("it hangs: nothing has ended it within {TIME:?}; unfinished: {unfinished}")))
+        }
+        Poll::Pending if simulation.steps() > STEPS => Poll::Ready(Err("it goes on and on".into())),
+        Poll::Pending => Poll::Pending,
+    })
+    .await
+}
+
+/// Runs a seed.
+pub(crate) fn seed(seed: u64, limits: Limits) -> Verdict {
+    let scenario = Scenario::new(seed, limits);
+    let (what, log) = run(&scenario, seed);
+    if what.is_empty() {
+        return Verdict::Holds;
+    }
+    Verdict::Fails(Box::new(Failure { seed, limits, plan: scenario.to_string(), what, log }))
+}
+
+/// What happens, step by step.
+pub(crate) fn log(seed: u64) -> Vec<String> {
+    let (found, mut log) = run(&Scenario::new(seed, Limits::default()), seed);
+    log.extend(found);
+    log
+}
+
+pub(crate) fn show(seed: u64) {
+    let scenario = Scenario::new(seed, Limits::default());
+    let (_, log) = run(&scenario, seed);
+    println!("seed {seed}:\n{scenario}");
+    log.iter().for_each(|line| println!("    {line}"));
+}
+
+impl Failure {
+    /// What is wrong, in a line.
+    pub(crate) fn first(&self) -> String {
+        self.what.first().map(|what| what.replace('\n', " ").chars().take(160).collect()).unwrap_or_default()
+    }
+
+    /// For people: what fails, and the smallest flow that does.
+    pub(crate) fn explained(&self) -> String {
+        let mut text = format!("{self}");
+        let smaller = (1..=self.limits.operators)
+            .flat_map(|operators| (1..=self.limits.messages).map(move |messages| Limits { operators, messages }));
+        for limits in smaller.filter(|limits| *limits != self.limits) {
+            if let Verdict::Fails(failure) = seed(self.seed, limits) {
+                let _ = write!(text, "\n\nthe smallest of this seed that fails, with {limits:?}:\n{failure}");
+                break;
+            }
+        }
+        text
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {} fails:", self.seed)?;
+        self.what.iter().try_for_each(|what| writeln!(f, "  - {what}"))?;
+        writeln!(f, "{}", self.plan)?;
+        writeln!(f, "  the last of {} steps:", self.log.len())?;
+        let last = self.log.len().saturating_sub(25);
+        self.log[last..].iter().try_for_each(|line| writeln!(f, "    {line}"))?;
+        write!(f, "again: WAKELINE_SEEDS={} cargo test --test random_flows random_flows -- --nocapture", self.seed)
+    }
+}

@@ -1,0 +1,378 @@
+//! A user's own memory: taken by value, used without a copy, given back. H6 and more.
+
+mod common;
+
+use std::{
+    io::Write,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use common::{
+    Collect, Increment, SourcePorts, add_one, emulated, freed, hold, increment, lock, on_both, shared, until, within,
+};
+use futures::FutureExt;
+use wakeline::{device::Faults, memory::BufferState, prelude::*};
+
+const LEN: usize = 4096;
+
+/// A file of so many bytes, each its own number.
+fn file() -> std::fs::File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&(0..LEN).map(|n| n as u8).collect::<Vec<_>>()).unwrap();
+    file
+}
+
+/// Sends one envelope.
+struct Once<T: wakeline::memory::Plain>(Option<Envelope<T>>);
+
+impl<T: wakeline::memory::Plain> Operator for Once<T> {
+    type Ports = SourcePorts<Envelope<T>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        ports.output.send(self.0.take().unwrap()).await
+    }
+}
+
+// Mapped, sent to a device, and the user's again when the flow is done with it: the host's pages were never copied for it.
+on_both!(h6_a_mapped_file_becomes_an_envelope_and_is_given_back, async |device: Device| {
+    // SAFETY: nobody else has the file.
+    let map = unsafe { memmap2::Mmap::map(&file()) }.unwrap();
+    let start = map.as_ptr();
+    let (buffer, wrapped) = Buffer::<u8>::wrap_read_only(map).unwrap();
+    assert!(buffer.is_host());
+    assert_eq!(buffer.as_slice().unwrap().as_ptr(), start, "no copy");
+
+    struct Sum(common::Shared<u64>);
+    impl Operator for Sum {
+        type Ports = common::SinkPorts<Envelope<u8>>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+            let there = ports.input.take()?;
+            assert_eq!(there.location(), cx.device().name());
+            let mut here = Buffer::<u8>::pinned(cx.device(), there.len())?;
+            cx.stream()?.copy(&there, &mut here)?;
+            let sum = here.read().await?.iter().map(|byte| u64::from(*byte)).sum();
+            lock(&self.0).push(sum);
+            Ok(())
+        }
+    }
+    let seen = shared();
+    let mut flow = Flow::new("mapped");
+    let send = flow.add("send", Once(Some(Envelope::from(buffer))));
+    let sum = flow.add("sum", Sum(seen.clone())).on(&device);
+    flow.connect_with(send.output, sum.input, Hub::default().envelope_bytes(LEN));
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [(LEN as u64 / 256) * (255 * 256 / 2)]);
+    let map = within(wrapped.into_inner()).await.unwrap();
+    assert_eq!((map.as_ptr(), map.len(), map[300]), (start, LEN, 44));
+    drop(flow);
+    freed(&device).await;
+});
+
+// Through a device and back into the same pages of the file.
+on_both!(h6_what_comes_from_a_device_is_in_the_file, async |device: Device| {
+    let file = file();
+    // SAFETY: nobody else has the file.
+    let map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let (mut pages, wrapped) = Buffer::<u8>::wrap(map).unwrap();
+    pages.write().await.unwrap()[..4].copy_from_slice(&[9; 4]);
+    let mut there = Buffer::<u8>::new(&device, LEN).unwrap();
+    stream.copy(&pages, &mut there).unwrap();
+    // The copy was made of what was there then.
+    pages.as_mut_slice().unwrap().fill(0);
+    let held = hold(&stream);
+    stream.copy(&there, &mut pages).unwrap();
+    assert_eq!(pages.state().unwrap(), BufferState::Writing);
+    assert!(pages.as_slice().is_err(), "it is on its way");
+    assert!(pages.as_mut_slice().is_err());
+    drop(held);
+    assert_eq!(pages.read().await.unwrap()[..8], [9, 9, 9, 9, 4, 5, 6, 7]);
+    drop(pages);
+    let map = within(wrapped.into_inner()).await.unwrap();
+    assert_eq!(map[..8], [9, 9, 9, 9, 4, 5, 6, 7]);
+    drop(there);
+    freed(&device).await;
+});
+
+// Nobody looked at what came: it is there all the same when the memory is given back.
+on_both!(h6_what_is_on_its_way_arrives_before_it_is_given_back, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let there = Buffer::from_slice(&stream, &[7_u32; LEN]).unwrap();
+    let (mut mine, wrapped) = Buffer::wrap(vec![0_u32; LEN]).unwrap();
+    let held = hold(&stream);
+    stream.copy(&there, &mut mine).unwrap();
+    drop(mine);
+    let mut back = Box::pin(wrapped.into_inner());
+    assert!((&mut back).now_or_never().is_none(), "it is on its way");
+    drop(held);
+    assert_eq!(within(back).await.unwrap(), [7; LEN]);
+    drop(there);
+    freed(&device).await;
+});
+
+// What has come and was not looked at goes on to a device straight from where it is.
+on_both!(h6_staged_memory_is_passed_on_without_the_host, async |device: Device| {
+    let [a, b] = [Stream::named(&device, "a").unwrap(), Stream::named(&device, "b").unwrap()];
+    let there = Buffer::from_slice(&a, &[3_u32; LEN]).unwrap();
+    let (mut mine, wrapped) = Buffer::wrap(vec![0_u32; LEN].into_boxed_slice()).unwrap();
+    let mut again = Buffer::<u32>::new(&device, LEN).unwrap();
+    let held = hold(&a);
+    a.copy(&there, &mut mine).unwrap();
+    // `b` waits for `a`, on the device.
+    b.copy(&mine, &mut again).unwrap();
+    increment::launch(&b, &mut again).unwrap();
+    drop(held);
+    assert_eq!(again.to_vec(&b).await.unwrap(), [4; LEN]);
+    drop(mine);
+    assert_eq!(within(wrapped.into_inner()).await.unwrap()[..], [3; LEN]);
+    drop((there, again));
+    freed(&device).await;
+});
+
+/// A file that is only to be read, `Bytes`: who writes to them is told so, and what is wrong.
+#[tokio::test]
+async fn h6_what_is_read_only_refuses_writes() {
+    let device = emulated();
+    let stream = Stream::new(&device).unwrap();
+    let (mut bytes, wrapped) = Buffer::<u8>::wrap_read_only(bytes::Bytes::from_static(b"read only")).unwrap();
+    let there = Buffer::<u8>::new(&device, 9).unwrap();
+    for error in [
+        bytes.as_mut_slice().map(drop).unwrap_err(),
+        bytes.write().await.map(drop).unwrap_err(),
+        stream.copy(&there, &mut bytes).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+        assert!(error.to_string().contains("read only"), "{error}");
+    }
+    assert_eq!(bytes.read().await.unwrap(), b"read only");
+    assert_eq!(bytes.to_vec(&stream).await.unwrap(), b"read only");
+    drop(bytes);
+    assert_eq!(&wrapped.into_inner().await.unwrap()[..], b"read only");
+    drop(there);
+    common::at_rest(&device).await;
+}
+
+/// A wrong size is an error, and so is none.
+#[tokio::test]
+async fn h6_a_wrong_size_is_an_error() {
+    let device = emulated();
+    let stream = Stream::new(&device).unwrap();
+    let mut there = Buffer::<u32>::new(&device, 8).unwrap();
+    let (mine, _wrapped) = Buffer::wrap(vec![0_u32; 7]).unwrap();
+    let error = stream.copy(&mine, &mut there).unwrap_err();
+    assert!(error.to_string().contains("7 elements into 8"), "{error}");
+    let error = Buffer::<u32>::wrap(Vec::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+    // Larger than the hub's envelopes on the device.
+    let seen = shared();
+    let mut flow = Flow::new("too large");
+    let (large, wrapped) = Buffer::wrap(vec![0_u32; 64]).unwrap();
+    let send = flow.add("send", Once(Some(large.into())));
+    let add = flow.add("add", Increment).on(&device);
+    let collect = flow.add("collect", Collect(seen.clone()));
+    flow.connect_with(send.output, add.input, Hub::default().envelope_bytes(128));
+    flow.connect(add.output, collect.input);
+    let error = within(flow.run()).await.unwrap_err();
+    assert!(error.to_string().contains("128"), "{error}");
+    drop(flow);
+    assert_eq!(within(wrapped.into_inner()).await.unwrap().len(), 64, "it is given back after an error, too");
+}
+
+/// Counts its drops.
+struct Counted<T>(T, Arc<AtomicUsize>);
+
+impl<T> Drop for Counted<T> {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+// Device memory of somebody else's, here wakeline's own: used in place, and not given back while a stream uses it.
+on_both!(h6_a_device_pointer_of_another_library, async |device: Device| {
+    let stream = Stream::named(&device, "stream").unwrap();
+    let theirs = Buffer::from_slice(&stream, &[1_u32; LEN]).unwrap();
+    stream.completed().await.unwrap();
+    let (address, drops) = (theirs.device_address().unwrap(), Arc::new(AtomicUsize::new(0)));
+    // SAFETY: the buffer is that long, lies there as long as it lives, and nobody else uses it.
+    let (mut mine, wrapped) =
+        unsafe { Buffer::<u32>::from_device_address(&device, address, LEN, Counted(theirs, drops.clone())) }.unwrap();
+    let held = hold(&stream);
+    increment::launch(&stream, &mut mine).unwrap();
+    drop(mine);
+    let mut back = Box::pin(wrapped.into_inner());
+    assert!((&mut back).now_or_never().is_none(), "the stream uses it");
+    drop(held);
+    let theirs = within(back).await.unwrap();
+    assert_eq!(theirs.0.to_vec(&stream).await.unwrap(), [2; LEN]);
+    assert_eq!(drops.load(Ordering::SeqCst), 0);
+    drop(theirs);
+    // Not wanted back: it goes when the stream is done with it.
+    let theirs = Buffer::<u32>::new(&device, LEN).unwrap();
+    let address = theirs.device_address().unwrap();
+    // SAFETY: as above.
+    let (mut mine, wrapped) =
+        unsafe { Buffer::<u32>::from_device_address(&device, address, LEN, Counted(theirs, drops.clone())) }.unwrap();
+    drop(wrapped);
+    let held = hold(&stream);
+    stream.fill(&mut mine, 5).unwrap();
+    drop(mine);
+    assert_eq!(drops.load(Ordering::SeqCst), 1);
+    drop(held);
+    until("it is dropped", || drops.load(Ordering::SeqCst) == 2).await;
+    freed(&device).await;
+});
+
+// Page-locked memory of somebody else's is not staged: the device copies from it itself.
+on_both!(h6_page_locked_memory_of_another_library, async |device: Device| {
+    let stream = Stream::named(&device, "stream").unwrap();
+    let mut theirs = Buffer::<u32>::pinned(&device, LEN).unwrap();
+    let first = NonNull::from(&mut theirs.as_mut_slice().unwrap()[0]);
+    // SAFETY: the buffer is that long, lies there as long as it lives, and nobody else uses it.
+    let (mut mine, wrapped) = unsafe { Buffer::from_page_locked(&device, first, LEN, theirs) }.unwrap();
+    mine.as_mut_slice().unwrap().fill(6);
+    let mut there = Buffer::<u32>::new(&device, LEN).unwrap();
+    let held = hold(&stream);
+    stream.copy(&mine, &mut there).unwrap();
+    assert!(mine.as_mut_slice().is_err(), "the device reads it");
+    drop(mine);
+    let mut back = Box::pin(wrapped.into_inner());
+    assert!((&mut back).now_or_never().is_none());
+    drop(held);
+    let theirs = within(back).await.unwrap();
+    assert_eq!(theirs.as_slice().unwrap(), [6; LEN]);
+    assert_eq!(there.to_vec(&stream).await.unwrap(), [6; LEN]);
+    drop((there, theirs));
+    freed(&device).await;
+});
+
+/// A lost device may still touch it: it is not given back, and nobody else gets it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn h6_after_a_fault_it_is_left_to_the_device() {
+    let device = common::emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("add_one", 1)));
+    let stream = Stream::new(&device).unwrap();
+    let (mut out, mut there) = (Buffer::<u32>::new(&device, LEN).unwrap(), Buffer::<u32>::new(&device, LEN).unwrap());
+    let drops = Arc::new(AtomicUsize::new(0));
+    let mut theirs = Buffer::<u32>::new(&device, LEN).unwrap();
+    stream.fill(&mut theirs, 0).unwrap();
+    stream.fill(&mut there, 0).unwrap();
+    within(stream.completed()).await.unwrap();
+    let address = theirs.device_address().unwrap();
+    // SAFETY: the buffer is that long, lies there as long as it lives, and nobody else uses it.
+    let (mine, wrapped) =
+        unsafe { Buffer::<u32>::from_device_address(&device, address, LEN, Counted(theirs, drops.clone())) }.unwrap();
+    let held = hold(&stream);
+    add_one::launch(&stream, &mine, &mut out).unwrap();
+    let (mut vec, vec_wrapped) = Buffer::wrap(vec![0_u32; LEN]).unwrap();
+    stream.copy(&there, &mut vec).unwrap();
+    stream.fill(&mut there, 0).unwrap();
+    drop((mine, vec));
+    drop(held);
+    assert!(within(wrapped.into_inner()).await.err().unwrap().is_device_lost());
+    assert!(within(vec_wrapped.into_inner()).await.unwrap_err().is_device_lost());
+    assert_eq!(drops.load(Ordering::SeqCst), 0);
+    assert!(device.memory_leaked() >= 4 * LEN as u64);
+}
+
+fn streams(device: &Device) -> [Stream; 2] {
+    ["a", "b"].map(|name| Stream::named(device, name).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn h6_two_arrivals_of_which_the_second_is_shorter() {
+    let device = emulated();
+    let [a, b] = streams(&device);
+    let four = Buffer::from_slice(&a, &[1_u32, 2, 3, 4]).unwrap();
+    let two = Buffer::from_slice(&a, &[8_u32, 9]).unwrap();
+    a.completed().await.unwrap();
+    let (mine, wrapped) = Buffer::wrap(vec![0_u32; 4]).unwrap();
+    let mut mine = Envelope::from(mine);
+    let held = hold(&a);
+    a.copy(&four, &mut mine).unwrap();
+    mine.set_len(2).unwrap();
+    b.copy(&two, &mut mine).unwrap();
+    let mut read = Box::pin(mine.read());
+    assert!((&mut read).now_or_never().is_none(), "the first is on its way");
+    drop(read);
+    drop(held);
+    a.completed().await.unwrap();
+    mine.set_len(4).unwrap();
+    assert_eq!(within(mine.read()).await.unwrap(), [8, 9, 3, 4]);
+    drop(mine);
+    assert_eq!(within(wrapped.into_inner()).await.unwrap(), [8, 9, 3, 4]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn h6_what_has_arrived_in_part_is_passed_on() {
+    let device = emulated();
+    let [a, b] = streams(&device);
+    let two = Buffer::from_slice(&a, &[8_u32, 9]).unwrap();
+    let (mine, wrapped) = Buffer::wrap(vec![1_u32, 2, 3, 4]).unwrap();
+    let (mut mine, mut out) = (Envelope::from(mine), Buffer::<u32>::new(&device, 4).unwrap());
+    let held = hold(&a);
+    mine.set_len(2).unwrap();
+    a.copy(&two, &mut mine).unwrap();
+    mine.set_len(4).unwrap();
+    let passed_on = b.copy(&mine, &mut out);
+    drop(held);
+    passed_on.unwrap();
+    assert_eq!(out.to_vec(&b).await.unwrap(), [8, 9, 3, 4]);
+    drop((mine, wrapped));
+}
+
+/// Keeps the memory, and panics as it is dropped.
+struct Bomb(#[expect(dead_code, reason = "it is kept")] Buffer<u32>, Arc<AtomicUsize>);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        panic!("an owner's drop");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m9_an_owner_that_panics_takes_nobodys_memory() {
+    let device = emulated();
+    let [a, b] = streams(&device);
+    let (theirs, drops) = (Buffer::<u32>::new(&device, 64).unwrap(), Arc::new(AtomicUsize::new(0)));
+    let address = theirs.device_address().unwrap();
+    // SAFETY: the buffer is that long, lies there as long as it lives, and nobody else uses it.
+    let (mut mine, wrapped) =
+        unsafe { Buffer::<u32>::from_device_address(&device, address, 64, Bomb(theirs, drops.clone())) }.unwrap();
+    let mut data = Buffer::<u32>::new(&device, 64).unwrap();
+    let (held, held_b) = (hold(&a), hold(&b));
+    a.fill(&mut mine, 1).unwrap();
+    b.fill(&mut data, 1).unwrap();
+    drop((mine, wrapped, data));
+    drop(held);
+    until("it is dropped", || drops.load(Ordering::SeqCst) == 1).await;
+    drop(held_b);
+    until("all is given back", || device.memory_in_use() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f4_a_cancelled_into_inner_drops_the_owner_after_its_last_use() {
+    let device = emulated();
+    let [a, _] = streams(&device);
+    let theirs = Buffer::<u32>::new(&device, 64).unwrap();
+    let address = theirs.device_address().unwrap();
+    let live = Arc::new(());
+    // SAFETY: the buffer is that long, lies there as long as it lives, and nobody else uses it.
+    let (mut mine, wrapped) =
+        unsafe { Buffer::<u32>::from_device_address(&device, address, 64, (theirs, live.clone())) }.unwrap();
+    let held = hold(&a);
+    a.fill(&mut mine, 1).unwrap();
+    drop(mine);
+    let mut back = Box::pin(wrapped.into_inner());
+    assert!((&mut back).now_or_never().is_none());
+    drop(back);
+    assert_eq!(Arc::strong_count(&live), 2);
+    drop(held);
+    until("it is dropped", || Arc::strong_count(&live) == 1).await;
+    common::at_rest(&device).await;
+}
