@@ -65,23 +65,17 @@ impl Operator for ReadChunks {
     async fn compute(&mut self, ports: &mut ReadPorts, cx: &mut Cx) -> Result<()> {
         let mut chunk = ports.chunks.blank().await?;
         chunk.idle().await?;
-        // Files block: off the runtime's workers with it.
-        let mut file = self.0.try_clone()?;
-        let chunk = blocking(move || {
-            let space = chunk.as_mut_space()?;
-            let mut filled = 0;
-            while filled < space.len() {
-                match file.read(&mut space[filled..]) {
-                    Ok(0) => break,
-                    Ok(more) => filled += more,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error.into()),
-                }
+        let space = chunk.as_mut_space()?;
+        let mut filled = 0;
+        while filled < space.len() {
+            match self.0.read(&mut space[filled..]) {
+                Ok(0) => break,
+                Ok(more) => filled += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
             }
-            chunk.set_len(filled)?;
-            Ok(chunk)
-        })
-        .await?;
+        }
+        chunk.set_len(filled)?;
         if chunk.len() < chunk.capacity() {
             cx.finish();
         }
@@ -129,18 +123,10 @@ impl Operator for WriteChunks {
     async fn compute(&mut self, ports: &mut WritePorts, _cx: &mut Cx) -> Result<()> {
         let chunk = ports.chunks.take()?;
         chunk.idle().await?;
-        let mut file = self.file.try_clone()?;
-        let written = blocking(move || {
-            file.write_all(chunk.as_slice()?)?;
-            Ok(chunk.len())
-        });
-        self.progress.inc(written.await? as u64);
+        self.file.write_all(chunk.as_slice()?)?;
+        self.progress.inc(chunk.len() as u64);
         Ok(())
     }
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(Error::other)?
 }
 
 /// The output under another name until it is complete; what is no regular file (`/dev/null`) is written as it is.
@@ -210,9 +196,11 @@ async fn shout(args: &Args) -> Result<String> {
 
     let began = Instant::now();
     let mut flow = Flow::new("uppercase");
-    let read = flow.add("read", ReadChunks(input));
+    // Files block, so what reads and writes them has a thread of its own.
+    let read = flow.add("read", ReadChunks(input)).on_own_thread();
     let upper = flow.add("upper", Upper).on(&device);
-    let write = flow.add("write", WriteChunks { file: target.file().map_err(at_output)?, progress: progress.clone() });
+    let write = WriteChunks { file: target.file().map_err(at_output)?, progress: progress.clone() };
+    let write = flow.add("write", write).on_own_thread();
     let hub = Hub::bounded(1).envelopes(usize::from(args.envelopes));
     flow.connect_with(read.chunks, upper.chunks, hub.envelope_bytes(args.chunk));
     flow.connect_with(upper.shouted, write.chunks, hub);
