@@ -8,7 +8,16 @@
 //! buffers) lives above the seam. Every call that touches memory says which bytes it reads and writes, so that the
 //! checker can know order from these calls alone, never from the tracker that it checks.
 
-use std::{any::Any, ffi::c_void, fmt, ptr::NonNull, sync::OnceLock, time::Duration};
+use std::{
+    any::Any,
+    ffi::c_void,
+    fmt,
+    ptr::NonNull,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
 
 use super::KernelType;
 use crate::error::{Error, ErrorKind, Result};
@@ -36,6 +45,18 @@ impl RawStream {
 /// An event of one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RawEvent(pub(crate) u64);
+
+/// A graph of one backend: nodes and what comes after what, to make execs of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RawGraph(pub(crate) u64);
+
+/// A node of one graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RawNode(pub(crate) u64);
+
+/// A graph as it can be launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RawExec(pub(crate) u64);
 
 /// One end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -262,11 +283,69 @@ pub(crate) struct External<'a> {
     pub(crate) emulated: Option<Emulation>,
 }
 
-/// A kernel's body that is used once.
-pub(crate) type Emulation = Box<dyn FnOnce(&[BodyArg]) + Send + 'static>;
+/// A kernel's body that some work stands in with; run again at each launch of a graph.
+pub(crate) type Emulation = Arc<dyn Fn(&[BodyArg]) + Send + Sync + 'static>;
 
 /// What a host function does. It runs on a thread of the backend's, must not call the device and must not wait.
 pub(crate) type HostFunction = Box<dyn FnOnce() + Send + 'static>;
+
+/// The same, called at each launch of a graph.
+pub(crate) type HostCallback = Arc<dyn Fn() + Send + Sync + 'static>;
+
+/// What a node of a graph does.
+#[derive(Clone)]
+pub(crate) enum NodeWork<'a> {
+    Kernel(Launch<'a>),
+    Copy {
+        to: Place,
+        from: Place,
+        bytes: u64,
+    },
+    Fill {
+        to: Address,
+        pattern: Pattern,
+        bytes: u64,
+    },
+    Host(HostCallback),
+    /// Joins what it comes after.
+    Empty,
+    /// All of another graph, as it is now.
+    Child(RawGraph),
+    Record(RawEvent),
+    /// For the event's last record before the launch.
+    Wait(RawEvent),
+    /// Gives memory back that a node of [`Backend::graph_add_alloc`] has made.
+    Free(Address),
+}
+
+/// When the graph within a node runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// Once, if the flag is not 0 when its turn comes.
+    If,
+    /// Again and again, as long as the flag is not 0 before each round.
+    While,
+}
+
+/// What [`Backend::graph_external`] has added.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recorded {
+    /// Whoever comes after all of it comes after these.
+    pub(crate) ends: SmallVec<[RawNode; 2]>,
+    /// How many nodes.
+    pub(crate) nodes: usize,
+    /// Copies between host and device among them: for people, `host to device`, and how many bytes.
+    pub(crate) host_copies: SmallVec<[(&'static str, u64); 1]>,
+}
+
+/// An exec was not changed.
+#[derive(Clone, Debug)]
+pub(crate) struct Refused {
+    /// Which node it was for.
+    pub(crate) node: Option<RawNode>,
+    /// For people: `its topology is another one`.
+    pub(crate) why: String,
+}
 
 /// A device, as low as wakeline knows it. See the [module](self).
 ///
@@ -411,6 +490,119 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Err(Error::new(ErrorKind::Usage, message))
     }
 
+    /// An empty graph. Graphs are not shared: its calls are made by one thread at a time.
+    fn graph_create(&self) -> Result<RawGraph> {
+        Err(no_graphs(self.name()))
+    }
+
+    /// Ends a graph. Its execs stay.
+    fn graph_destroy(&self, graph: RawGraph) {
+        let _ = graph;
+    }
+
+    /// A node that comes after others of the graph.
+    ///
+    /// # Safety
+    /// As for the call that enqueues the same work, for as long as an exec of the graph, or of one that it is a child of,
+    /// may be launched or runs.
+    unsafe fn graph_add(&self, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
+        let _ = (graph, after, work);
+        Err(no_graphs(self.name()))
+    }
+
+    /// A node that makes memory when its turn comes, at an address that is known now and stays: to be used by nodes that
+    /// come after it, and given back by one of them ([`NodeWork::Free`]). Such a graph has one exec at a time.
+    fn graph_add_alloc(&self, graph: RawGraph, after: &[RawNode], bytes: u64) -> Result<(RawNode, Address)> {
+        let _ = (graph, after, bytes);
+        Err(no_graphs(self.name()))
+    }
+
+    /// A node with a graph within it, empty at first, which belongs to it: that runs as a flag says, an `u32` in this
+    /// device's memory.
+    ///
+    /// # Safety
+    /// The flag is valid, as the memory of a kernel node would have to be.
+    unsafe fn graph_add_conditional(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        when: Condition,
+        flag: Address,
+    ) -> Result<(RawNode, RawGraph)> {
+        let _ = (graph, after, when, flag);
+        Err(no_graphs(self.name()))
+    }
+
+    /// Lets another library enqueue work, as [`external`](Self::external) does, and makes nodes of it that come after
+    /// others. If it fails nothing was added.
+    ///
+    /// # Safety
+    /// As for [`external`](Self::external) and [`graph_add`](Self::graph_add).
+    unsafe fn graph_external(&self, graph: RawGraph, after: &[RawNode], external: External<'_>) -> Result<Recorded> {
+        let _ = (graph, after, external);
+        Err(no_graphs(self.name()))
+    }
+
+    /// Takes a node out: what came after it comes after what that came after.
+    fn graph_remove(&self, graph: RawGraph, node: RawNode) -> Result<()> {
+        let _ = (graph, node);
+        Err(no_graphs(self.name()))
+    }
+
+    /// The graph as it is now, to be launched. Slow.
+    fn graph_instantiate(&self, graph: RawGraph) -> Result<RawExec> {
+        let _ = graph;
+        Err(no_graphs(self.name()))
+    }
+
+    /// Ends an exec.
+    ///
+    /// # Safety
+    /// Its launches are done.
+    unsafe fn exec_destroy(&self, exec: RawExec) {
+        let _ = exec;
+    }
+
+    /// Brings it to the device before its first launch, in its turn in the stream.
+    fn exec_upload(&self, exec: RawExec, stream: RawStream) -> Result<()> {
+        let _ = (exec, stream);
+        Err(no_graphs(self.name()))
+    }
+
+    /// Enqueues all of it. A launch comes after the one before it, whatever stream that was on.
+    ///
+    /// # Safety
+    /// What its nodes use is valid until it is done.
+    unsafe fn exec_launch(&self, exec: RawExec, stream: RawStream) -> Result<()> {
+        let _ = (exec, stream);
+        Err(no_graphs(self.name()))
+    }
+
+    /// Makes of it what an instantiation of this graph would be, for launches from now on: a graph of the same nodes in the
+    /// same order, whose parameters may differ.
+    ///
+    /// # Safety
+    /// As for [`graph_add`](Self::graph_add).
+    unsafe fn exec_update(&self, exec: RawExec, graph: RawGraph) -> Result<Result<(), Refused>> {
+        let _ = (exec, graph);
+        Err(no_graphs(self.name()))
+    }
+
+    /// Gives one node of the graph that it was made of other parameters, for launches from now on: work of the same kind.
+    ///
+    /// # Safety
+    /// As for [`graph_add`](Self::graph_add).
+    unsafe fn exec_set(&self, exec: RawExec, node: RawNode, work: &NodeWork<'_>) -> Result<Result<(), Refused>> {
+        let _ = (exec, node, work);
+        Err(no_graphs(self.name()))
+    }
+
+    /// Whether launches from now on run a node, a kernel, a copy or a fill, or pass over it.
+    fn exec_enable(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
+        let _ = (exec, node, enabled);
+        Err(no_graphs(self.name()))
+    }
+
     /// The context of a CUDA device.
     #[cfg(feature = "cuda")]
     fn cuda_context(&self) -> Option<&std::sync::Arc<cudarc::driver::CudaContext>> {
@@ -436,4 +628,9 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         let _ = (memory, bytes, write);
         Ok(())
     }
+}
+
+#[cold]
+fn no_graphs(name: &str) -> Error {
+    Error::new(ErrorKind::Usage, format!("{name} has no graphs"))
 }

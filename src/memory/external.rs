@@ -16,6 +16,7 @@ use std::{
     fmt,
     marker::PhantomData,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Arc,
 };
 
 use smallvec::SmallVec;
@@ -103,13 +104,13 @@ impl<'a, A: Room> External<'a, A> {
 
 impl<A: Addresses> External<'_, A> {
     /// What stands in for it on the emulated device: a function of the slices as they were declared, in their order. It
-    /// runs when its turn in the stream comes; a panic in it is a trap.
+    /// runs when its turn in the stream comes, in a graph at each launch; a panic in it is a trap.
     ///
     /// Say it after the last slice. Without it the work is an error there.
-    pub fn emulated(mut self, body: impl for<'s> FnOnce(A::Slices<'s>) + Send + 'static) -> Self {
+    pub fn emulated(mut self, body: impl for<'s> Fn(A::Slices<'s>) + Send + Sync + 'static) -> Self {
         let of: SmallVec<[(Element, bool); 8]> =
             self.uses.iter().map(|used| (used.element, used.access.writes())).collect();
-        self.emulated = Some(Box::new(move |args: &[BodyArg]| {
+        self.emulated = Some(Arc::new(move |args: &[BodyArg]| {
             let slice = |at: usize| match (args[at], of[at]) {
                 (BodyArg::Slice(start, len), (element, write)) => {
                     EmulatedSlice { start, len, element, write, of: PhantomData }

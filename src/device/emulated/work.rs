@@ -121,7 +121,7 @@ impl Work {
                     unsafe { (kernel.body)(body) }
                 })
             }
-            Work::External { args, body, planned, .. } => launch(&args, planned, body),
+            Work::External { args, body, planned, .. } => launch(&args, planned, |args| body(args)),
             Work::Free { address, memory } => memory.free(address).map_err(|error| Fault(error.to_string())),
             Work::Host(function) => {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(function)) {
