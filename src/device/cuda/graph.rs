@@ -23,6 +23,9 @@
 //! is under way nobody here knows which it still calls. So an exec whose host functions are changed again and again keeps
 //! all of them; one that comes twice is kept once.
 //!
+//! **Memory** that a node makes and no node gives back is there after a launch. The driver gives it back before the next
+//! one, but not when the exec ends: that is done here.
+//!
 //! **What cannot be undone.** The driver may refuse to take out again what was added and is not wanted: then the graph is
 //! spoiled, and nothing is ever launched that comes from it.
 
@@ -47,7 +50,7 @@ use super::{
     host::Repeated,
 };
 use crate::{
-    device::backend::{RawExec, RawGraph, RawNode},
+    device::backend::{Address, RawExec, RawGraph, RawNode},
     error::{Error, ErrorKind, Result},
 };
 
@@ -74,6 +77,8 @@ struct Graph {
     within: bool,
     /// It has nodes that make memory or give it back, so that nothing can be taken out of it.
     memory: bool,
+    /// Memory that nodes of it make and none gives back.
+    kept: Vec<Address>,
     spoiled: Option<&'static str>,
     /// How many execs that were made of it there are.
     execs: usize,
@@ -85,6 +90,8 @@ struct Graph {
 struct Exec {
     of: RawGraph,
     functions: Vec<Arc<Repeated>>,
+    /// Memory that is there after a launch.
+    kept: Vec<Address>,
 }
 
 /// What has left the book, to be dropped when nothing is locked: it is the user's.
@@ -134,8 +141,10 @@ impl Book {
 
     fn exec_made(&mut self, exec: RawExec, of: RawGraph) {
         let functions = self.functions(of);
-        self.graph(of).execs += 1;
-        self.execs.insert(exec, Exec { of, functions });
+        let graph = self.graph(of);
+        graph.execs += 1;
+        let kept = graph.kept.clone();
+        self.execs.insert(exec, Exec { of, functions, kept });
     }
 
     /// The exec may call these too from now on.
@@ -172,7 +181,12 @@ impl Graphs {
     /// Destroys what its owners have left behind. The context must be current and nothing may run.
     pub(super) fn close(&self, driver: &Driver) {
         let book = std::mem::take(&mut *self.book());
-        for raw in book.execs.keys() {
+        for (raw, Exec { kept, .. }) in &book.execs {
+            for memory in kept {
+                // SAFETY: memory of a graph that nothing uses any more or, if that was never launched, none: then it is
+                // refused.
+                let _ = unsafe { (driver.mem_free)(memory.0) };
+            }
             // SAFETY: made by `instantiate` and used by nobody after this: the caller is the destructor of the device. So
             // for the others below.
             let _ = unsafe { (driver.exec_destroy)(exec(*raw)) };

@@ -1,8 +1,8 @@
 //! Graphs instantiated: launched, and changed between launches.
 //!
 //! An instantiation, and the end of an exec, have the context to themselves (see `gate.rs`): launches of others wait as long
-//! as that takes, for some tens of microseconds for a small graph, and the gate lets them go on if it takes too long. The
-//! other way round the instantiation would wait for a moment in which nobody launches, and there may be none.
+//! as that takes, and the gate lets them go on if it takes too long. The other way round the instantiation would wait for a
+//! moment in which nobody launches, and there may be none.
 //!
 //! What the driver will not change is no failure but an answer ([`Refused`]), with its reason and, where it is known, the
 //! node. The exec is as it was then.
@@ -15,7 +15,9 @@ use cudarc::driver::sys::{
 };
 
 use super::{
-    CudaBackend, exec, graph, node,
+    CudaBackend,
+    conditional::CAN_BE_THERE,
+    exec, graph, node,
     node::{copy, fill},
     raw_node,
 };
@@ -80,7 +82,7 @@ impl CudaBackend {
         let which = match which.iter().position(|&known| known == node) {
             _ if node.is_null() => String::new(),
             Some(at) => format!("; it is node {} of {}, {}", at + 1, which.len(), self.kind_name(node)),
-            None => format!("; it is a node of a graph within it, {}", self.kind_name(node)),
+            None => format!("; it is {} of a graph within it ({CAN_BE_THERE})", self.kind_name(node)),
         };
         self.usage(&format!("the graph is not instantiated: {why}{which} ({})", self.cx.driver.describe(code)))
     }
@@ -93,17 +95,22 @@ impl CudaBackend {
     /// # Safety
     /// As [`Backend::exec_destroy`](crate::device::backend::Backend::exec_destroy).
     pub(in super::super) unsafe fn destroy_exec(&self, raw: RawExec) {
-        if let Ok(driver) = self.cx.enter() {
+        // The guard is gone at the end of the statement: what is dropped may do anything, and is dropped last.
+        let (ended, graph) = self.graphs.book().exec_ended(raw);
+        let Ok(driver) = self.cx.enter() else { return };
+        for memory in ended.iter().flat_map(|ended| &ended.kept) {
+            // SAFETY: memory of the last launch, which is done. If there was none it is refused.
+            let _ = unsafe { self.memory.free(&self.cx, *memory) };
+        }
+        {
             let _alone = self.gate.alone();
             // SAFETY: made by `instantiate`, and its owner, who calls this once, is done with it.
             if let Err(error) = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy") {
                 tracing::warn!(%error, "an exec of a graph was not destroyed");
             }
         }
-        // The guard is gone at the end of the statement: what is dropped may do anything.
-        let (_exec, graph) = self.graphs.book().exec_ended(raw);
-        if let Some((graph, _left)) = graph {
-            self.destroy(graph);
+        if let Some((graph, _)) = &graph {
+            self.destroy(*graph);
         }
     }
 

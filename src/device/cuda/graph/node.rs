@@ -182,7 +182,10 @@ impl CudaBackend {
                 // SAFETY: above; an address that is none of a node's of this graph is refused.
                 let code = unsafe { (driver.graph_add_free_node)(to, graph, before, count, address.0) };
                 self.added(raw, work, code, "cuGraphAddMemFreeNode")?;
-                self.graphs.book().graph(raw).memory = true;
+                let mut book = self.graphs.book();
+                let graph = book.graph(raw);
+                graph.memory = true;
+                graph.kept.retain(|kept| kept != address);
             }
         }
         Ok(raw_node(node))
@@ -217,7 +220,10 @@ impl CudaBackend {
         }
         // SAFETY: initialised above, and this field, a number, by the driver again.
         let address = Address(unsafe { (&raw const (*params.as_ptr()).dptr).read() });
-        self.graphs.book().graph(raw).memory = true;
+        let mut book = self.graphs.book();
+        let graph = book.graph(raw);
+        graph.memory = true;
+        graph.kept.push(address);
         Ok((raw_node(node), address))
     }
 
