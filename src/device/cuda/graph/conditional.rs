@@ -26,8 +26,8 @@ use crate::{
 };
 
 /// What the driver lets be in a graph within a node.
-pub(super) const CAN_BE_THERE: &str =
-    "within a condition there can be kernels, copies and fills on the device, empty nodes, children and conditions";
+pub(super) const CAN_BE_THERE: &str = "within a condition there can be kernels, fills, copies of the device's and of \
+                                       page-locked memory, empty nodes, children and conditions";
 
 /// A graph within a node.
 #[derive(Debug)]
@@ -209,4 +209,4 @@ impl CudaBackend {
     }
 }
 
-const OLD: &str = "conditions in graphs need a driver of CUDA 12.4 or newer, and a device that it has them for";
+const OLD: &str = "conditions in graphs need a driver of CUDA 12.4 or newer, and a device that it supports them on";
