@@ -380,12 +380,13 @@ mod tests {
     #[test]
     fn a_graph_stays_while_an_exec_of_it_does() {
         let mut book = nested();
+        book.graph(GRAPH).kept.push(Address(0x100));
         book.exec_made(RawExec(7), GRAPH);
         book.exec_made(RawExec(8), GRAPH);
         assert!(book.graph_ended(GRAPH).is_none(), "two execs of it live");
         assert!(book.exec_ended(RawExec(7)).1.is_none(), "one exec of it lives");
         let (exec, graph) = book.exec_ended(RawExec(8));
-        assert!(exec.is_some_and(|exec| exec.of == GRAPH));
+        assert!(exec.is_some_and(|exec| exec.of == GRAPH && exec.kept == [Address(0x100)]));
         assert!(graph.is_some_and(|(raw, left)| raw == GRAPH && left.len() == 3));
         assert!(book.graphs.is_empty() && book.execs.is_empty());
     }

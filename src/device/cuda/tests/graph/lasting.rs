@@ -73,7 +73,7 @@ fn memory_of_a_graph_comes_and_goes_with_it() {
     let error = device.graph_remove(graph, copied).unwrap_err();
     assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("makes memory"), "{error}");
     let exec = bench.exec(graph);
-    assert!(device.graph_instantiate(graph).is_err(), "one exec at a time");
+    assert_tells(&device.graph_instantiate(graph).unwrap_err(), &["one exec at a time"]);
     for _ in 0..3 {
         bench.put(b, &[0; 8]);
         bench.launch(exec);
