@@ -1,0 +1,143 @@
+//! [`Builder`]: a graph, node by node.
+
+use std::fmt;
+
+use super::{Graph, Node, Sketch};
+use crate::{
+    device::{Device, draft::Few},
+    error::{Error, ErrorKind, Result},
+    memory::execution,
+    stream::Stream,
+};
+
+/// A graph in the making, node by node.
+///
+/// A node comes after those that are named and, by itself, after those whose memory it uses: there is no need to say what a
+/// stream would know, and no way to leave it out.
+///
+/// ```
+/// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let device = Device::emulated(Emulated::new());
+/// let (mut left, mut right) = (Buffer::<u8>::new(&device, 4)?, Buffer::<u8>::new(&device, 4)?);
+/// let mut graph = Graph::builder(&device)?;
+/// let one = graph.add(&[], |stream| stream.fill(&mut left, 1))?;
+/// let two = graph.add(&[], |stream| stream.fill(&mut right, 2))?;        // beside it
+/// let both = graph.add(&[], |stream| stream.copy(&left, &mut right))?;   // after both
+/// let graph = graph.build();
+/// assert!(graph.comes_after(both, one) && graph.comes_after(both, two) && !graph.comes_after(two, one));
+///
+/// let stream = Stream::new(&device)?;
+/// graph.instantiate()?.launch(&stream)?;
+/// assert_eq!(right.to_vec(&stream).await?, [1; 4]);
+/// # Ok::<(), wakeline::Error>(())
+/// # }).unwrap();
+/// ```
+pub struct Builder {
+    sketch: Sketch,
+}
+
+impl Graph {
+    /// An empty graph of this device, to add nodes to.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for the host; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn builder(device: &Device) -> Result<Builder> {
+        Ok(Builder { sketch: Sketch::new(device)? })
+    }
+}
+
+impl Builder {
+    /// Adds what `work` enqueues into the stream: a kernel, a copy, a fill, another library's work, a host callback. One
+    /// node, or several in that order, of which this is the last. It comes after `after`, and after those whose memory it
+    /// uses.
+    ///
+    /// # Errors
+    /// `work`'s own, and those of its calls; [`Usage`](ErrorKind::Usage) for a node of another graph.
+    pub fn add(&mut self, after: &[Node], work: impl FnOnce(&Stream) -> Result<()>) -> Result<Node> {
+        let after = self.find_all(after)?;
+        let stream = self.sketch.capture.stream("node", after)?;
+        {
+            let _in = self.sketch.capture.enter();
+            work(&stream)?;
+        }
+        let end = self.sketch.recorder.end_of(stream.raw());
+        let at = match &*end {
+            [at] => *at,
+            _ => self.sketch.recorder.join(end)?,
+        };
+        Ok(self.sketch.node(at))
+    }
+
+    /// Adds a node that does nothing: it joins those that it comes after.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for a node of another graph.
+    pub fn join(&mut self, after: &[Node]) -> Result<Node> {
+        let after = self.find_all(after)?;
+        self.sketch.recorder.join(after).map(|at| self.sketch.node(at))
+    }
+
+    /// Adds a function of the host, called at each launch. It must not call into wakeline or the driver, nor wait for
+    /// anything: it runs on a thread of the driver's.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for a node of another graph.
+    pub fn host(&mut self, after: &[Node], function: impl Fn() + Send + Sync + 'static) -> Result<Node> {
+        let after = self.find_all(after)?;
+        self.sketch.recorder.call(after, std::sync::Arc::new(function)).map(|at| self.sketch.node(at))
+    }
+
+    /// Adds all of another graph, as one node.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for a graph of another device or a node of another graph.
+    pub fn child(&mut self, after: &[Node], graph: &Graph) -> Result<Node> {
+        let after = self.find_all(after)?;
+        let device = self.sketch.capture.device();
+        if graph.device() != device {
+            let text = format!("a graph of {} in one of {device}", graph.device());
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        let at = execution::add_child(&self.sketch.recorder, after, &graph.0.recorder)?;
+        self.sketch.children.push(graph.clone());
+        Ok(self.sketch.node(at))
+    }
+
+    /// One node comes after another, too.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if that makes a cycle, since `before` comes after `after` already, or for a node of another
+    /// graph.
+    pub fn order(&mut self, before: Node, after: Node) -> Result<()> {
+        let (from, to) = (self.sketch.find(before)?, self.sketch.find(after)?);
+        if self.sketch.recorder.order(from, to)? {
+            return Ok(());
+        }
+        let state = self.sketch.recorder.state();
+        let name = |at: usize| state.draft.get(at).map(|node| node.name.clone()).unwrap_or_default();
+        let text = format!(
+            "a cycle: node {from}, `{}`, comes after node {to}, `{}`, already, and cannot come before it",
+            name(from),
+            name(to)
+        );
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
+    /// The graph.
+    pub fn build(self) -> Graph {
+        self.sketch.finish(Vec::new())
+    }
+
+    fn find_all(&self, nodes: &[Node]) -> Result<Few> {
+        let found = nodes.iter().map(|node| self.sketch.find(*node)).collect::<Result<Few>>()?;
+        Ok(self.sketch.recorder.state().draft.last_of(found))
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("of", &self.sketch.recorder).finish_non_exhaustive()
+    }
+}
