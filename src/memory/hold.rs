@@ -147,6 +147,8 @@ impl Hold {
         let mut memory = heap.alloc_outside(device, bytes, None, drawn)?;
         let origin = std::mem::replace(&mut memory.origin, Origin::Nobody);
         memory.origin = Origin::Graph { hold: self.this.clone(), origin: Box::new(origin) };
+        // So that it is known to be the capture's before its first use.
+        lock(&self.state).tied(memory.tie());
         Ok(memory)
     }
 
@@ -376,6 +378,29 @@ impl Memory {
         Hold::of(capture)?.before(self, stream, write)
     }
 
+    /// An error on the thread of a capture that has something to do with it, for work that is not captured.
+    #[inline]
+    pub(super) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
+        match self.tie.get() {
+            None => Ok(()),
+            Some(tie) => self.is_outside(tie, stream),
+        }
+    }
+
+    #[cold]
+    fn is_outside(&self, tie: &Arc<Tie>, stream: &Stream) -> Result<()> {
+        let hold = Capture::current().and_then(|capture| Hold::of(&capture).ok());
+        if hold.is_none_or(|hold| lock(&hold.state).find(tie).is_none()) {
+            return Ok(());
+        }
+        let text = format!(
+            "stream `{}` takes no part in the capture of what uses the same memory: what is enqueued there runs now, and \
+             at no launch; take a stream of the capture, an operator `cx.stream()`",
+            stream.name()
+        );
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
     /// The capture may be over: then nothing was recorded, and the enqueue has said so.
     #[cold]
     pub(super) fn note_captured(&self, ticket: Ticket, capture: &Capture, write: bool) {
@@ -396,7 +421,7 @@ impl Memory {
                 self.origin = *origin;
             }
         }
-        let tie = self.tie.get()?.clone();
+        let Some(tie) = self.tie.get().cloned() else { return Some(self) };
         let mut kept = lock(&tie.kept);
         if kept.graphs > 0 {
             kept.memory = Some(self);

@@ -242,6 +242,7 @@ impl Memory {
         if let Some(capture) = stream.capture() {
             return self.before_captured(stream, capture, false);
         }
+        self.is_not_captured(stream)?;
         if !self.device.tracked() {
             return Ok(());
         }
@@ -260,6 +261,7 @@ impl Memory {
         if let Some(capture) = stream.capture() {
             return self.before_captured(stream, capture, true);
         }
+        self.is_not_captured(stream)?;
         if !self.device.tracked() {
             return Ok(());
         }
