@@ -130,6 +130,11 @@ impl Recorder {
         stream
     }
 
+    /// A stream goes on after this node.
+    pub(crate) fn go_on_after(&self, stream: RawStream, node: usize) {
+        self.state().come_to(stream, node);
+    }
+
     /// What a stream has come to.
     pub(crate) fn end_of(&self, stream: RawStream) -> Few {
         self.state().streams.get(&stream).map(|lane| lane.at.clone()).unwrap_or_default()

@@ -1,12 +1,12 @@
 //! [`Builder`]: a graph, node by node.
 
-use std::fmt;
+use std::{borrow::Borrow, fmt};
 
 use super::{Graph, Node, Sketch};
 use crate::{
-    device::{Device, draft::Few},
+    device::{Device, backend::Condition, draft::Few},
     error::{Error, ErrorKind, Result},
-    memory::execution,
+    memory::{DeviceSlice, DeviceSliceMut, execution},
     stream::Stream,
 };
 
@@ -100,8 +100,99 @@ impl Builder {
             let text = format!("a graph of {} in one of {device}", graph.device());
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        let at = execution::add_child(&self.sketch.recorder, after, &graph.0.recorder)?;
-        self.sketch.children.push(graph.clone());
+        let Sketch { recorder, hold, children, capture, .. } = &mut self.sketch;
+        let stream = capture.stream("child", after)?;
+        // After those of this graph that use the same memory, and after itself, if it is in here already.
+        graph.holds().iter().try_for_each(|other| hold.before_all_of(other, &stream))?;
+        let twins = children.iter().filter(|(child, _)| child.shares_memory_of_its_own(graph)).map(|(_, at)| *at);
+        let end = recorder.end_of(stream.raw());
+        let after = recorder.state().draft.last_of(end.into_iter().chain(twins));
+        let at = execution::add_child(recorder, after, &graph.0.recorder)?;
+        recorder.go_on_after(stream.raw(), at);
+        let ticket = stream.enqueue(|_, _| Ok(()))?;
+        graph.holds().iter().for_each(|other| hold.note_all_of(other, &ticket));
+        children.push((graph.clone(), at));
+        Ok(self.sketch.node(at))
+    }
+
+    /// Adds what `body` adds, to run once, if the first element of the flag is not 0 when its turn comes.
+    ///
+    /// ```
+    /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let device = Device::emulated(Emulated::new());
+    /// let stream = Stream::new(&device)?;
+    /// let mut flag = Buffer::from_slice(&stream, &[0_u32])?;
+    /// let mut data = Buffer::from_slice(&stream, &[0_u8; 4])?;
+    /// let mut graph = Graph::builder(&device)?;
+    /// graph.run_if(&[], &flag, |body| body.add(&[], |stream| stream.fill(&mut data, 1)).map(drop))?;
+    /// let exec = graph.build().instantiate()?;
+    /// exec.launch(&stream)?;
+    /// assert_eq!(data.to_vec(&stream).await?, [0; 4]);
+    /// stream.fill(&mut flag, 1)?;
+    /// exec.launch(&stream)?;
+    /// assert_eq!(data.to_vec(&stream).await?, [1; 4]);
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`add`](Self::add); [`Usage`](ErrorKind::Usage) for a flag that is not on the graph's device, or where the driver has
+    /// no such nodes (before CUDA 12.4).
+    pub fn run_if<F: DeviceSlice<u32> + ?Sized>(
+        &mut self,
+        after: &[Node],
+        flag: &F,
+        body: impl FnOnce(&mut Builder) -> Result<()>,
+    ) -> Result<Node> {
+        self.conditional::<_, F>(after, Condition::If, flag, |builder, _| body(builder))
+    }
+
+    /// Adds what `body` adds, to run again and again, as long as the first element of the flag is not 0 before each round. The
+    /// body is given the flag: something in it should write 0 there at some time.
+    ///
+    /// # Errors
+    /// As [`run_if`](Self::run_if).
+    pub fn run_while<F: DeviceSliceMut<u32> + ?Sized>(
+        &mut self,
+        after: &[Node],
+        flag: &mut F,
+        body: impl FnOnce(&mut Builder, &mut F) -> Result<()>,
+    ) -> Result<Node> {
+        self.conditional::<_, F>(after, Condition::While, flag, body)
+    }
+
+    fn conditional<S: Borrow<F>, F: DeviceSlice<u32> + ?Sized>(
+        &mut self,
+        after: &[Node],
+        when: Condition,
+        flag: S,
+        body: impl FnOnce(&mut Builder, S) -> Result<()>,
+    ) -> Result<Node> {
+        let after = self.find_all(after)?;
+        let Sketch { recorder, hold, capture, .. } = &self.sketch;
+        let stream = capture.stream("conditional", after)?;
+        flag.borrow().view().memory.before_read(&stream)?;
+        let end = recorder.end_of(stream.raw());
+        let (at, within) = execution::add_conditional(recorder, &stream, end, when, flag.borrow().view())?;
+        recorder.go_on_after(stream.raw(), at);
+        let ticket = stream.enqueue(|_, _| Ok(()))?;
+        flag.borrow().view().memory.note_read(ticket);
+        let mut inner = Builder { sketch: Sketch::over(capture.device(), within) };
+        body(&mut inner, flag)?;
+        // What it does comes after what uses the same memory here.
+        let before = capture.stream("conditional", Few::new())?;
+        hold.before_all_of(&inner.sketch.hold, &before)?;
+        for node in recorder.end_of(before.raw()) {
+            if node != at && !recorder.order(node, at)? {
+                let text = "a conditional node would come after a node that comes after it";
+                return Err(Error::new(ErrorKind::Usage, text));
+            }
+        }
+        let ticket = stream.enqueue(|_, _| Ok(()))?;
+        hold.note_all_of(&inner.sketch.hold, &ticket);
+        self.sketch.children.push((inner.build(), at));
         Ok(self.sketch.node(at))
     }
 

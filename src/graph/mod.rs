@@ -73,7 +73,8 @@ struct Inner {
     /// Before the holds: the nodes go before the memory that they use.
     recorder: Arc<Recorder>,
     hold: Arc<Hold>,
-    children: Vec<Graph>,
+    /// With the nodes that they are.
+    children: Vec<(Graph, usize)>,
     inputs: Vec<InputCopy>,
 }
 
@@ -136,7 +137,7 @@ struct Sketch {
     recorder: Arc<Recorder>,
     hold: Arc<Hold>,
     capture: Arc<Capture>,
-    children: Vec<Graph>,
+    children: Vec<(Graph, usize)>,
 }
 
 impl Sketch {
@@ -244,8 +245,14 @@ impl Graph {
     /// Its own, and those of its children, and of theirs.
     fn holds(&self) -> Vec<Arc<Hold>> {
         let mut holds = vec![self.0.hold.clone()];
-        self.0.children.iter().for_each(|child| holds.extend(child.holds()));
+        self.0.children.iter().for_each(|(child, _)| holds.extend(child.holds()));
         holds
+    }
+
+    /// Whether both have some graph's own memory in them.
+    fn shares_memory_of_its_own(&self, other: &Graph) -> bool {
+        let theirs = other.holds();
+        self.holds().iter().any(|mine| theirs.iter().any(|hold| Arc::ptr_eq(mine, hold)))
     }
 
     /// For people: what a node is and whose.

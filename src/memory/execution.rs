@@ -10,13 +10,16 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
-use super::hold::{Hold, Turn};
+use super::{
+    buffer::View,
+    hold::{Hold, Turn},
+};
 use crate::{
     device::{
         Device,
-        backend::{Backend, NodeWork, RawExec, Refused},
+        backend::{Backend, Condition, NodeWork, RawExec, RawNode, Refused},
         draft::{Few, Kind},
         recorder::Recorder,
     },
@@ -43,10 +46,6 @@ impl Execution {
         let raw = Streams::of(device).heed(device.backend().graph_instantiate(state.graph))?;
         drop(state);
         Ok(Self { device: device.clone(), raw, holds: Mutex::new(holds) })
-    }
-
-    pub(crate) fn raw(&self) -> RawExec {
-        self.raw
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -146,7 +145,7 @@ fn keep(holds: &mut Holds, more: impl IntoIterator<Item = Arc<Hold>>) {
 }
 
 /// A node that the driver knows as one.
-fn raw_of(recorder: &Recorder, node: usize) -> Option<(crate::device::backend::RawNode, Kind)> {
+fn raw_of(recorder: &Recorder, node: usize) -> Option<(RawNode, Kind)> {
     let state = recorder.state();
     let node = state.draft.get(node)?;
     match (node.kind, &*node.raw) {
@@ -161,6 +160,28 @@ pub(crate) fn add_child(recorder: &Recorder, after: Few, child: &Recorder) -> Re
     let child = child.state().graph;
     // SAFETY: what the child's nodes use is held by the holds of its graph, which the caller keeps with this one's.
     unsafe { recorder.add(after, &NodeWork::Child(child)) }
+}
+
+/// Adds a node with a graph within it, that runs as the first of these elements says; and the recorder of that graph.
+pub(crate) fn add_conditional(
+    recorder: &Recorder,
+    stream: &Stream,
+    after: Few,
+    when: Condition,
+    flag: View<'_>,
+) -> Result<(usize, Arc<Recorder>)> {
+    if flag.len == 0 {
+        return Err(Error::new(ErrorKind::Usage, "a flag without elements: it is the first"));
+    }
+    let address = flag.memory.address()?;
+    if flag.memory.device() != stream.device() {
+        let text = format!("a flag on {} for a graph of {}", flag.memory.device(), stream.device());
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
+    // SAFETY: the flag has four bytes at least, in this device's memory; the graph's hold keeps it, as the caller notes its
+    // use.
+    let (node, within) = unsafe { recorder.add_conditional(after, when, address) }?;
+    Ok((node, Recorder::within(recorder.inner(), within)))
 }
 
 /// What is left of one that was dropped while launches of it run.
@@ -212,9 +233,4 @@ impl fmt::Debug for Execution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Execution").field("device", &self.device.name()).field("raw", &self.raw).finish_non_exhaustive()
     }
-}
-
-/// The holds of one graph alone.
-pub(crate) fn held_by(hold: &Arc<Hold>) -> Holds {
-    smallvec![hold.clone()]
 }

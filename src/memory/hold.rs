@@ -172,14 +172,20 @@ impl Hold {
     /// A captured use of memory is about to be enqueued: it comes after those within the capture, by edges, and each launch
     /// after those outside.
     fn before(&self, memory: &Memory, stream: &Stream, write: bool) -> Result<()> {
-        let tie = memory.tie();
+        self.before_tied(memory.tie(), stream, write)
+    }
+
+    fn before_tied(&self, tie: &Arc<Tie>, stream: &Stream, write: bool) -> Result<()> {
         let outside = of_interest(&lock(&tie.uses), write);
         let within = lock(&self.state).find(tie).map(|tied| of_interest(&tied.uses, write)).unwrap_or_default();
         within.iter().chain(&outside).try_for_each(|ticket| stream.wait(ticket))
     }
 
     fn note(&self, memory: &Memory, ticket: Ticket, write: bool) {
-        let tie = memory.tie();
+        self.note_tied(memory.tie(), ticket, write);
+    }
+
+    fn note_tied(&self, tie: &Arc<Tie>, ticket: Ticket, write: bool) {
         let mut state = lock(&self.state);
         let tied = state.tied(tie);
         tied.writes |= write;
@@ -188,6 +194,18 @@ impl Hold {
         } else {
             tied.uses.read_by(ticket);
         }
+    }
+
+    /// All that another graph's nodes use is about to be used by a node of this one.
+    pub(crate) fn before_all_of(&self, other: &Self, stream: &Stream) -> Result<()> {
+        let all: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.tie.clone(), tied.writes)).collect();
+        all.iter().try_for_each(|(tie, write)| self.before_tied(tie, stream, *write))
+    }
+
+    /// It is.
+    pub(crate) fn note_all_of(&self, other: &Self, ticket: &Ticket) {
+        let all: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.tie.clone(), tied.writes)).collect();
+        all.iter().for_each(|(tie, write)| self.note_tied(tie, ticket.clone(), *write));
     }
 
     /// What a look of the host at memory would have to wait for.
