@@ -193,13 +193,6 @@ impl Recorder {
         unsafe { self.add(after, &NodeWork::Host(function)) }
     }
 
-    /// A node that records an event at each launch, or waits for it. The event lives as long as the graph and its execs.
-    pub(crate) fn event(&self, after: Few, event: RawEvent, record: bool) -> Result<usize> {
-        let work = if record { NodeWork::Record(event) } else { NodeWork::Wait(event) };
-        // SAFETY: it touches no memory.
-        unsafe { self.add(after, &work) }
-    }
-
     /// `after` comes after `before`, too. False if that would be a cycle.
     pub(crate) fn order(&self, before: usize, after: usize) -> Result<bool> {
         let mut state = self.state();

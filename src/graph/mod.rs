@@ -32,6 +32,7 @@ mod builder;
 mod capture;
 mod copies;
 mod dot;
+mod event;
 mod exec;
 mod registry;
 
@@ -46,6 +47,7 @@ use std::{
 pub use builder::Builder;
 pub use capture::Capturing;
 pub use copies::InputCopy;
+pub use event::GraphEvent;
 pub use exec::Exec;
 pub use registry::Registry;
 
@@ -57,7 +59,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     memory::hold::Hold,
-    stream::capture::Capture,
+    stream::capture::{Capture, Kept},
 };
 
 /// Work of one device, recorded: nodes, and what comes after what. See the [module](self).
@@ -75,6 +77,8 @@ struct Inner {
     hold: Arc<Hold>,
     /// With the nodes that they are.
     children: Vec<(Graph, usize)>,
+    /// What its nodes use beside memory.
+    _kept: Kept,
     inputs: Vec<InputCopy>,
 }
 
@@ -185,6 +189,7 @@ impl Sketch {
             recorder: self.recorder.clone(),
             hold: self.hold.clone(),
             children: std::mem::take(&mut self.children),
+            _kept: self.capture.take_kept(),
             inputs,
         }))
     }

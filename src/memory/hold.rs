@@ -46,6 +46,8 @@ struct State {
     shelf: Vec<Box<Memory>>,
     /// Launches, as uses of what lies there.
     launches: Uses,
+    /// Memory that nodes make and none gives back yet.
+    made: Vec<(Arc<Tie>, Address)>,
     /// What launches come after beside that: as it was when it was captured.
     outside: Vec<Ticket>,
 }
@@ -194,6 +196,28 @@ impl Hold {
         } else {
             tied.uses.read_by(ticket);
         }
+    }
+
+    /// A node of this graph makes this memory.
+    pub(super) fn made(&self, memory: &Memory, address: Address) {
+        lock(&self.state).made.push((memory.tie().clone(), address));
+    }
+
+    /// A node that comes after `stream` is about to give it back. Its address, if a node of this graph makes it.
+    pub(super) fn unmake(&self, memory: &Memory, stream: &Stream) -> Result<Option<Address>> {
+        let tie = memory.tie();
+        let mut state = lock(&self.state);
+        let Some(at) = state.made.iter().position(|(made, _)| Arc::ptr_eq(made, tie)) else { return Ok(None) };
+        let (tie, address) = state.made.swap_remove(at);
+        drop(state);
+        self.before_tied(&tie, stream, true)?;
+        Ok(Some(address))
+    }
+
+    /// The same, for all that nobody has said it of.
+    pub(super) fn unmake_next(&self, stream: &Stream) -> Result<Option<Address>> {
+        let made = lock(&self.state).made.pop();
+        made.map(|(tie, address)| self.before_tied(&tie, stream, true).map(|()| address)).transpose()
     }
 
     /// All that another graph's nodes use is about to be used by a node of this one.
@@ -407,6 +431,13 @@ impl Memory {
 
     #[cold]
     fn is_outside(&self, tie: &Arc<Tie>, stream: &Stream) -> Result<()> {
+        if matches!(self.origin, Origin::Node) {
+            let text = format!(
+                "stream `{}` would use memory that a node of a graph makes: it is there within its launches only",
+                stream.name()
+            );
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
         let hold = Capture::current().and_then(|capture| Hold::of(&capture).ok());
         if hold.is_none_or(|hold| lock(&hold.state).find(tie).is_none()) {
             return Ok(());
