@@ -14,16 +14,18 @@ use std::{
 use super::{
     Emulated,
     faults::Plan,
-    fresh_id, lock,
+    fresh_id,
+    graph::Graphs,
+    lock,
     machine::{DeviceId, StreamId},
     memory::{FRESH, Memory},
-    work::{Held, Work, check_launch},
+    work::{Held, Work, check_copy, check_fill, check_launch, no_stand_in},
     workers::Engine,
 };
 use crate::{
     device::backend::{
-        Address, Backend, External, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream,
-        StreamSpec,
+        Address, Backend, Condition, External, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern, Place,
+        RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
     },
     error::{Error, ErrorKind, Result},
 };
@@ -36,11 +38,13 @@ const GREATEST: i32 = -5;
 #[derive(Debug)]
 pub(super) struct Device {
     name: String,
-    id: DeviceId,
+    pub(super) id: DeviceId,
     legacy: StreamId,
-    engine: Arc<Engine>,
-    memory: Arc<Memory>,
-    plan: Plan,
+    pub(super) engine: Arc<Engine>,
+    pub(super) memory: Arc<Memory>,
+    pub(super) plan: Arc<Plan>,
+    /// See [`graph`](super::graph).
+    pub(super) graphs: Mutex<Graphs>,
     workers: Vec<JoinHandle<()>>,
     /// Host functions that a planned fault has lost: they live as long as the device.
     lost: Mutex<Vec<LostFunction>>,
@@ -66,17 +70,18 @@ impl Device {
             legacy,
             engine,
             memory: Arc::new(Memory::new(config.memory)),
-            plan: Plan::new(config.faults),
+            plan: Arc::new(Plan::new(config.faults)),
+            graphs: Mutex::default(),
             workers,
             lost: Mutex::default(),
         })
     }
 
-    fn alive(&self) -> Result<()> {
+    pub(super) fn alive(&self) -> Result<()> {
         self.engine.with(|machine| machine.alive(self.id))
     }
 
-    fn stream(&self, stream: RawStream) -> StreamId {
+    pub(super) fn stream(&self, stream: RawStream) -> StreamId {
         if stream == RawStream(0) { self.legacy } else { stream.0 }
     }
 
@@ -91,7 +96,7 @@ impl Device {
         refused.map_err(|error| self.here(error))
     }
 
-    fn here(&self, error: Error) -> Error {
+    pub(super) fn here(&self, error: Error) -> Error {
         error.at(&self.name)
     }
 }
@@ -151,7 +156,7 @@ impl Backend for Device {
         match stream {
             Some(stream) => self.enqueue(stream, fill),
             // SAFETY: nothing that is enqueued touches it, and the caller has it alone.
-            None => unsafe { fill.run() }.map_err(|fault| self.here(Error::new(ErrorKind::Driver, fault.0))),
+            None => unsafe { fill.run(&|| true) }.map_err(|fault| self.here(Error::new(ErrorKind::Driver, fault.0))),
         }
     }
 
@@ -230,20 +235,14 @@ impl Backend for Device {
 
     unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
         self.alive()?;
-        if usize::try_from(bytes).is_err() {
-            return Err(self.here(Error::new(ErrorKind::Driver, format!("a copy of {bytes} bytes"))));
-        }
+        check_copy(bytes).map_err(|error| self.here(error))?;
         let planned = self.plan.copy();
         self.enqueue(stream, Work::Copy { to, from, bytes, planned })
     }
 
     unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
         self.alive()?;
-        let width = pattern.width as u64;
-        if !matches!(width, 1 | 2 | 4) || !to.0.is_multiple_of(width) || !bytes.is_multiple_of(width) {
-            let message = format!("a fill of {bytes} bytes at {to:?} with a pattern of {width}");
-            return Err(self.here(Error::new(ErrorKind::Driver, message)));
-        }
+        check_fill(to, pattern, bytes).map_err(|error| self.here(error))?;
         self.enqueue(stream, Work::Fill { to, pattern, bytes })
     }
 
@@ -264,11 +263,7 @@ impl Backend for Device {
     unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
         self.alive()?;
         let External { name, args, emulated, .. } = external;
-        let Some(body) = emulated else {
-            let message =
-                "this device is emulated and runs no CUDA work: say with `.emulated(..)` what stands in for it";
-            return Err(self.here(Error::new(ErrorKind::Usage, message)));
-        };
+        let body = emulated.ok_or_else(|| self.here(no_stand_in()))?;
         let planned = self.plan.kernel(name);
         self.enqueue(stream, Work::External { name, args: args.iter().map(Held::from).collect(), body, planned })
     }
@@ -280,5 +275,67 @@ impl Backend for Device {
             return self.enqueue(stream, Work::Lost);
         }
         self.enqueue(stream, Work::Host(function))
+    }
+
+    fn graph_create(&self) -> Result<RawGraph> {
+        self.new_graph()
+    }
+
+    fn graph_destroy(&self, graph: RawGraph) {
+        self.end_graph(graph);
+    }
+
+    unsafe fn graph_add(&self, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
+        self.add_node(graph, after, work).map_err(|error| self.here(error))
+    }
+
+    fn graph_add_alloc(&self, graph: RawGraph, after: &[RawNode], bytes: u64) -> Result<(RawNode, Address)> {
+        self.add_alloc(graph, after, bytes).map_err(|error| self.here(error))
+    }
+
+    unsafe fn graph_add_conditional(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        when: Condition,
+        flag: Address,
+    ) -> Result<(RawNode, RawGraph)> {
+        self.add_conditional(graph, after, when, flag).map_err(|error| self.here(error))
+    }
+
+    unsafe fn graph_external(&self, graph: RawGraph, after: &[RawNode], external: External<'_>) -> Result<Recorded> {
+        self.add_external(graph, after, external).map_err(|error| self.here(error))
+    }
+
+    fn graph_remove(&self, graph: RawGraph, node: RawNode) -> Result<()> {
+        self.remove_node(graph, node).map_err(|error| self.here(error))
+    }
+
+    fn graph_instantiate(&self, graph: RawGraph) -> Result<RawExec> {
+        self.new_exec(graph).map_err(|error| self.here(error))
+    }
+
+    unsafe fn exec_destroy(&self, exec: RawExec) {
+        self.end_exec(exec);
+    }
+
+    fn exec_upload(&self, exec: RawExec, stream: RawStream) -> Result<()> {
+        self.upload(exec, stream).map_err(|error| self.here(error))
+    }
+
+    unsafe fn exec_launch(&self, exec: RawExec, stream: RawStream) -> Result<()> {
+        self.launch_exec(exec, stream).map_err(|error| self.here(error))
+    }
+
+    unsafe fn exec_update(&self, exec: RawExec, graph: RawGraph) -> Result<Result<(), Refused>> {
+        self.update_exec(exec, graph).map_err(|error| self.here(error))
+    }
+
+    unsafe fn exec_set(&self, exec: RawExec, node: RawNode, work: &NodeWork<'_>) -> Result<Result<(), Refused>> {
+        self.set_node(exec, node, work).map_err(|error| self.here(error))
+    }
+
+    fn exec_enable(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
+        self.enable_node(exec, node, enabled).map_err(|error| self.here(error))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A [`Faults`] is a plan; a [`Plan`] is that plan and how far a device has come in it. Calls are counted as they are
 //! **enqueued**, from 1, so that a plan hits the same call however the worker threads happen to run. What is hit fails
-//! when it runs, as on a GPU: a trapped kernel is enqueued without an error.
+//! when it runs, as on a GPU: a trapped kernel is enqueued without an error. Nodes of a graph count at each launch.
 
 use std::{collections::BTreeMap, sync::Mutex};
 
@@ -11,7 +11,8 @@ use super::lock;
 /// What goes wrong on an emulated device, and when.
 ///
 /// Everything is counted from 1, in the order in which the calls are made: `Faults::new().trap_kernel("scale", 3)` traps
-/// the third launch of `scale`. The methods may be called several times; all that was planned happens.
+/// the third launch of `scale`. A node of a graph counts once for each launch of the graph, in the order in which the nodes
+/// were added; within a conditional node, once for each time that it runs. The methods may be called several times; all that was planned happens.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     kernels: Vec<(String, u64)>,

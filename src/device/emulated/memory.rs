@@ -205,6 +205,52 @@ impl Memory {
     }
 }
 
+/// Memory of a graph's: an address that is fixed for as long as this lives and counted for as long, with memory behind it
+/// only from where a launch makes it to where one gives it back. In between lies nothing: who uses it then is found out.
+#[derive(Debug)]
+pub(super) struct Reserved {
+    memory: Arc<Memory>,
+    base: u64,
+    bytes: u64,
+}
+
+impl Reserved {
+    /// `planned`: as for [`Memory::alloc`].
+    pub(super) fn new(memory: &Arc<Memory>, bytes: u64, planned: bool) -> Result<Self> {
+        let Address(base) = memory.alloc(bytes, planned)?;
+        // The device counts it on; only the bytes are not there yet.
+        release(base);
+        lock(&memory.ledger).blocks.remove(&base);
+        Ok(Self { memory: memory.clone(), base, bytes })
+    }
+
+    pub(super) fn address(&self) -> Address {
+        Address(self.base)
+    }
+
+    /// Fresh memory lies there from now on.
+    pub(super) fn appear(&self) -> Result<()> {
+        let layout = Layout::from_size_align(self.bytes as usize, ALIGN as usize);
+        let layout = layout.map_err(|error| Error::new(ErrorKind::Driver, error.to_string()))?;
+        let block = Arc::new(Block { base: self.base, bytes: self.bytes, host: HostBlock::new(layout)? });
+        let before = SPACE.write().unwrap_or_else(PoisonError::into_inner).insert(self.base, block);
+        drop(before);
+        Ok(())
+    }
+
+    /// And from now on nothing.
+    pub(super) fn vanish(&self) {
+        release(self.base);
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        release(self.base);
+        lock(&self.memory.ledger).in_use -= self.bytes;
+    }
+}
+
 impl Drop for Memory {
     /// The device's own memory goes with it. Host memory that is still out stays valid for ever: somebody has a pointer.
     fn drop(&mut self) {

@@ -9,6 +9,7 @@
 //!   device      the calls: `Backend`, one struct
 //!     machine     which work may run: streams, events, points; no threads
 //!     work        what work does: copies, fills, kernels, host functions
+//!     graph       work that is launched as a whole, again and again
 //!     memory      the address space
 //!     workers     threads that run it        }  one or
 //!     simulation  one seeded loop runs it    }  the other
@@ -17,6 +18,7 @@
 
 mod device;
 mod faults;
+mod graph;
 mod machine;
 mod memory;
 pub(crate) mod simulation;

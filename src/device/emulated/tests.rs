@@ -23,7 +23,7 @@ fn prototype() -> Prototype {
 
 macro_rules! kernel {
     ($name:ident, $body:expr) => {
-        static $name: KernelDef = KernelDef {
+        pub(super) static $name: KernelDef = KernelDef {
             name: stringify!($name),
             file: file!(),
             declared: "",
@@ -42,19 +42,24 @@ kernel!(INCREMENT, |args| {
 });
 kernel!(BOOM, |_| panic!("out of cheese"));
 
-fn spec(name: &str) -> StreamSpec {
+pub(super) fn spec(name: &str) -> StreamSpec {
     StreamSpec { name: name.into(), priority: 0, non_blocking: true }
 }
 
-fn stream(device: &Arc<dyn Backend>, name: &str) -> RawStream {
+pub(super) fn stream(device: &Arc<dyn Backend>, name: &str) -> RawStream {
     device.stream_create(&spec(name)).unwrap()
 }
 
-fn bytes(address: Address, bytes: u64) -> [Arg<'static>; 1] {
+pub(super) fn bytes(address: Address, bytes: u64) -> [Arg<'static>; 1] {
     [Arg::Slice { address, len: bytes, bytes, write: true }]
 }
 
-fn launch(device: &Arc<dyn Backend>, on: RawStream, kernel: &'static KernelDef, args: &[Arg]) -> crate::Result<()> {
+pub(super) fn launch(
+    device: &Arc<dyn Backend>,
+    on: RawStream,
+    kernel: &'static KernelDef,
+    args: &[Arg],
+) -> crate::Result<()> {
     // SAFETY: the arguments are those that the kernels above take; every test reads results back before it frees.
     unsafe { device.launch(on, &Launch { kernel, grid: [1; 3], block: [1; 3], shared_bytes: 0, args }) }
 }
@@ -73,7 +78,7 @@ pub(super) fn read(device: &Arc<dyn Backend>, on: RawStream, from: Address, byte
 }
 
 /// Holds a stream up until the sender is dropped or used.
-fn hold(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()> {
+pub(super) fn hold(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()> {
     let (go, held) = mpsc::channel();
     device.host_function(on, Box::new(move || _ = held.recv())).unwrap();
     go

@@ -13,7 +13,10 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::memory::{Memory, Reach, reach};
+use super::{
+    graph::Sequence,
+    memory::{Memory, Reach, reach},
+};
 use crate::{
     device::{
         backend::{Address, Arg, BodyArg, Emulation, HostFunction, KernelDef, Launch, Pattern, Place, Scalar},
@@ -53,6 +56,8 @@ pub(super) enum Work {
         memory: Arc<Memory>,
     },
     Host(HostFunction),
+    /// One launch of a graph's exec.
+    Graph(Box<Sequence>),
     /// A host function that a planned fault has lost.
     Lost,
 }
@@ -101,15 +106,16 @@ impl Work {
             Work::External { name, .. } => format!("external work `{name}`"),
             Work::Free { .. } => "free".into(),
             Work::Host(_) | Work::Lost => "host function".into(),
+            Work::Graph(sequence) => format!("graph of {} steps", sequence.len()),
         }
     }
 
-    /// Carries it out, on this thread, now.
+    /// Carries it out, on this thread, now. What may take for ever asks whether the device is still `going`.
     ///
     /// # Safety
     /// Its turn has come, and what its enqueuer vouched for still holds: host memory is valid, arguments are those that
     /// the kernel declares, and nobody else touches what it writes.
-    pub(super) unsafe fn run(self) -> Result<(), Fault> {
+    pub(super) unsafe fn run(self, going: &dyn Fn() -> bool) -> Result<(), Fault> {
         match self {
             // SAFETY: as the caller vouches.
             Work::Copy { to, from, bytes, planned } => unsafe { copy(to, from, bytes, planned) },
@@ -129,6 +135,8 @@ impl Work {
                 }
                 Ok(())
             }
+            // SAFETY: as the caller vouches.
+            Work::Graph(sequence) => unsafe { sequence.run(going) },
             Work::Lost => Ok(()),
         }
     }
@@ -241,6 +249,30 @@ pub(super) fn check_launch(launch: &Launch<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What no copy can do.
+pub(super) fn check_copy(bytes: u64) -> Result<()> {
+    match usize::try_from(bytes) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::new(ErrorKind::Driver, format!("a copy of {bytes} bytes"))),
+    }
+}
+
+/// What no fill can do.
+pub(super) fn check_fill(to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
+    let width = pattern.width as u64;
+    if !matches!(width, 1 | 2 | 4) || !to.0.is_multiple_of(width) || !bytes.is_multiple_of(width) {
+        let message = format!("a fill of {bytes} bytes at {to:?} with a pattern of {width}");
+        return Err(Error::new(ErrorKind::Driver, message));
+    }
+    Ok(())
+}
+
+/// Work of another library that nothing stands in for.
+pub(super) fn no_stand_in() -> Error {
+    let message = "this device is emulated and runs no CUDA work: say with `.emulated(..)` what stands in for it";
+    Error::new(ErrorKind::Usage, message)
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {

@@ -83,6 +83,11 @@ impl Engine {
         result
     }
 
+    /// What decides the orders in which a graph's launches run: the simulation's seed, if there is one.
+    pub(super) fn draw(&self) -> u64 {
+        self.simulation.as_ref().and_then(Weak::upgrade).map_or(0, |simulation| simulation.draw())
+    }
+
     /// Starts a device's workers, unless it is simulated.
     pub(super) fn hire(self: &Arc<Self>, device: DeviceId, name: &str, workers: usize) -> Vec<JoinHandle<()>> {
         let bell = Arc::new(Condvar::new());
@@ -191,7 +196,7 @@ impl Engine {
             let fault = Doing::of(&work);
             // SAFETY: the machine gave it out once, in its stream's order, and what the enqueuer vouched for holds
             // until the stream has passed it, which is when `finish` is called below.
-            let outcome = unsafe { work.run() };
+            let outcome = unsafe { work.run(&|| device.is_some_and(|device| self.with(|m| m.alive(device)).is_ok())) };
             state = lock(&self.state);
             if let (Err(cause), Some(device)) = (outcome, device) {
                 let error = state.fault(device, stream, fault, cause);
@@ -216,6 +221,7 @@ impl Engine {
 enum Doing {
     Kernel(&'static str),
     Copy(&'static str),
+    Graph,
     Other,
 }
 
@@ -224,6 +230,7 @@ impl Doing {
         match work {
             Work::Kernel { kernel, .. } => Doing::Kernel(kernel.name),
             Work::Copy { to, from, .. } => Doing::Copy(human::direction(*to, *from)),
+            Work::Graph(_) => Doing::Graph,
             _ => Doing::Other,
         }
     }
@@ -265,6 +272,7 @@ impl State {
         let what = match doing {
             Doing::Kernel(name) => format!("kernel `{name}` on stream `{stream}` failed"),
             Doing::Copy(direction) => format!("copy {direction} on stream `{stream}` failed"),
+            Doing::Graph => format!("a graph on stream `{stream}` failed"),
             Doing::Other => format!("fill on stream `{stream}` failed"),
         };
         let error = Error::new(ErrorKind::DeviceLost, what).because(cause);

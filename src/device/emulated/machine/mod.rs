@@ -114,6 +114,13 @@ struct Event {
     mark: Option<(Point, Option<Duration>)>,
 }
 
+/// Events that a launch waits for, and those that it records.
+#[derive(Debug, Default)]
+pub(super) struct Around {
+    pub(super) waits: Vec<EventId>,
+    pub(super) records: Vec<EventId>,
+}
+
 /// What a stream has begun.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Begun<W> {
@@ -232,6 +239,35 @@ impl<W> Machine<W> {
         self.push(device, stream, SmallVec::new(), What::Work(work)).map(drop)
     }
 
+    /// Work that comes after a point of any stream and after the last records of events, and behind which others are
+    /// recorded. The work is taken only if nothing is refused.
+    pub(super) fn launch(
+        &mut self,
+        device: DeviceId,
+        stream: StreamId,
+        last: Option<Point>,
+        around: &Around,
+        work: &mut Option<W>,
+    ) -> Result<Point> {
+        self.accepts(device, stream)?;
+        if around.records.iter().any(|event| self.events.get(event).is_none_or(|event| event.device != device)) {
+            return Err(Error::new(ErrorKind::Driver, "a graph records an event that is gone, or another device's"));
+        }
+        let mut after: SmallVec<[Point; 1]> = last.into_iter().collect();
+        for event in &around.waits {
+            let event = self.events.get(event).ok_or_else(|| unknown("event", *event))?;
+            self.alive(event.device)?;
+            after.extend(event.mark.map(|(point, _)| point));
+        }
+        after.retain(|point| !self.is_passed(*point));
+        let Some(work) = work.take() else { return Err(Error::new(ErrorKind::Driver, "nothing to launch")) };
+        let number = self.push(device, stream, after, What::Work(work))?;
+        for event in &around.records {
+            self.record(device, *event, stream)?;
+        }
+        Ok(Point { stream, number })
+    }
+
     /// Moves an event to the present end of a stream.
     pub(super) fn record(&mut self, device: DeviceId, event: EventId, stream: StreamId) -> Result<()> {
         let owner = self.events.get(&event).ok_or_else(|| unknown("event", event))?.device;
@@ -329,6 +365,11 @@ impl<W> Machine<W> {
             ends.extend(owner.blocking.iter().filter_map(|other| self.tail(*other)));
         }
         Ok(ends)
+    }
+
+    /// The device of an event.
+    pub(super) fn owner_of(&self, event: EventId) -> Result<DeviceId> {
+        self.events.get(&event).map(|event| event.device).ok_or_else(|| unknown("event", event))
     }
 
     /// True if an event's last record is passed, or there is none.

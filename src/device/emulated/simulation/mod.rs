@@ -364,6 +364,11 @@ impl Core {
         called
     }
 
+    /// A number that the seed decides, for what chooses an order by itself.
+    pub(super) fn draw(&self) -> u64 {
+        lock(&self.state).random.random()
+    }
+
     fn note(&self, line: String) {
         lock(&self.state).log.push(line);
     }

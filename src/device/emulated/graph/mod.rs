@@ -1,0 +1,411 @@
+//! Graphs of an emulated device: nodes that are added once and launched as a whole, again and again.
+//!
+//! ```text
+//!   graph ── nodes ── instantiate ──► exec: a snapshot ── launch ──► one entry of a stream ──► a sequence of the nodes
+//!     └─ a conditional node's body: a graph of its own, until the snapshot        (run.rs)
+//! ```
+//!
+//! What a node does is checked when it is added, as a call that enqueues the same would be ([`nodes`]). A launch is one
+//! entry of its stream, which comes after the entry of the exec's launch before, so an exec never overlaps itself, and after
+//! the records that its waits are for. Events that it records are recorded **right behind it**, when all of the graph is
+//! done; a GPU does that as soon as the node's turn has come.
+//!
+//! A memory node's address is fixed, and counted against the device's memory, from when the node is added until the graph
+//! and its exec are gone; a GPU counts what is behind it at the launch. There is memory only between the turns of the
+//! nodes that make it and give it back: who uses it outside is at fault, as for any illegal address.
+//!
+//! What a user gave (functions) is dropped without the lock of the table.
+
+mod nodes;
+mod run;
+
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+pub(super) use self::run::Sequence;
+use self::{
+    nodes::{Node, Task, adopt, events, find, refusal},
+    run::Dice,
+};
+use super::{
+    device::Device,
+    fresh_id, lock,
+    machine::{Around, Point},
+    memory::Reserved,
+    work::{Held, Work, check_copy, check_fill, check_launch, no_stand_in},
+};
+use crate::{
+    device::backend::{
+        Address, Condition, External, NodeWork, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
+    },
+    error::{Error, ErrorKind, Result},
+};
+
+/// The graphs and execs of a device.
+#[derive(Default)]
+pub(super) struct Graphs {
+    graphs: BTreeMap<RawGraph, Graph>,
+    execs: BTreeMap<RawExec, Exec>,
+}
+
+#[derive(Default)]
+struct Graph {
+    /// In the order in which they were added: each behind all that it comes after.
+    nodes: Vec<Node>,
+    /// It is the body of a conditional node.
+    is_body: bool,
+}
+
+struct Exec {
+    of: RawGraph,
+    nodes: Vec<Node>,
+    dice: Dice,
+    last: Option<Point>,
+}
+
+impl std::fmt::Debug for Graphs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} graphs, {} execs", self.graphs.len(), self.execs.len())
+    }
+}
+
+impl Graphs {
+    fn graph(&self, graph: RawGraph) -> Result<&Graph> {
+        self.graphs.get(&graph).ok_or_else(|| wrong(format!("no such graph on this device: {}", graph.0)))
+    }
+
+    fn exec(&mut self, exec: RawExec) -> Result<&mut Exec> {
+        self.execs.get_mut(&exec).ok_or_else(|| wrong(format!("no such exec on this device: {}", exec.0)))
+    }
+
+    /// An error if a node cannot be added behind these.
+    fn accepts(&self, graph: RawGraph, after: &[RawNode]) -> Result<()> {
+        let nodes = &self.graph(graph)?.nodes;
+        match after.iter().find(|id| nodes.iter().all(|node| node.id != **id)) {
+            Some(stranger) => Err(wrong(format!("node {} is not of this graph", stranger.0))),
+            None => Ok(()),
+        }
+    }
+
+    fn push(&mut self, graph: RawGraph, after: &[RawNode], task: Task) -> Result<RawNode> {
+        self.accepts(graph, after)?;
+        let Some(graph) = self.graphs.get_mut(&graph) else { return Err(wrong("no such graph")) };
+        if graph.is_body && !task.may_be_conditional() {
+            return Err(wrong(format!("{} cannot be within a conditional node", task.kind())));
+        }
+        let id = RawNode(fresh_id());
+        graph.nodes.push(Node::new(id, after, task));
+        Ok(id)
+    }
+
+    /// The nodes of a graph as they are now, with the bodies of its conditional nodes.
+    fn snapshot(&self, graph: RawGraph) -> Result<Vec<Node>> {
+        let mut nodes = self.graph(graph)?.nodes.clone();
+        for node in &mut nodes {
+            if let Task::Conditional { body, within, .. } = &mut node.task {
+                *within = self.snapshot(*body)?;
+            }
+        }
+        Ok(nodes)
+    }
+
+    /// Takes a graph out, with the bodies of its conditional nodes.
+    fn take(&mut self, graph: RawGraph, gone: &mut Vec<Graph>) {
+        let Some(taken) = self.graphs.remove(&graph) else { return };
+        for node in &taken.nodes {
+            if let Task::Conditional { body, .. } = &node.task {
+                self.take(*body, gone);
+            }
+        }
+        gone.push(taken);
+    }
+}
+
+impl Graph {
+    fn has_memory(&self) -> bool {
+        self.nodes.iter().any(|node| node.task.is_memory())
+    }
+
+    /// The memory that begins there, if nobody has given it back yet and `after` comes after where it was made.
+    fn to_free(&self, address: Address, after: &[RawNode]) -> Result<Arc<Reserved>> {
+        let made = self.nodes.iter().find_map(|node| match &node.task {
+            Task::Alloc(memory) if memory.address() == address => Some((node.id, memory.clone())),
+            _ => None,
+        });
+        let (made, memory) =
+            made.ok_or_else(|| wrong(format!("{address:?} is not what a memory node of this graph has made")))?;
+        if self.nodes.iter().any(|node| matches!(&node.task, Task::Free(freed) if Arc::ptr_eq(freed, &memory))) {
+            return Err(wrong(format!("{address:?} is given back twice")));
+        }
+        if !self.comes_after(after, made) {
+            return Err(wrong(format!("{address:?} is given back by a node that does not come after its allocation")));
+        }
+        Ok(memory)
+    }
+
+    fn comes_after(&self, after: &[RawNode], before: RawNode) -> bool {
+        let mut left = after.to_vec();
+        // Nodes come only after earlier ones: one walk backwards meets each once.
+        for node in self.nodes.iter().rev() {
+            if left.contains(&node.id) {
+                if node.id == before {
+                    return true;
+                }
+                left.extend(&node.after);
+            }
+        }
+        false
+    }
+}
+
+impl Exec {
+    /// Memory that a launch leaves there: the next one cannot make it once more.
+    fn leaves_memory(&self) -> bool {
+        let count = |is: fn(&Task) -> bool| self.nodes.iter().filter(|node| is(&node.task)).count();
+        count(|task| matches!(task, Task::Alloc(_))) > count(|task| matches!(task, Task::Free(_)))
+    }
+}
+
+/// The calls on graphs.
+impl Device {
+    pub(super) fn new_graph(&self) -> Result<RawGraph> {
+        self.alive().map_err(|error| self.here(error))?;
+        let graph = RawGraph(fresh_id());
+        lock(&self.graphs).graphs.insert(graph, Graph::default());
+        Ok(graph)
+    }
+
+    pub(super) fn end_graph(&self, graph: RawGraph) {
+        let mut gone = Vec::new();
+        let mut graphs = lock(&self.graphs);
+        // A body goes with its node.
+        if graphs.graphs.get(&graph).is_some_and(|graph| !graph.is_body) {
+            graphs.take(graph, &mut gone);
+        }
+        drop(graphs);
+        drop(gone);
+    }
+
+    pub(super) fn add_node(&self, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
+        self.alive()?;
+        let mut graphs = lock(&self.graphs);
+        graphs.accepts(graph, after)?;
+        let task = match work {
+            NodeWork::Free(address) => Task::Free(graphs.graph(graph)?.to_free(*address, after)?),
+            work => self.task(&graphs, work)?,
+        };
+        graphs.push(graph, after, task)
+    }
+
+    pub(super) fn add_alloc(&self, graph: RawGraph, after: &[RawNode], bytes: u64) -> Result<(RawNode, Address)> {
+        self.alive()?;
+        let mut graphs = lock(&self.graphs);
+        graphs.accepts(graph, after)?;
+        let memory = Arc::new(Reserved::new(&self.memory, bytes, self.plan.allocation())?);
+        let address = memory.address();
+        Ok((graphs.push(graph, after, Task::Alloc(memory))?, address))
+    }
+
+    pub(super) fn add_conditional(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        when: Condition,
+        flag: Address,
+    ) -> Result<(RawNode, RawGraph)> {
+        self.alive()?;
+        if !flag.0.is_multiple_of(4) {
+            return Err(wrong(format!("a condition's flag at {flag:?}: it is an aligned `u32`")));
+        }
+        let body = RawGraph(fresh_id());
+        let mut graphs = lock(&self.graphs);
+        let node = graphs.push(graph, after, Task::Conditional { when, flag, body, within: Vec::new() })?;
+        graphs.graphs.insert(body, Graph { nodes: Vec::new(), is_body: true });
+        Ok((node, body))
+    }
+
+    pub(super) fn add_external(&self, graph: RawGraph, after: &[RawNode], work: External<'_>) -> Result<Recorded> {
+        self.alive()?;
+        let External { name, args, emulated, .. } = work;
+        let body = emulated.ok_or_else(no_stand_in)?;
+        let task = Task::External { name, args: args.iter().map(Held::from).collect(), body };
+        // What is refused is dropped without the lock.
+        let kept = task.clone();
+        let node = lock(&self.graphs).push(graph, after, task);
+        drop(kept);
+        Ok(Recorded { ends: [node?].into_iter().collect(), nodes: 1, ..Recorded::default() })
+    }
+
+    pub(super) fn remove_node(&self, graph: RawGraph, node: RawNode) -> Result<()> {
+        self.alive()?;
+        let mut gone = Vec::new();
+        let mut graphs = lock(&self.graphs);
+        if graphs.graph(graph)?.has_memory() {
+            return Err(wrong("a graph that makes memory keeps its nodes"));
+        }
+        let nodes = graphs.graphs.get_mut(&graph).map(|graph| &mut graph.nodes);
+        let Some((nodes, at)) = nodes.and_then(|nodes| {
+            let at = nodes.iter().position(|other| other.id == node)?;
+            Some((nodes, at))
+        }) else {
+            return Err(wrong(format!("node {} is not of this graph", node.0)));
+        };
+        let removed = nodes.remove(at);
+        for later in &mut nodes[at..] {
+            if let Some(edge) = later.after.iter().position(|before| *before == node) {
+                later.after.remove(edge);
+                later.after.extend(removed.after.iter().copied());
+                later.after.sort_unstable();
+                later.after.dedup();
+            }
+        }
+        if let Task::Conditional { body, .. } = &removed.task {
+            graphs.take(*body, &mut gone);
+        }
+        drop(graphs);
+        drop((removed, gone));
+        Ok(())
+    }
+
+    /// Holds work by value, after the checks of the call that would enqueue it.
+    fn task(&self, graphs: &Graphs, work: &NodeWork<'_>) -> Result<Task> {
+        Ok(match work {
+            NodeWork::Kernel(launch) => {
+                check_launch(launch).map_err(|error| error.at(format!("kernel `{}`", launch.kernel.name)))?;
+                Task::Kernel { kernel: launch.kernel, args: launch.args.iter().map(Held::from).collect() }
+            }
+            NodeWork::Copy { to, from, bytes } => {
+                check_copy(*bytes)?;
+                Task::Copy { to: *to, from: *from, bytes: *bytes }
+            }
+            NodeWork::Fill { to, pattern, bytes } => {
+                check_fill(*to, *pattern, *bytes)?;
+                Task::Fill { to: *to, pattern: *pattern, bytes: *bytes }
+            }
+            NodeWork::Host(callback) => Task::Host(callback.clone()),
+            NodeWork::Empty => Task::Empty,
+            NodeWork::Child(child) => {
+                if graphs.graph(*child)?.has_memory() {
+                    return Err(wrong("a graph that makes memory is nobody's child"));
+                }
+                Task::Child(graphs.snapshot(*child)?)
+            }
+            NodeWork::Record(event) => {
+                if self.engine.with(|machine| machine.owner_of(event.0))? != self.id {
+                    return Err(wrong("an event is recorded by a graph of its own device only"));
+                }
+                Task::Record(*event)
+            }
+            NodeWork::Wait(event) => {
+                self.engine.with(|machine| machine.owner_of(event.0))?;
+                Task::Wait(*event)
+            }
+            NodeWork::Free(address) => {
+                return Err(wrong(format!("{address:?} is given back where memory nodes cannot be")));
+            }
+        })
+    }
+}
+
+/// The calls on execs.
+impl Device {
+    pub(super) fn new_exec(&self, graph: RawGraph) -> Result<RawExec> {
+        self.alive()?;
+        let seed = self.engine.draw();
+        let mut graphs = lock(&self.graphs);
+        let found = graphs.graph(graph)?;
+        if found.is_body {
+            return Err(wrong("the body of a conditional node runs as a part of its graph only"));
+        }
+        if found.has_memory() && graphs.execs.values().any(|exec| exec.of == graph) {
+            return Err(wrong("a graph that makes memory has one exec at a time"));
+        }
+        let nodes = graphs.snapshot(graph)?;
+        let exec = RawExec(fresh_id());
+        graphs.execs.insert(exec, Exec { of: graph, nodes, dice: Dice { seed, throw: 0 }, last: None });
+        Ok(exec)
+    }
+
+    pub(super) fn end_exec(&self, exec: RawExec) {
+        let gone = lock(&self.graphs).execs.remove(&exec);
+        drop(gone);
+    }
+
+    /// There is nowhere to bring it.
+    pub(super) fn upload(&self, exec: RawExec, stream: RawStream) -> Result<()> {
+        lock(&self.graphs).exec(exec)?;
+        let stream = self.stream(stream);
+        self.engine.with(|machine| machine.accepts(self.id, stream))
+    }
+
+    pub(super) fn launch_exec(&self, exec: RawExec, stream: RawStream) -> Result<()> {
+        self.alive()?;
+        let mut graphs = lock(&self.graphs);
+        let exec = graphs.exec(exec)?;
+        if exec.last.is_some() && exec.leaves_memory() {
+            return Err(wrong("the launch before has left memory that no node gives back"));
+        }
+        let mut around = Around::default();
+        events(&exec.nodes, &mut around.waits, &mut around.records);
+        // Held by the exec too, so nothing of a user's is dropped here.
+        let mut work = Some(Work::Graph(Box::new(Sequence::new(&exec.nodes, &self.plan, exec.dice))));
+        let (stream, last) = (self.stream(stream), exec.last);
+        let launched = self.engine.with(|machine| machine.launch(self.id, stream, last, &around, &mut work))?;
+        exec.last = Some(launched);
+        exec.dice.throw += 1;
+        Ok(())
+    }
+
+    pub(super) fn update_exec(&self, exec: RawExec, graph: RawGraph) -> Result<Result<(), Refused>> {
+        self.alive()?;
+        let mut graphs = lock(&self.graphs);
+        let mut new = graphs.snapshot(graph)?;
+        let exec = graphs.exec(exec)?;
+        let refused = refusal(&exec.nodes, &new);
+        if refused.is_none() {
+            adopt(&mut exec.nodes, &mut new);
+        }
+        drop(graphs);
+        drop(new);
+        Ok(refused.map_or(Ok(()), Err))
+    }
+
+    pub(super) fn set_node(&self, exec: RawExec, node: RawNode, work: &NodeWork<'_>) -> Result<Result<(), Refused>> {
+        self.alive()?;
+        if let NodeWork::Free(_) = work {
+            return Ok(Err(Refused { node: Some(node), why: "memory nodes cannot be changed".into() }));
+        }
+        let mut graphs = lock(&self.graphs);
+        let mut task = self.task(&graphs, work)?;
+        let found = find(&mut graphs.exec(exec)?.nodes, node).ok_or_else(|| no_node(node))?;
+        let refused = found.refuses(&task);
+        if refused.is_none() {
+            std::mem::swap(&mut found.task, &mut task);
+        }
+        drop(graphs);
+        drop(task);
+        Ok(refused.map_or(Ok(()), Err))
+    }
+
+    pub(super) fn enable_node(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
+        self.alive()?;
+        let mut graphs = lock(&self.graphs);
+        let found = find(&mut graphs.exec(exec)?.nodes, node).ok_or_else(|| no_node(node))?;
+        if !matches!(found.task, Task::Kernel { .. } | Task::Copy { .. } | Task::Fill { .. }) {
+            let why = format!("only kernels, copies and fills can be passed over, and it is {}", found.task.kind());
+            return Ok(Err(Refused { node: Some(node), why }));
+        }
+        found.enabled = enabled;
+        Ok(Ok(()))
+    }
+}
+
+fn no_node(node: RawNode) -> Error {
+    wrong(format!("node {} is not of the graph that this exec was made of", node.0))
+}
+
+fn wrong(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Driver, message)
+}

@@ -1,0 +1,199 @@
+//! What a node of a graph does, held by value, and what may be put in its place.
+//!
+//! A graph's nodes, an exec's and a child's are the same lists: a copy of the list is a snapshot. In an exec, a
+//! conditional node has its body's nodes with it; in a graph, they are the body's own until somebody takes a snapshot.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::super::{memory::Reserved, work::Held};
+use crate::device::{
+    backend::{
+        Address, Condition, Emulation, HostCallback, KernelDef, Pattern, Place, RawEvent, RawGraph, RawNode, Refused,
+    },
+    human,
+};
+
+/// See the module.
+#[derive(Clone)]
+pub(super) struct Node {
+    pub(super) id: RawNode,
+    /// Nodes before it in the same list.
+    pub(super) after: SmallVec<[RawNode; 2]>,
+    pub(super) task: Task,
+    /// A launch passes over it otherwise.
+    pub(super) enabled: bool,
+}
+
+#[derive(Clone)]
+pub(super) enum Task {
+    Kernel {
+        kernel: &'static KernelDef,
+        args: Box<[Held]>,
+    },
+    External {
+        name: &'static str,
+        args: Box<[Held]>,
+        body: Emulation,
+    },
+    Copy {
+        to: Place,
+        from: Place,
+        bytes: u64,
+    },
+    Fill {
+        to: Address,
+        pattern: Pattern,
+        bytes: u64,
+    },
+    Host(HostCallback),
+    Empty,
+    Child(Vec<Node>),
+    Record(RawEvent),
+    Wait(RawEvent),
+    Alloc(Arc<Reserved>),
+    Free(Arc<Reserved>),
+    Conditional {
+        when: Condition,
+        flag: Address,
+        body: RawGraph,
+        /// In a snapshot only.
+        within: Vec<Node>,
+    },
+}
+
+impl Task {
+    /// For people: what kind of node it is.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Task::Kernel { .. } => "a kernel",
+            Task::External { .. } => "external work",
+            Task::Copy { .. } => "a copy",
+            Task::Fill { .. } => "a fill",
+            Task::Host(_) => "a host function",
+            Task::Empty => "an empty node",
+            Task::Child(_) => "a child graph",
+            Task::Record(_) => "an event's record",
+            Task::Wait(_) => "a wait for an event",
+            Task::Alloc(_) => "an allocation",
+            Task::Free(_) => "a free",
+            Task::Conditional { .. } => "a conditional node",
+        }
+    }
+
+    pub(super) fn is_memory(&self) -> bool {
+        matches!(self, Task::Alloc(_) | Task::Free(_))
+    }
+
+    /// Whether CUDA has it within a conditional node.
+    pub(super) fn may_be_conditional(&self) -> bool {
+        match self {
+            Task::Child(nodes) => nodes.iter().all(|node| node.task.may_be_conditional()),
+            Task::Host(_) | Task::Record(_) | Task::Wait(_) | Task::Alloc(_) | Task::Free(_) => false,
+            _ => true,
+        }
+    }
+
+    /// Why `new` cannot stand in its place in an exec. `whole`: the exec is given another graph, and not one node.
+    fn refuses(&self, new: &Task, whole: bool) -> Option<String> {
+        match (self, new) {
+            (Task::Kernel { kernel, .. }, Task::Kernel { kernel: new, .. }) => (!whole && !std::ptr::eq(*kernel, *new))
+                .then(|| format!("it runs kernel `{}` and cannot run `{}`", kernel.name, new.name)),
+            (Task::External { name, .. }, Task::External { name: new, .. }) => {
+                (name != new).then(|| format!("it is external work `{name}` and cannot be `{new}`"))
+            }
+            (Task::Copy { to, from, .. }, Task::Copy { to: new_to, from: new_from, .. }) => {
+                let (is, new) = (human::direction(*to, *from), human::direction(*new_to, *new_from));
+                (is != new).then(|| format!("it copies {is} and cannot copy {new}"))
+            }
+            (Task::Child(nodes), Task::Child(new)) => {
+                refusal(nodes, new).map(|refused| format!("in its child graph: {}", refused.why))
+            }
+            (Task::Conditional { when, .. }, Task::Conditional { when: new, .. }) => {
+                (when != new).then(|| format!("its condition is {when:?} and cannot be {new:?}"))
+            }
+            _ if self.is_memory() || new.is_memory() => Some("memory nodes cannot be changed".into()),
+            _ => (self.kind() != new.kind()).then(|| format!("it is {} and cannot be {}", self.kind(), new.kind())),
+        }
+    }
+}
+
+impl Node {
+    pub(super) fn new(id: RawNode, after: &[RawNode], task: Task) -> Self {
+        let mut distinct: SmallVec<[RawNode; 2]> = after.into();
+        distinct.sort_unstable();
+        distinct.dedup();
+        Self { id, after: distinct, task, enabled: true }
+    }
+
+    /// Why it cannot do this from now on.
+    pub(super) fn refuses(&self, new: &Task) -> Option<Refused> {
+        let why = self.task.refuses(new, false)?;
+        Some(Refused { node: Some(self.id), why })
+    }
+}
+
+/// Why the nodes of an exec cannot be those of another graph, if they cannot: it names the other graph's node.
+pub(super) fn refusal(nodes: &[Node], new: &[Node]) -> Option<Refused> {
+    if nodes.len() != new.len() {
+        let why = format!("its topology is another one: {} nodes and not {}", new.len(), nodes.len());
+        return Some(Refused { node: None, why });
+    }
+    let places = |nodes: &[Node], of: &Node| -> SmallVec<[usize; 2]> {
+        let place = |id: &RawNode| nodes.iter().position(|node| node.id == *id);
+        let mut places: SmallVec<[usize; 2]> = of.after.iter().filter_map(place).collect();
+        places.sort_unstable();
+        places
+    };
+    nodes.iter().zip(new).find_map(|(node, with)| {
+        let refused = |why| Refused { node: Some(with.id), why };
+        if places(nodes, node) != places(new, with) {
+            return Some(refused("its topology is another one: it comes after other nodes".into()));
+        }
+        node.task.refuses(&with.task, true).map(refused).or_else(|| match (&node.task, &with.task) {
+            (Task::Conditional { within, .. }, Task::Conditional { within: new, .. }) => refusal(within, new),
+            _ => None,
+        })
+    })
+}
+
+/// What an exec's nodes do from now on: those of another graph, which has the same. They keep their names and whether they are
+/// passed over. What they did until now is left in `new`, to be dropped by who holds no lock.
+pub(super) fn adopt(nodes: &mut [Node], new: &mut [Node]) {
+    for (node, with) in nodes.iter_mut().zip(new) {
+        if let (Task::Conditional { flag, within, .. }, Task::Conditional { flag: new_flag, within: new_within, .. }) =
+            (&mut node.task, &mut with.task)
+        {
+            std::mem::swap(flag, new_flag);
+            adopt(within, new_within);
+        } else {
+            std::mem::swap(&mut node.task, &mut with.task);
+        }
+    }
+}
+
+/// Finds a node of a snapshot, in the bodies of its conditional nodes too.
+pub(super) fn find(nodes: &mut [Node], id: RawNode) -> Option<&mut Node> {
+    nodes.iter_mut().find_map(|node| {
+        if node.id == id {
+            return Some(node);
+        }
+        match &mut node.task {
+            Task::Conditional { within, .. } => find(within, id),
+            _ => None,
+        }
+    })
+}
+
+/// The events that a launch waits for and those that it records, in children too; a conditional node has none.
+pub(super) fn events(nodes: &[Node], waits: &mut Vec<u64>, records: &mut Vec<u64>) {
+    for node in nodes {
+        match &node.task {
+            Task::Wait(event) => waits.push(event.0),
+            Task::Record(event) => records.push(event.0),
+            Task::Child(nodes) => events(nodes, waits, records),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! One launch of an exec: its nodes one after the other, in an order that their edges allow.
+//!
+//! A GPU runs what no edge orders at once. Here one thread runs it in turns, and every launch takes another turn, so that
+//! an edge that is missing shows: of two launches that follow each other, the second chooses where the first would have
+//! chosen the other way round, wherever there was a choice. Which order it is depends on how often the exec was launched
+//! and on nothing else, or, in a simulation, on its seed as well.
+//!
+//! A child graph is its nodes between two that are empty. The body of a conditional node is ordered when its turn has come,
+//! for each round anew. Faults are planned for calls as they are made, and a node counts as one at the launch; within a
+//! body, where nobody knows before how often it runs, when it runs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ptr::from_mut,
+    sync::Arc,
+};
+
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use super::{
+    super::{
+        faults::Plan,
+        memory::Reserved,
+        work::{Fault, Work},
+    },
+    nodes::{Node, Task},
+};
+use crate::device::backend::{Address, Condition, Place, RawNode};
+
+/// See the module.
+pub(in super::super) struct Sequence {
+    steps: Vec<Step>,
+    plan: Arc<Plan>,
+    dice: Dice,
+}
+
+enum Step {
+    Work(Work),
+    Alloc(Arc<Reserved>),
+    Free(Arc<Reserved>),
+    Conditional { when: Condition, flag: Address, within: Vec<Node> },
+}
+
+/// What chooses: a seed, and how often it was asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dice {
+    pub(super) seed: u64,
+    pub(super) throw: u64,
+}
+
+/// A node on its way into the order.
+struct Turn {
+    before: Vec<usize>,
+    step: Option<Step>,
+}
+
+impl Sequence {
+    pub(super) fn new(nodes: &[Node], plan: &Arc<Plan>, dice: Dice) -> Self {
+        let mut places = Vec::new();
+        lay_out(nodes, plan, &[], &mut places);
+        Self { steps: order(places, dice), plan: plan.clone(), dice }
+    }
+
+    pub(in super::super) fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Carries it out; a fault ends it.
+    ///
+    /// # Safety
+    /// As [`Work::run`].
+    pub(in super::super) unsafe fn run(self, going: &dyn Fn() -> bool) -> Result<(), Fault> {
+        let Self { steps, plan, dice } = self;
+        for step in steps {
+            match step {
+                Step::Work(work) => {
+                    let what = work.describe();
+                    // SAFETY: as the caller vouches: all that comes before this node has run.
+                    unsafe { work.run(going) }.map_err(|Fault(why)| Fault(format!("{what}: {why}")))?;
+                }
+                Step::Alloc(memory) => memory.appear().map_err(|error| Fault(format!("allocation: {error}")))?,
+                Step::Free(memory) => memory.vanish(),
+                Step::Conditional { when, flag, within } => {
+                    let mut dice = Dice { seed: dice.seed.wrapping_add(dice.throw), throw: 0 };
+                    // SAFETY: as the caller vouches.
+                    while going() && unsafe { is_raised(flag) }? {
+                        // SAFETY: as the caller vouches.
+                        unsafe { Sequence::new(&within, &plan, dice).run(going) }?;
+                        dice.throw += 1;
+                        if when == Condition::If {
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// # Safety
+/// As [`Work::run`].
+unsafe fn is_raised(flag: Address) -> Result<bool, Fault> {
+    let mut value = 0_u32;
+    let to = Place::Host(from_mut(&mut value).cast());
+    let look = Work::Copy { to, from: Place::Device(flag), bytes: 4, planned: false };
+    // SAFETY: four bytes are there for as long; the flag is as the caller vouches.
+    unsafe { look.run(&|| true) }.map_err(|Fault(why)| Fault(format!("a condition's flag: {why}")))?;
+    Ok(value != 0)
+}
+
+/// Appends nodes, and says what each comes after. Those that come after no other come after `roots`.
+fn lay_out(nodes: &[Node], plan: &Plan, roots: &[usize], places: &mut Vec<Turn>) {
+    let mut ends: BTreeMap<RawNode, usize> = BTreeMap::new();
+    for node in nodes {
+        let mut before: Vec<usize> = node.after.iter().filter_map(|id| ends.get(id)).copied().collect();
+        if before.is_empty() {
+            before.extend(roots);
+        }
+        let first = places.len();
+        let step = if node.enabled { step(&node.task, plan) } else { None };
+        places.push(Turn { before, step });
+        if let Task::Child(children) = &node.task {
+            lay_out(children, plan, &[first], places);
+            let before = (first..places.len()).collect();
+            places.push(Turn { before, step: None });
+        }
+        ends.insert(node.id, places.len() - 1);
+    }
+}
+
+fn step(task: &Task, plan: &Plan) -> Option<Step> {
+    let work = match task {
+        Task::Kernel { kernel, args } => Work::Kernel { kernel, args: args.clone(), planned: plan.kernel(kernel.name) },
+        Task::External { name, args, body } => {
+            Work::External { name, args: args.clone(), body: body.clone(), planned: plan.kernel(name) }
+        }
+        Task::Copy { to, from, bytes } => Work::Copy { to: *to, from: *from, bytes: *bytes, planned: plan.copy() },
+        Task::Fill { to, pattern, bytes } => Work::Fill { to: *to, pattern: *pattern, bytes: *bytes },
+        Task::Host(_) if plan.function() => Work::Lost,
+        Task::Host(callback) => {
+            let callback = callback.clone();
+            Work::Host(Box::new(move || callback()))
+        }
+        Task::Alloc(memory) => return Some(Step::Alloc(memory.clone())),
+        Task::Free(memory) => return Some(Step::Free(memory.clone())),
+        Task::Conditional { when, flag, within, .. } => {
+            return Some(Step::Conditional { when: *when, flag: *flag, within: within.clone() });
+        }
+        // A launch waits before it begins, and records when it is done.
+        Task::Empty | Task::Child(_) | Task::Record(_) | Task::Wait(_) => return None,
+    };
+    Some(Step::Work(work))
+}
+
+/// The steps in an order that respects what each comes after.
+fn order(places: Vec<Turn>, dice: Dice) -> Vec<Step> {
+    let mut random = StdRng::seed_from_u64(dice.seed.wrapping_add(dice.throw / 2));
+    let ranks: Vec<u64> = places.iter().map(|_| random.random()).collect();
+    let mut left: Vec<usize> = places.iter().map(|place| place.before.len()).collect();
+    let mut then: Vec<Vec<usize>> = places.iter().map(|_| Vec::new()).collect();
+    for (at, place) in places.iter().enumerate() {
+        place.before.iter().for_each(|before| then[*before].push(at));
+    }
+    let mut ready: BTreeSet<(u64, usize)> = left
+        .iter()
+        .zip(&ranks)
+        .enumerate()
+        .filter(|(_, (left, _))| **left == 0)
+        .map(|(at, (_, rank))| (*rank, at))
+        .collect();
+    let mut steps: Vec<Option<Step>> = places.into_iter().map(|place| place.step).collect();
+    let mut ordered = Vec::with_capacity(steps.len());
+    // The second of two launches prefers what the first put off.
+    while let Some((_, at)) = if dice.throw.is_multiple_of(2) { ready.pop_first() } else { ready.pop_last() } {
+        ordered.extend(steps[at].take());
+        for next in &then[at] {
+            left[*next] -= 1;
+            if left[*next] == 0 {
+                ready.insert((ranks[*next], *next));
+            }
+        }
+    }
+    ordered
+}

@@ -1,0 +1,708 @@
+//! Graphs of the emulated device, through the seam only.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+    mpsc,
+};
+
+use super::super::{
+    Emulated, Faults, Simulation, open,
+    tests::{BOOM, INCREMENT, bytes, fill, hold, launch, read, spec, stream},
+};
+use crate::{
+    ErrorKind, Result,
+    device::backend::{
+        Address, Arg, Backend, BodyArg, Condition, External, Launch, NodeWork, Pattern, Place, RawExec, RawGraph,
+        RawNode, RawStream, Refused,
+    },
+};
+
+type Device = Arc<dyn Backend>;
+/// Who ran, in order.
+type Order = Arc<Mutex<Vec<&'static str>>>;
+
+fn add(device: &Device, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
+    // SAFETY: every test lets its streams end before its memory goes, and arguments are what the kernels take.
+    unsafe { device.graph_add(graph, after, work) }
+}
+
+fn kernel<'a>(kernel: &'static crate::device::backend::KernelDef, args: &'a [Arg<'a>]) -> NodeWork<'a> {
+    NodeWork::Kernel(Launch { kernel, grid: [1; 3], block: [1; 3], shared_bytes: 0, args })
+}
+
+fn filling(to: Address, byte: u8, bytes: u64) -> NodeWork<'static> {
+    NodeWork::Fill { to, pattern: Pattern { width: 1, bits: byte.into() }, bytes }
+}
+
+/// A node that notes that it ran.
+fn note(device: &Device, graph: RawGraph, after: &[RawNode], order: &Order, who: &'static str) -> RawNode {
+    let order = order.clone();
+    add(device, graph, after, &NodeWork::Host(Arc::new(move || order.lock().unwrap().push(who)))).unwrap()
+}
+
+fn start(device: &Device, exec: RawExec, on: RawStream) -> Result<()> {
+    // SAFETY: as for `add`.
+    unsafe { device.exec_launch(exec, on) }
+}
+
+fn run(device: &Device, exec: RawExec, on: RawStream) -> Result<()> {
+    start(device, exec, on)?;
+    device.stream_synchronize(on)
+}
+
+fn set(device: &Device, exec: RawExec, node: RawNode, work: &NodeWork<'_>) -> Result<Result<(), Refused>> {
+    // SAFETY: as for `add`.
+    unsafe { device.exec_set(exec, node, work) }
+}
+
+fn update(device: &Device, exec: RawExec, graph: RawGraph) -> Result<Result<(), Refused>> {
+    // SAFETY: as for `add`.
+    unsafe { device.exec_update(exec, graph) }
+}
+
+fn destroy(device: &Device, exec: RawExec) {
+    // SAFETY: its launches were waited for.
+    unsafe { device.exec_destroy(exec) }
+}
+
+fn taken(order: &Order) -> Vec<&'static str> {
+    std::mem::take(&mut *order.lock().unwrap())
+}
+
+#[test]
+fn kernels_copies_fills_and_functions_run_at_every_launch() {
+    let device = open(Emulated::new());
+    let work = stream(&device, "work");
+    let (memory, other) = (device.alloc(8).unwrap(), device.alloc(8).unwrap());
+    let graph = device.graph_create().unwrap();
+    let called = Arc::new(AtomicUsize::new(0));
+    let count = called.clone();
+    let first = add(&device, graph, &[], &filling(memory, 4, 8)).unwrap();
+    let second = add(&device, graph, &[first], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
+    let both = add(&device, graph, &[first, second, second], &NodeWork::Empty).unwrap();
+    let (to, from) = (Place::Device(other), Place::Device(memory));
+    let copy = add(&device, graph, &[both], &NodeWork::Copy { to, from, bytes: 8 }).unwrap();
+    let emulated = Some(Arc::new(|args: &[BodyArg]| {
+        // SAFETY: the one argument is bytes that it may write.
+        let slice = unsafe { args[0].slice_mut::<u8>() };
+        slice[0] = 9;
+    }) as _);
+    let call = &mut |_| unreachable!("nothing here has a driver");
+    let external = External { name: "library", args: &bytes(other, 8), call, emulated };
+    // SAFETY: what stands in takes one slice, and gets it.
+    let recorded = unsafe { device.graph_external(graph, &[copy], external) };
+    let recorded = recorded.unwrap();
+    assert_eq!((recorded.ends.len(), recorded.nodes), (1, 1));
+    let host = NodeWork::Host(Arc::new(move || _ = count.fetch_add(1, Ordering::SeqCst)));
+    add(&device, graph, &recorded.ends, &host).unwrap();
+    drop(host);
+    let exec = device.graph_instantiate(graph).unwrap();
+    device.exec_upload(exec, work).unwrap();
+    // The graph is needed no more, and each launch does all of it.
+    device.graph_destroy(graph);
+    for launches in 1..=3 {
+        run(&device, exec, work).unwrap();
+        assert_eq!(read(&device, work, other, 8), [9, 5, 5, 5, 5, 5, 5, 5]);
+        assert_eq!(called.load(Ordering::SeqCst), launches);
+        fill(&device, work, other, 0, 8);
+    }
+    destroy(&device, exec);
+    assert_eq!(start(&device, exec, work).unwrap_err().kind(), ErrorKind::Driver);
+    assert_eq!(Arc::strong_count(&called), 1, "the function went with the last of both");
+}
+
+#[test]
+fn the_order_is_what_edges_allow_and_another_each_time() {
+    let device = open(Emulated::new());
+    let (work, order) = (stream(&device, "work"), Order::default());
+    let graph = device.graph_create().unwrap();
+    let top = note(&device, graph, &[], &order, "top");
+    let left = note(&device, graph, &[top], &order, "left");
+    let right = note(&device, graph, &[top], &order, "right");
+    note(&device, graph, &[left, right], &order, "bottom");
+    let exec = device.graph_instantiate(graph).unwrap();
+    let orders: Vec<_> = (0..8)
+        .map(|_| {
+            run(&device, exec, work).unwrap();
+            taken(&order)
+        })
+        .collect();
+    for two in orders.chunks(2) {
+        assert_ne!(two[0], two[1], "what no edge orders changes places");
+        assert!(two.iter().all(|order| order[0] == "top" && order[3] == "bottom"), "{two:?}");
+    }
+    // The same program, the same orders.
+    let again = device.graph_instantiate(graph).unwrap();
+    for order_then in orders {
+        run(&device, again, work).unwrap();
+        assert_eq!(taken(&order), order_then);
+    }
+}
+
+#[test]
+fn a_simulation_decides_the_order_by_its_seed() {
+    let orders = |seed| {
+        let simulation = Simulation::new(seed);
+        let device = simulation.device(Emulated::new());
+        let (work, order) = (stream(&device, "work"), Order::default());
+        let graph = device.graph_create().unwrap();
+        for who in ["a", "b", "c", "d", "e"] {
+            note(&device, graph, &[], &order, who);
+        }
+        let exec = device.graph_instantiate(graph).unwrap();
+        (0..3).for_each(|_| run(&device, exec, work).unwrap());
+        (taken(&order), simulation.log())
+    };
+    assert_eq!(orders(7), orders(7));
+    assert_ne!(orders(7).0, orders(8).0);
+}
+
+#[test]
+fn a_node_that_is_removed_leaves_its_edges() {
+    let device = open(Emulated::new());
+    let (work, order) = (stream(&device, "work"), Order::default());
+    let graph = device.graph_create().unwrap();
+    let first = note(&device, graph, &[], &order, "first");
+    let between = note(&device, graph, &[first], &order, "between");
+    note(&device, graph, &[between], &order, "last");
+    device.graph_remove(graph, between).unwrap();
+    assert_eq!(device.graph_remove(graph, between).unwrap_err().kind(), ErrorKind::Driver);
+    let exec = device.graph_instantiate(graph).unwrap();
+    for _ in 0..4 {
+        run(&device, exec, work).unwrap();
+        assert_eq!(taken(&order), ["first", "last"]);
+    }
+}
+
+#[test]
+fn an_exec_never_overlaps_itself() {
+    let device = open(Emulated::new().workers(4));
+    let streams = [stream(&device, "a"), stream(&device, "b"), stream(&device, "c")];
+    let (inside, most, runs) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), 60);
+    let graph = device.graph_create().unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let node = {
+        let (inside, most) = (inside.clone(), most.clone());
+        NodeWork::Host(Arc::new(move || {
+            most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            std::thread::yield_now();
+        }))
+    };
+    let enter = add(&device, graph, &[], &node).unwrap();
+    let leave = NodeWork::Host(Arc::new(move || _ = inside.fetch_sub(1, Ordering::SeqCst)));
+    add(&device, graph, &[enter], &leave).unwrap();
+    let exec = device.graph_instantiate(graph).unwrap();
+    let go = hold(&device, streams[0]);
+    for number in 0..runs {
+        let on = streams[number % 3];
+        start(&device, exec, on).unwrap();
+        let order = order.clone();
+        device.host_function(on, Box::new(move || order.lock().unwrap().push(number % 3))).unwrap();
+    }
+    // The first is held up, and so are all.
+    assert!(!device.stream_query(streams[1]).unwrap());
+    assert!(order.lock().unwrap().is_empty());
+    drop(go);
+    streams.iter().for_each(|on| device.stream_synchronize(*on).unwrap());
+    assert_eq!(most.load(Ordering::SeqCst), 1);
+    assert_eq!(order.lock().unwrap().len(), runs);
+}
+
+#[test]
+fn two_execs_of_a_graph_run_at_once() {
+    let device = open(Emulated::new().workers(2));
+    let graph = device.graph_create().unwrap();
+    let barrier = Arc::new(std::sync::Barrier::new(2));
+    add(&device, graph, &[], &NodeWork::Host(Arc::new(move || _ = barrier.wait()))).unwrap();
+    let streams = [stream(&device, "a"), stream(&device, "b")];
+    for on in streams {
+        start(&device, device.graph_instantiate(graph).unwrap(), on).unwrap();
+    }
+    streams.iter().for_each(|on| device.stream_synchronize(*on).unwrap());
+}
+
+#[test]
+fn a_launch_orders_itself_with_its_stream_and_the_default_one() {
+    let device = open(Emulated::new().workers(2));
+    let blocking =
+        device.stream_create(&crate::device::backend::StreamSpec { non_blocking: false, ..spec("blocking") }).unwrap();
+    let memory = device.alloc(8).unwrap();
+    let graph = device.graph_create().unwrap();
+    add(&device, graph, &[], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
+    let exec = device.graph_instantiate(graph).unwrap();
+    let go = hold(&device, blocking);
+    fill(&device, blocking, memory, 1, 8);
+    start(&device, exec, RawStream(0)).unwrap();
+    launch(&device, blocking, &INCREMENT, &bytes(memory, 8)).unwrap();
+    drop(go);
+    assert_eq!(read(&device, blocking, memory, 8), [3; 8]);
+}
+
+#[test]
+fn a_child_is_what_its_graph_was() {
+    let device = open(Emulated::new());
+    let (work, order) = (stream(&device, "work"), Order::default());
+    let (child, graph) = (device.graph_create().unwrap(), device.graph_create().unwrap());
+    let one = note(&device, child, &[], &order, "child one");
+    note(&device, child, &[one], &order, "child two");
+    let first = note(&device, graph, &[], &order, "first");
+    let within = add(&device, graph, &[first], &NodeWork::Child(child)).unwrap();
+    note(&device, graph, &[within], &order, "last");
+    note(&device, child, &[], &order, "too late");
+    device.graph_destroy(child);
+    let exec = device.graph_instantiate(graph).unwrap();
+    for _ in 0..4 {
+        run(&device, exec, work).unwrap();
+        assert_eq!(taken(&order), ["first", "child one", "child two", "last"]);
+    }
+}
+
+#[test]
+fn events_are_waited_for_and_recorded() {
+    let device = open(Emulated::new().workers(2));
+    let (work, other) = (stream(&device, "work"), stream(&device, "other"));
+    let [before, after] = [device.event_create(false).unwrap(), device.event_create(false).unwrap()];
+    let memory = device.alloc(8).unwrap();
+    let graph = device.graph_create().unwrap();
+    let wait = add(&device, graph, &[], &NodeWork::Wait(before)).unwrap();
+    let node = add(&device, graph, &[wait], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
+    add(&device, graph, &[node], &NodeWork::Record(after)).unwrap();
+    let exec = device.graph_instantiate(graph).unwrap();
+    let go = hold(&device, other);
+    fill(&device, other, memory, 1, 8);
+    device.event_record(before, other).unwrap();
+    start(&device, exec, work).unwrap();
+    assert!(!device.event_query(after).unwrap());
+    device.stream_wait(other, after).unwrap();
+    launch(&device, other, &INCREMENT, &bytes(memory, 8)).unwrap();
+    drop(go);
+    assert_eq!(read(&device, other, memory, 8), [3; 8]);
+    assert!(device.event_query(after).unwrap());
+    // Another device's event is waited for, and not recorded.
+    let far = open(Emulated::new());
+    let stranger = far.event_create(false).unwrap();
+    add(&device, graph, &[], &NodeWork::Wait(stranger)).unwrap();
+    assert_eq!(add(&device, graph, &[], &NodeWork::Record(stranger)).unwrap_err().kind(), ErrorKind::Driver);
+    // One that is gone is an error of the launch, which leaves nothing behind.
+    device.event_destroy(before);
+    assert_eq!(start(&device, exec, work).unwrap_err().kind(), ErrorKind::Driver);
+    device.stream_synchronize(work).unwrap();
+    assert_eq!(read(&device, work, memory, 8), [3; 8]);
+}
+
+#[test]
+fn memory_is_there_between_its_nodes() {
+    let device = open(Emulated::new().memory(1000));
+    let work = stream(&device, "work");
+    let out = device.alloc(8).unwrap();
+    let graph = device.graph_create().unwrap();
+    let (alloc, memory) = device.graph_add_alloc(graph, &[], 900).unwrap();
+    assert_eq!(memory.0 % 256, 0);
+    assert_eq!(device.memory().unwrap().free, 92);
+    assert!(device.graph_add_alloc(graph, &[], 100).unwrap_err().is_out_of_memory());
+    let (to, from) = (Place::Device(out), Place::Device(memory));
+    let copy = add(&device, graph, &[alloc], &NodeWork::Copy { to, from, bytes: 8 }).unwrap();
+    let change = add(&device, graph, &[copy], &filling(memory, 3, 900)).unwrap();
+    let error = add(&device, graph, &[], &NodeWork::Free(memory)).unwrap_err();
+    assert!(error.to_string().contains("does not come after its allocation"), "{error}");
+    assert!(add(&device, graph, &[change], &NodeWork::Free(out)).is_err());
+    let freed = add(&device, graph, &[change], &NodeWork::Free(memory)).unwrap();
+    assert!(add(&device, graph, &[freed], &NodeWork::Free(memory)).unwrap_err().to_string().contains("twice"));
+    let exec = device.graph_instantiate(graph).unwrap();
+    let error = device.graph_instantiate(graph).unwrap_err();
+    assert!(error.to_string().contains("one exec at a time"), "{error}");
+    for _ in 0..2 {
+        run(&device, exec, work).unwrap();
+        // Fresh each time.
+        assert_eq!(read(&device, work, out, 8), [0xAD; 8]);
+    }
+    let other = device.graph_create().unwrap();
+    assert!(add(&device, other, &[], &NodeWork::Child(graph)).is_err());
+    assert!(device.graph_remove(graph, copy).is_err());
+    assert!(update(&device, exec, graph).unwrap().unwrap_err().why.contains("memory nodes"));
+    // Counted until both are gone.
+    device.graph_destroy(graph);
+    assert_eq!(device.memory().unwrap().free, 92);
+    run(&device, exec, work).unwrap();
+    destroy(&device, exec);
+    assert_eq!(device.memory().unwrap().free, 992);
+    let second = device.graph_instantiate(other).unwrap();
+    run(&device, second, work).unwrap();
+}
+
+#[test]
+fn memory_that_a_graph_has_given_back_is_an_illegal_address() {
+    for (before, late) in [(true, false), (false, true), (false, false)] {
+        let device = open(Emulated::new());
+        let work = stream(&device, "work");
+        let graph = device.graph_create().unwrap();
+        let first = add(&device, graph, &[], &NodeWork::Empty).unwrap();
+        let (alloc, memory) = device.graph_add_alloc(graph, &[first], 64).unwrap();
+        let freed = add(&device, graph, &[alloc], &NodeWork::Free(memory)).unwrap();
+        if late {
+            add(&device, graph, &[freed], &filling(memory, 1, 64)).unwrap();
+        }
+        let exec = device.graph_instantiate(graph).unwrap();
+        if before {
+            fill(&device, work, memory, 1, 64);
+        }
+        start(&device, exec, work).ok();
+        if !before && !late {
+            device.stream_synchronize(work).unwrap();
+            fill(&device, work, memory, 1, 64);
+        }
+        let error = device.stream_synchronize(work).unwrap_err();
+        assert!(error.is_device_lost() && error.to_string().contains("illegal address"), "{error}");
+    }
+}
+
+#[test]
+fn memory_that_a_launch_leaves_keeps_the_next_one_away() {
+    let device = open(Emulated::new());
+    let work = stream(&device, "work");
+    let graph = device.graph_create().unwrap();
+    let (alloc, memory) = device.graph_add_alloc(graph, &[], 8).unwrap();
+    add(&device, graph, &[alloc], &filling(memory, 5, 8)).unwrap();
+    let exec = device.graph_instantiate(graph).unwrap();
+    run(&device, exec, work).unwrap();
+    assert_eq!(read(&device, work, memory, 8), [5; 8]);
+    assert!(start(&device, exec, work).unwrap_err().to_string().contains("left memory"));
+    destroy(&device, exec);
+    device.graph_destroy(graph);
+    assert_eq!(device.memory().unwrap().free, device.memory().unwrap().total);
+}
+
+/// Takes one from a counter, and notes it.
+fn countdown(device: &Device, graph: RawGraph, flag: Address) {
+    let args = [Arg::Slice { address: flag, len: 1, bytes: 4, write: true }];
+    let emulated = Some(Arc::new(|args: &[BodyArg]| {
+        // SAFETY: the one argument is a `u32` that it may write.
+        let count = unsafe { args[0].slice_mut::<u32>() };
+        count[0] -= 1;
+    }) as _);
+    let call = &mut |_| ();
+    // SAFETY: what stands in takes the one argument.
+    unsafe { device.graph_external(graph, &[], External { name: "countdown", args: &args, call, emulated }) }.unwrap();
+}
+
+fn raise(device: &Device, on: RawStream, flag: Address, value: u32) {
+    // SAFETY: valid for the length of the test.
+    unsafe { device.fill(on, flag, Pattern { width: 4, bits: value }, 4) }.unwrap();
+}
+
+#[test]
+fn a_condition_is_asked_when_its_turn_has_come() {
+    let device = open(Emulated::new());
+    let work = stream(&device, "work");
+    let (flag, memory) = (device.alloc(4).unwrap(), device.alloc(8).unwrap());
+    let graph = device.graph_create().unwrap();
+    let conditional = |when| {
+        // SAFETY: the flag lives as long as the test.
+        unsafe { device.graph_add_conditional(graph, &[], when, flag) }.unwrap()
+    };
+    let (node, body) = conditional(Condition::If);
+    add(&device, body, &[], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
+    fill(&device, work, memory, 0, 8);
+    let once = device.graph_instantiate(graph).unwrap();
+    for (value, wanted) in [(0, 0), (1, 1), (7, 2), (0, 2)] {
+        raise(&device, work, flag, value);
+        run(&device, once, work).unwrap();
+        assert_eq!(read(&device, work, memory, 8), [wanted; 8]);
+    }
+    device.graph_remove(graph, node).unwrap();
+    assert!(add(&device, body, &[], &NodeWork::Empty).is_err(), "it went with its node");
+    let (_, body) = conditional(Condition::While);
+    countdown(&device, body, flag);
+    add(&device, body, &[], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
+    let again = device.graph_instantiate(graph).unwrap();
+    raise(&device, work, flag, 5);
+    run(&device, again, work).unwrap();
+    assert_eq!(read(&device, work, memory, 8), [7; 8]);
+    assert_eq!(read(&device, work, flag, 4), [0; 4]);
+    // What a body cannot have, and what a body is not.
+    let error = add(&device, body, &[], &NodeWork::Host(Arc::new(|| ()))).unwrap_err();
+    assert!(error.to_string().contains("a host function cannot be within"), "{error}");
+    assert!(device.graph_add_alloc(body, &[], 8).is_err());
+    assert!(device.graph_instantiate(body).is_err());
+    device.graph_destroy(body);
+    add(&device, body, &[], &NodeWork::Empty).unwrap();
+    // SAFETY: refused.
+    assert!(unsafe { device.graph_add_conditional(graph, &[], Condition::If, Address(flag.0 + 1)) }.is_err());
+}
+
+#[test]
+fn a_loop_ends_with_its_device() {
+    for within in [true, false] {
+        let device = open(Emulated::new().workers(2));
+        let (work, other) = (stream(&device, "work"), stream(&device, "other"));
+        let flag = device.alloc(4).unwrap();
+        let graph = device.graph_create().unwrap();
+        raise(&device, work, flag, 1);
+        // SAFETY: the flag lives as long as the test.
+        let (_, body) = unsafe { device.graph_add_conditional(graph, &[], Condition::While, flag) }.unwrap();
+        let (sender, heard) = mpsc::sync_channel(0);
+        let sender = Mutex::new(sender);
+        let emulated = Some(Arc::new(move |_: &[BodyArg]| {
+            // The first round is heard of; after that the loop goes on by itself.
+            let _ = sender.lock().unwrap().try_send(());
+            assert!(!within, "in a round");
+        }) as _);
+        let call = &mut |_| ();
+        // SAFETY: it touches nothing.
+        unsafe { device.graph_external(body, &[], External { name: "round", args: &[], call, emulated }) }.unwrap();
+        let exec = device.graph_instantiate(graph).unwrap();
+        start(&device, exec, work).unwrap();
+        if !within {
+            heard.recv().unwrap();
+            launch(&device, other, &BOOM, &[]).unwrap();
+        }
+        let error = device.stream_synchronize(other).and_then(|()| device.stream_synchronize(work)).unwrap_err();
+        assert!(error.is_device_lost(), "{error}");
+        // Its worker is free again, and the device can go.
+        drop(device);
+        drop(heard);
+    }
+}
+
+#[test]
+fn a_fault_in_a_node_is_the_devices_and_names_it() {
+    let device = open(Emulated::new());
+    let (work, after) = (stream(&device, "work"), Order::default());
+    let graph = device.graph_create().unwrap();
+    let boom = add(&device, graph, &[], &kernel(&BOOM, &[])).unwrap();
+    note(&device, graph, &[boom], &after, "never");
+    let exec = device.graph_instantiate(graph).unwrap();
+    start(&device, exec, work).unwrap();
+    let error = device.stream_synchronize(work).unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_device_lost() && taken(&after).is_empty());
+    assert!(
+        text.contains("graph on stream `work`") && text.contains("kernel `BOOM`: trapped: out of cheese"),
+        "{text}"
+    );
+    assert!(start(&device, exec, work).unwrap_err().is_device_lost());
+    assert!(device.graph_create().unwrap_err().is_device_lost());
+    destroy(&device, exec);
+    device.graph_destroy(graph);
+    assert_eq!(Arc::strong_count(&after), 1, "nothing is kept of it");
+}
+
+#[test]
+fn faults_are_planned_for_nodes_too() {
+    let faults = Faults::new().trap_kernel("INCREMENT", 3).lose_host_function(1).fail_alloc(2);
+    let device = open(Emulated::new().faults(faults));
+    let (work, order) = (stream(&device, "work"), Order::default());
+    let memory = device.alloc(8).unwrap();
+    let graph = device.graph_create().unwrap();
+    assert!(device.graph_add_alloc(graph, &[], 8).unwrap_err().is_out_of_memory());
+    add(&device, graph, &[], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
+    note(&device, graph, &[], &order, "called");
+    let exec = device.graph_instantiate(graph).unwrap();
+    run(&device, exec, work).unwrap();
+    assert_eq!(taken(&order).len(), 0, "lost");
+    launch(&device, work, &INCREMENT, &bytes(memory, 8)).unwrap();
+    device.stream_synchronize(work).unwrap();
+    let error = run(&device, exec, work).unwrap_err().to_string();
+    assert!(error.contains("kernel `INCREMENT`: trapped: a planned fault"), "{error}");
+
+    let device = open(Emulated::new().faults(Faults::new().trap_kernel("countdown", 4).fail_copy(1)));
+    let work = stream(&device, "work");
+    let flag = device.alloc(4).unwrap();
+    let graph = device.graph_create().unwrap();
+    // SAFETY: the flag lives as long as the test.
+    let (_, body) = unsafe { device.graph_add_conditional(graph, &[], Condition::While, flag) }.unwrap();
+    countdown(&device, body, flag);
+    let exec = device.graph_instantiate(graph).unwrap();
+    raise(&device, work, flag, 3);
+    // To look at a flag is no copy that a plan counts.
+    run(&device, exec, work).unwrap();
+    raise(&device, work, flag, 1);
+    assert!(run(&device, exec, work).unwrap_err().to_string().contains("external work `countdown`"));
+}
+
+#[test]
+fn a_panicking_function_ends_there() {
+    let device = open(Emulated::new());
+    let (work, order) = (stream(&device, "work"), Order::default());
+    let graph = device.graph_create().unwrap();
+    let first = add(&device, graph, &[], &NodeWork::Host(Arc::new(|| panic!("caught")))).unwrap();
+    note(&device, graph, &[first], &order, "goes on");
+    let exec = device.graph_instantiate(graph).unwrap();
+    run(&device, exec, work).unwrap();
+    assert_eq!(taken(&order), ["goes on"]);
+}
+
+#[test]
+fn an_exec_takes_other_parameters_of_the_same_graph() {
+    let device = open(Emulated::new());
+    let (work, order) = (stream(&device, "work"), Order::default());
+    let memory = device.alloc(8).unwrap();
+    let make = |byte, who, edge: bool| {
+        let graph = device.graph_create().unwrap();
+        let fill = add(&device, graph, &[], &filling(memory, byte, 8)).unwrap();
+        let up = add(&device, graph, &[fill], &kernel(&INCREMENT, &bytes(memory, 4))).unwrap();
+        let after: &[RawNode] = if edge { &[up] } else { &[] };
+        let last = note(&device, graph, after, &order, who);
+        (graph, fill, up, last)
+    };
+    let (graph, fill, up, last) = make(1, "first", true);
+    let exec = device.graph_instantiate(graph).unwrap();
+    let state = |exec| {
+        run(&device, exec, work).unwrap();
+        (read(&device, work, memory, 8), taken(&order)[0])
+    };
+    assert_eq!(state(exec), (vec![2, 2, 2, 2, 1, 1, 1, 1], "first"));
+    // What is in flight keeps what it had.
+    let go = hold(&device, work);
+    start(&device, exec, work).unwrap();
+    update(&device, exec, make(5, "second", true).0).unwrap().unwrap();
+    drop(go);
+    device.stream_synchronize(work).unwrap();
+    assert_eq!((read(&device, work, memory, 2), taken(&order)), (vec![2, 2], vec!["first"]));
+    assert_eq!(state(exec), (vec![6, 6, 6, 6, 5, 5, 5, 5], "second"));
+    // Another topology, fewer nodes, another kind: refused, and nothing is changed.
+    let (other, .., loose) = make(7, "third", false);
+    let refused = update(&device, exec, other).unwrap().unwrap_err();
+    assert!(refused.node == Some(loose) && refused.why.contains("topology"), "{refused:?}");
+    device.graph_remove(other, loose).unwrap();
+    let refused = update(&device, exec, other).unwrap().unwrap_err();
+    assert!(refused.node.is_none() && refused.why.contains("2 nodes and not 3"), "{refused:?}");
+    let empty = add(&device, other, &[], &NodeWork::Empty).unwrap();
+    device.graph_remove(other, empty).unwrap();
+    let (kinds, .., up_too) = {
+        let graph = device.graph_create().unwrap();
+        let fill = add(&device, graph, &[], &filling(memory, 0, 8)).unwrap();
+        let none = add(&device, graph, &[fill], &NodeWork::Empty).unwrap();
+        note(&device, graph, &[none], &order, "kinds");
+        (graph, fill, none)
+    };
+    let refused = update(&device, exec, kinds).unwrap().unwrap_err();
+    assert_eq!((refused.node, &*refused.why), (Some(up_too), "it is a kernel and cannot be an empty node"));
+    assert_eq!(state(exec), (vec![6, 6, 6, 6, 5, 5, 5, 5], "second"));
+    // One node.
+    set(&device, exec, fill, &filling(memory, 9, 6)).unwrap().unwrap();
+    set(&device, exec, up, &kernel(&INCREMENT, &bytes(memory, 2))).unwrap().unwrap();
+    assert_eq!(state(exec), (vec![10, 10, 9, 9, 9, 9, 5, 5], "second"));
+    let refused = set(&device, exec, up, &kernel(&BOOM, &[])).unwrap().unwrap_err();
+    assert!(refused.node == Some(up) && refused.why.contains("`INCREMENT` and cannot run `BOOM`"), "{refused:?}");
+    assert!(set(&device, exec, last, &NodeWork::Empty).unwrap().is_err());
+    assert!(set(&device, exec, fill, &NodeWork::Free(memory)).unwrap().is_err());
+    assert!(set(&device, exec, up_too, &NodeWork::Empty).is_err(), "another graph's node");
+    let wide = NodeWork::Fill { to: memory, pattern: Pattern { width: 4, bits: 0 }, bytes: 6 };
+    assert_eq!(set(&device, exec, fill, &wide).unwrap_err().kind(), ErrorKind::Driver);
+    // Passed over, and not.
+    device.exec_enable(exec, up, false).unwrap().unwrap();
+    assert_eq!(state(exec).0[..2], [9, 9]);
+    // An update changes what nodes do, and not whether.
+    update(&device, exec, graph).unwrap().unwrap();
+    assert_eq!(state(exec), (vec![1; 8], "first"));
+    device.exec_enable(exec, up, true).unwrap().unwrap();
+    assert_eq!(state(exec).0[..2], [2, 2]);
+    let refused = device.exec_enable(exec, last, false).unwrap().unwrap_err();
+    assert!(refused.why.contains("only kernels, copies and fills"), "{refused:?}");
+    // The graph and its other execs know nothing of all that.
+    let fresh = device.graph_instantiate(graph).unwrap();
+    assert_eq!(state(fresh), (vec![2, 2, 2, 2, 1, 1, 1, 1], "first"));
+}
+
+#[test]
+fn children_bodies_and_copies_are_updated_and_compared() {
+    let device = open(Emulated::new());
+    let work = stream(&device, "work");
+    let (memory, flag) = (device.alloc(8).unwrap(), device.alloc(4).unwrap());
+    let mut host = [7_u8; 8];
+    let make = |byte, when, from: Place, copies: bool| {
+        let (graph, child) = (device.graph_create().unwrap(), device.graph_create().unwrap());
+        if copies {
+            add(&device, child, &[], &NodeWork::Copy { to: Place::Device(memory), from, bytes: 4 }).unwrap();
+        } else {
+            add(&device, child, &[], &NodeWork::Empty).unwrap();
+        }
+        let first = add(&device, graph, &[], &NodeWork::Child(child)).unwrap();
+        // SAFETY: the flag lives as long as the test.
+        let (node, body) = unsafe { device.graph_add_conditional(graph, &[first], when, flag) }.unwrap();
+        let fill = add(&device, body, &[], &filling(Address(memory.0 + 4), byte, 4)).unwrap();
+        (graph, first, node, fill)
+    };
+    let from = Place::Host(host.as_mut_ptr());
+    raise(&device, work, flag, 1);
+    let (graph, first, _, fill) = make(1, Condition::If, from, true);
+    let exec = device.graph_instantiate(graph).unwrap();
+    run(&device, exec, work).unwrap();
+    assert_eq!(read(&device, work, memory, 8), [7, 7, 7, 7, 1, 1, 1, 1]);
+    update(&device, exec, make(2, Condition::If, from, true).0).unwrap().unwrap();
+    run(&device, exec, work).unwrap();
+    assert_eq!(read(&device, work, memory, 8)[4..], [2; 4]);
+    set(&device, exec, fill, &filling(Address(memory.0 + 4), 3, 4)).unwrap().unwrap();
+    run(&device, exec, work).unwrap();
+    assert_eq!(read(&device, work, memory, 8)[4..], [3; 4]);
+    let (other, _, node, _) = make(4, Condition::While, from, true);
+    let refused = update(&device, exec, other).unwrap().unwrap_err();
+    assert!(refused.node == Some(node) && refused.why.contains("While"), "{refused:?}");
+    let (other, child, ..) = make(4, Condition::If, from, false);
+    let refused = update(&device, exec, other).unwrap().unwrap_err();
+    assert!(refused.node == Some(child) && refused.why.contains("in its child graph: it is a copy"), "{refused:?}");
+    let (other, child, ..) = make(4, Condition::If, Place::Device(flag), true);
+    let refused = update(&device, exec, other).unwrap().unwrap_err();
+    assert!(refused.node == Some(child) && refused.why.contains("cannot copy on the device"), "{refused:?}");
+    // A child is set as a whole.
+    let child = device.graph_create().unwrap();
+    let from = Place::Host(host[4..].as_mut_ptr());
+    add(&device, child, &[], &NodeWork::Copy { to: Place::Device(memory), from, bytes: 2 }).unwrap();
+    set(&device, exec, first, &NodeWork::Child(child)).unwrap().unwrap();
+    device.exec_enable(exec, fill, false).unwrap().unwrap();
+    host[4..].fill(8);
+    run(&device, exec, work).unwrap();
+    assert_eq!(read(&device, work, memory, 8), [8, 8, 7, 7, 3, 3, 3, 3]);
+}
+
+#[test]
+fn wrong_nodes_are_errors_of_the_call() {
+    let device = open(Emulated::new());
+    let memory = device.alloc(8).unwrap();
+    let (graph, other) = (device.graph_create().unwrap(), device.graph_create().unwrap());
+    let node = add(&device, graph, &[], &NodeWork::Empty).unwrap();
+    let error = add(&device, other, &[node], &NodeWork::Empty).unwrap_err();
+    assert!(error.kind() == ErrorKind::Driver && error.to_string().contains("not of this graph"), "{error}");
+    let wide = NodeWork::Fill { to: memory, pattern: Pattern { width: 4, bits: 0 }, bytes: 6 };
+    assert_eq!(add(&device, graph, &[], &wide).unwrap_err().kind(), ErrorKind::Driver);
+    let overlapping = [bytes(memory, 8)[0], bytes(Address(memory.0 + 7), 1)[0]];
+    let error = add(&device, graph, &[], &kernel(&INCREMENT, &overlapping)).unwrap_err();
+    assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("kernel `INCREMENT`"), "{error}");
+    // SAFETY: refused.
+    let error = unsafe {
+        let call = &mut |_| ();
+        device.graph_external(graph, &[node], External { name: "cublas", args: &[], call, emulated: None })
+    };
+    let error = error.unwrap_err();
+    assert!(error.kind() == ErrorKind::Usage && error.to_string().contains(".emulated("), "{error}");
+    device.graph_destroy(graph);
+    assert!(add(&device, graph, &[], &NodeWork::Empty).is_err());
+    assert!(device.graph_instantiate(graph).is_err());
+    let far = open(Emulated::new());
+    assert!(far.graph_instantiate(other).is_err(), "another device's");
+}
+
+#[test]
+fn a_lost_device_drops_what_its_launches_held() {
+    let device = open(Emulated::new());
+    let (work, side, other) = (stream(&device, "work"), stream(&device, "side"), stream(&device, "other"));
+    let held = Arc::new(());
+    let graph = device.graph_create().unwrap();
+    let kept = held.clone();
+    add(&device, graph, &[], &NodeWork::Host(Arc::new(move || _ = &kept))).unwrap();
+    let exec = device.graph_instantiate(graph).unwrap();
+    device.graph_destroy(graph);
+    let go = hold(&device, work);
+    start(&device, exec, work).unwrap();
+    start(&device, exec, side).unwrap();
+    destroy(&device, exec);
+    assert!(Arc::strong_count(&held) > 1, "two launches wait");
+    launch(&device, other, &BOOM, &[]).unwrap();
+    assert!(device.stream_synchronize(other).unwrap_err().is_device_lost());
+    drop(go);
+    while Arc::strong_count(&held) > 1 {
+        std::thread::yield_now();
+    }
+}
