@@ -374,7 +374,7 @@ fn a_node_is_taken_out_and_the_order_stays() {
     let scaled = bench.add(graph, &[first], &scale(&at_a));
     let gone = bench.add(graph, &[scaled], &fill(a, 0, 16));
     // After both: one of the edges that are made is there already.
-    let last = bench.add(graph, &[gone, scaled], &copy(Place::Device(b), Place::Device(a), 16));
+    let last = bench.add(graph, &[gone, scaled, gone], &copy(Place::Device(b), Place::Device(a), 16));
     bench.add(graph, &[gone], &NodeWork::Empty);
     bench.backend().graph_remove(graph, gone).unwrap();
     let exec = bench.exec(graph);
@@ -415,4 +415,30 @@ fn what_is_wrong_with_a_node_is_told() {
     let refused = added.err().or_else(|| bench.backend().graph_instantiate(graph).err());
     assert!(refused.is_some(), "no device has so large blocks");
     bench.end(&[], &[graph]);
+}
+
+#[test]
+fn nodes_are_put_in_order_afterwards() {
+    let Some(bench) = Bench::get() else { return };
+    let [a, b] = bench.device;
+    let graph = bench.graph();
+    let copied = bench.add(graph, &[], &copy(Place::Device(b), Place::Device(a), 16));
+    let two = 2.0_f32;
+    let at_a = [floats_at(a), scalar(&two)];
+    let filled = bench.add(graph, &[], &fill(a, 1.0_f32.to_bits(), 16));
+    let scaled = bench.add(graph, &[filled], &scale(&at_a));
+    for (before, after) in [(filled, scaled), (scaled, copied), (scaled, copied)] {
+        bench.backend().graph_order(graph, before, after).unwrap();
+    }
+    let exec = bench.exec(graph);
+    for _ in 0..100 {
+        bench.put(b, &[0; 16]);
+        bench.launch(exec);
+        assert_eq!(bench.floats(b), [2.0; 4]);
+    }
+    // A circle is found at the latest when it is instantiated.
+    let circle = bench.backend().graph_order(graph, copied, filled);
+    let error = circle.err().or_else(|| bench.backend().graph_instantiate(graph).err());
+    assert!(error.is_some(), "its nodes wait for each other");
+    bench.end(&[exec], &[graph]);
 }
