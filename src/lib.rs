@@ -18,6 +18,7 @@
 //! | [`condition`] | when may an operator run |
 //! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies; [`ChunkHub`]: chunks that many see |
 //! | `config` | with the feature of that name: operators' parameters from files, the environment and the program |
+//! | [`graph`] | CUDA [`Graph`](graph::Graph)s: capture, nodes, [`Exec`](graph::Exec), [`Registry`](graph::Registry) |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
 //! | [`memory`] | [`Buffer`], and who uses it when; [`Allocator`](memory::Allocator)s; work of [other libraries](Stream::external) |
 //! | [`stream`] | [`Stream`], [`StreamPool`], [`Ticket`](stream::Ticket), [`Completed`](stream::Completed), [`Event`](stream::Event) |
@@ -46,6 +47,7 @@ pub mod config;
 pub mod device;
 mod error;
 pub mod flow;
+pub mod graph;
 pub mod hub;
 pub mod kernel;
 #[allow(unsafe_code)]

@@ -543,6 +543,12 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Err(no_graphs(self.name()))
     }
 
+    /// One node comes after another, too. The caller sees to it that this makes no cycle.
+    fn graph_order(&self, graph: RawGraph, before: RawNode, after: RawNode) -> Result<()> {
+        let _ = (graph, before, after);
+        Err(no_graphs(self.name()))
+    }
+
     /// Takes a node out: what came after it comes after what that came after.
     fn graph_remove(&self, graph: RawGraph, node: RawNode) -> Result<()> {
         let _ = (graph, node);
@@ -612,6 +618,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Enqueues a function of the host. It is called once, or never if the device is lost; it is dropped in any case.
     /// A panic in it ends there and is logged.
     fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()>;
+
+    /// The same for one that can be called again, as it is where this is recorded into a graph.
+    fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {
+        self.host_function(stream, Box::new(move || function()))
+    }
 
     /// True where an address, a stream or an event that has ended may come again as another.
     fn reuses_handles(&self) -> bool {

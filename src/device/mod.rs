@@ -15,10 +15,12 @@ pub(crate) mod backend;
 pub(crate) mod check;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+pub(crate) mod draft;
 pub(crate) mod emulated;
 mod host;
 pub(crate) mod human;
 mod kernel_type;
+pub(crate) mod recorder;
 pub(crate) mod ticks;
 
 use std::{

@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{Account, BufferState, HostAccess, Memory, Owned, Plain};
+use super::{Account, BufferState, HostAccess, Memory, Owned, Plain, hold::Turn};
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
@@ -286,6 +286,15 @@ impl Access<'_> {
             ErrorKind::Usage,
             format!("its stream is on {} and an argument on {}: copy it there first", stream.device(), memory.device()),
         ))
+    }
+
+    /// A turn at it, if graphs use it, too.
+    #[inline]
+    pub(super) fn turn(&self) -> Option<Turn> {
+        match self {
+            Self::Read(view) => view.memory.turn(),
+            Self::Write(view) => view.memory.turn(),
+        }
     }
 
     /// Makes the stream wait for what must come before.

@@ -142,6 +142,7 @@ impl<A: Addresses> External<'_, A> {
     pub unsafe fn enqueue(self, call: impl FnOnce(*mut c_void, A) -> Result<()>) -> Result<()> {
         let Self { stream, name, mut uses, emulated, .. } = self;
         let place = || format!("external work `{name}` on `{}`", stream.name());
+        let _turn = uses.iter().find_map(|used| used.access.turn());
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(uses.len());
         for Use { access, bytes, .. } in &mut uses {
             let address = access.reachable(stream).map_err(|error| error.at(place()))?;
@@ -164,7 +165,7 @@ impl<A: Addresses> External<'_, A> {
         // SAFETY: by this function's contract the work touches no more than `args` says. Each slice lies in memory of
         // this device (`reachable`); it stays valid until the work is done, as a ticket of after it is noted in it below
         // and memory with an open ticket is parked, not freed.
-        let taken = unsafe { stream.device().backend().external(stream.raw(), external) };
+        let taken = unsafe { stream.streams().backend().external(stream.raw(), external) };
         // If the device did not take it, nothing was enqueued.
         stream.streams().heed(taken).map_err(|error| error.at(place()))?;
         let ticket = stream.enqueue(|_, _| Ok(())).map_err(|error| error.at(place()))?;

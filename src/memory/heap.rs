@@ -18,7 +18,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, atomic::AtomicBool},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, atomic::AtomicBool},
 };
 
 use smallvec::SmallVec;
@@ -26,6 +26,7 @@ use smallvec::SmallVec;
 use super::{
     Home, Memory, Origin, Owned,
     access::Uses,
+    hold::Hold,
     ledger::Ledger,
     reclaim::first_of_each,
     shelves::{Block, Bound, Shelves, Taken},
@@ -111,7 +112,7 @@ impl Memory {
     /// What is enqueued after this point comes after all of its uses: so whoever comes after the point does, too. (The next
     /// time that stream finds it without looking at its clock.)
     fn comes_before(&mut self, point: Option<&Ticket>) {
-        let uses = self.own_uses();
+        let mut uses = self.own_uses();
         *uses = Uses::default();
         if let Some(point) = point.filter(|point| point.number() > 0) {
             uses.written_by(point.clone());
@@ -230,6 +231,21 @@ impl Heap {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element"));
         }
+        match Hold::asked(device, stream)? {
+            Some(hold) if self.kind != Kind::StreamOrdered => hold.alloc(self, device, bytes, stream, drawn),
+            _ => self.alloc_outside(device, bytes, stream, drawn),
+        }
+    }
+
+    /// For no graph.
+    #[inline]
+    pub(super) fn alloc_outside(
+        self: &Arc<Self>,
+        device: &Device,
+        bytes: usize,
+        stream: Option<&Stream>,
+        drawn: u64,
+    ) -> Result<Owned> {
         device.check()?;
         let stream = stream.filter(|_| !self.host);
         if let Some(stream) = stream
@@ -464,6 +480,7 @@ impl Heap {
             size,
             lane,
             uses: Mutex::default(),
+            tie: OnceLock::new(),
             account: None,
             origin: Origin::Heap(self.clone()),
         }))

@@ -70,6 +70,10 @@ impl<'a> Call<'a> {
         let Some((grid, block)) = shape.resolve(elements).map_err(|error| error.at(place()))? else {
             return Ok(());
         };
+        let _turn = given.iter().find_map(|arg| match arg {
+            Given::Slice { access, .. } => access.turn(),
+            Given::Scalar(_) => None,
+        });
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(given.len());
         for arg in &mut given {
             args.push(match arg {

@@ -18,8 +18,10 @@ mod allocator;
 mod buffer;
 #[cfg(feature = "cuda")]
 mod cudarc;
+pub(crate) mod execution;
 mod external;
 mod heap;
+pub(crate) mod hold;
 pub(crate) mod launch;
 mod ledger;
 mod ordered;
@@ -35,8 +37,9 @@ mod wrapped;
 
 use std::{
     fmt,
+    ops::{Deref, DerefMut},
     ptr::NonNull,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
 };
 
 pub use access::HostAccess;
@@ -47,6 +50,7 @@ pub(crate) use buffer::Sealed;
 pub use buffer::{Buffer, DeviceSlice, DeviceSliceMut, View, ViewMut};
 pub use external::{Addresses, EmulatedSlice, External, Room};
 use heap::Heap;
+use hold::{Hold, Tie};
 use ledger::Arena;
 pub(crate) use owned::Owned;
 #[doc(hidden)]
@@ -57,6 +61,8 @@ pub use stats::MemoryStats;
 pub(crate) use waiting::memory_passes;
 use wrapped::User;
 pub use wrapped::Wrapped;
+
+use smallvec::SmallVec;
 
 use crate::{
     device::{
@@ -84,6 +90,8 @@ pub(crate) enum Home {
 
 // SAFETY: it says where memory lies, and whoever goes there has that memory.
 unsafe impl Send for Home {}
+// SAFETY: as above.
+unsafe impl Sync for Home {}
 
 /// Untyped memory, and what is known of its uses: [`Owned`], or on the shelf of its heap while streams may still use it.
 pub(crate) struct Memory {
@@ -96,6 +104,8 @@ pub(crate) struct Memory {
     /// The number of the stream that it was asked for on, 0 for none.
     lane: u64,
     uses: Mutex<Uses>,
+    /// Graphs use it, too: then its uses are there.
+    tie: OnceLock<Arc<Tie>>,
     /// Whose it is counted as.
     account: Option<Arc<Account>>,
     origin: Origin,
@@ -109,13 +119,20 @@ enum Origin {
     Ordered { heap: Arc<Heap>, stream: Stream },
     /// The user's own.
     User(Box<User>),
+    /// Made for a graph, which keeps it. Then it goes to where it came from.
+    Graph { hold: Weak<Hold>, origin: Box<Origin> },
+    /// A node of a graph makes it at each launch, and another gives it back.
+    Node,
+    /// On its way from one of these to another.
+    Nobody,
 }
 
 impl Origin {
     fn heap(&self) -> Option<&Arc<Heap>> {
         match self {
             Self::Heap(heap) | Self::Ordered { heap, .. } => Some(heap),
-            Self::User(_) => None,
+            Self::Graph { origin, .. } => origin.heap(),
+            Self::User(_) | Self::Node | Self::Nobody => None,
         }
     }
 }
@@ -200,19 +217,34 @@ impl Memory {
         }
     }
 
-    fn uses(&self) -> std::sync::MutexGuard<'_, Uses> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        if let Some(tie) = self.tie.get() {
+            return lock(&tie.uses);
+        }
+        let uses = lock(&self.uses);
+        match self.tie.get() {
+            None => uses,
+            // Meanwhile.
+            Some(tie) => lock(&tie.uses),
+        }
     }
 
-    /// The same, for whoever has it alone: no lock.
+    /// The same, for whoever has it alone: no lock, unless graphs use it.
     #[inline]
-    fn own_uses(&mut self) -> &mut Uses {
-        self.uses.get_mut().unwrap_or_else(PoisonError::into_inner)
+    fn own_uses(&mut self) -> OwnUses<'_> {
+        match self.tie.get() {
+            None => OwnUses::Own(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner)),
+            Some(tie) => OwnUses::Tied(lock(&tie.uses)),
+        }
     }
 
     /// Makes `stream` wait for what a read must come after.
     pub(crate) fn before_read(&self, stream: &Stream) -> Result<()> {
         self.on_known_device(stream)?;
+        if let Some(capture) = stream.capture() {
+            return self.before_captured(stream, capture, false);
+        }
+        self.is_not_captured(stream)?;
         if !self.device.tracked() {
             return Ok(());
         }
@@ -228,8 +260,16 @@ impl Memory {
     #[inline]
     pub(crate) fn before_write(&mut self, stream: &Stream) -> Result<()> {
         self.on_known_device(stream)?;
+        if let Some(capture) = stream.capture() {
+            return self.before_captured(stream, capture, true);
+        }
+        self.is_not_captured(stream)?;
         if !self.device.tracked() {
             return Ok(());
+        }
+        if self.tie.get().is_some() {
+            // Not under the lock: a wait may wake others.
+            return self.uses().all().iter().try_for_each(|ticket| stream.wait(ticket));
         }
         self.own_uses().each(|ticket| stream.wait(ticket))
     }
@@ -246,12 +286,18 @@ impl Memory {
     }
 
     pub(crate) fn note_read(&self, ticket: Ticket) {
-        self.uses().read_by(ticket);
+        match ticket.stream().capture().cloned() {
+            None => self.uses().read_by(ticket),
+            Some(capture) => self.note_captured(ticket, &capture, false),
+        }
     }
 
     #[inline]
     pub(crate) fn note_write(&mut self, ticket: Ticket) {
-        self.own_uses().written_by(ticket);
+        match ticket.stream().capture().cloned() {
+            None => self.own_uses().written_by(ticket),
+            Some(capture) => self.note_captured(ticket, &capture, true),
+        }
     }
 
     /// Marks its uses now, for whoever comes after them elsewhere.
@@ -267,7 +313,7 @@ impl Memory {
     /// The same; and the last write, if it is this stream's.
     #[inline]
     pub(crate) fn commit_by(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
-        let uses = self.own_uses();
+        let mut uses = self.own_uses();
         uses.commit()?;
         let write = uses.write.as_ref().filter(|write| stream.is_some_and(|stream| write.stream().is(stream)));
         Ok(write.map(Ticket::point))
@@ -275,8 +321,16 @@ impl Memory {
 
     /// What the host must wait for before it reads (`write`: or writes).
     pub(crate) fn host_access(&self, write: bool) -> HostAccess {
+        let captured = Hold::open_uses(self, write);
         let uses = self.uses();
-        HostAccess::new(if write { uses.all() } else { uses.write.iter().cloned().collect() })
+        let open = if write { uses.all() } else { uses.write.iter().cloned().collect() };
+        HostAccess::new(captured.into_iter().chain(open).collect())
+    }
+
+    /// Where it lies, for the host.
+    pub(crate) fn host_range(&self) -> Result<std::ops::Range<usize>> {
+        let start = self.host_pointer()?.addr().get();
+        Ok(start..start + self.bytes)
     }
 
     fn host_pointer(&self) -> Result<NonNull<u8>> {
@@ -319,9 +373,9 @@ impl Memory {
     fn settled(&self, write: bool) -> Result<()> {
         let mut uses = self.uses();
         uses.forget_settled();
-        let open = if write { uses.all() } else { uses.write.iter().cloned().collect() };
+        let open: SmallVec<[Ticket; 3]> = if write { uses.all() } else { uses.write.iter().cloned().collect() };
         drop(uses);
-        for mut ticket in open {
+        for mut ticket in Hold::open_uses(self, write).into_iter().chain(open) {
             if ticket.look()? {
                 ticket.sound()?;
             } else {
@@ -335,6 +389,34 @@ impl Memory {
             }
         }
         Ok(())
+    }
+}
+
+/// A look at uses by whoever has the memory alone.
+enum OwnUses<'a> {
+    Own(&'a mut Uses),
+    Tied(MutexGuard<'a, Uses>),
+}
+
+impl Deref for OwnUses<'_> {
+    type Target = Uses;
+
+    #[inline]
+    fn deref(&self) -> &Uses {
+        match self {
+            Self::Own(uses) => uses,
+            Self::Tied(uses) => uses,
+        }
+    }
+}
+
+impl DerefMut for OwnUses<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Uses {
+        match self {
+            Self::Own(uses) => uses,
+            Self::Tied(uses) => uses,
+        }
     }
 }
 

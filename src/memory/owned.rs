@@ -56,14 +56,21 @@ impl fmt::Debug for Owned {
 
 impl Memory {
     /// Its owner is gone. Never blocks.
-    fn give_back(mut self: Box<Self>) {
+    pub(super) fn give_back(mut self: Box<Self>) {
         if self.account.is_some() {
             self.discount();
+        }
+        if self.tie.get().is_some() || matches!(self.origin, Origin::Graph { .. }) {
+            match self.unless_kept() {
+                Some(memory) => self = memory,
+                None => return,
+            }
         }
         match &self.origin {
             Origin::Heap(_) => self.go_back(),
             Origin::Ordered { .. } => self.go_back_in_order(),
             Origin::User(_) => (*self).give_back_to_user(),
+            Origin::Graph { .. } | Origin::Node | Origin::Nobody => {}
         }
     }
 

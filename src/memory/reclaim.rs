@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use super::{Home, Memory, Origin, access::Uses, heap::Heap, shelves::Bound};
 use crate::{
     planted::{self, Planted},
-    stream::{Streams, Ticket},
+    stream::{Streams, Ticket, capture::Capture},
     sync::lock,
 };
 
@@ -29,12 +29,13 @@ impl Memory {
     #[inline]
     pub(super) fn go_back(mut self: Box<Self>) {
         let lane = self.lane;
-        let uses = self.own_uses();
+        let mut uses = self.own_uses();
         uses.forget_passed();
         if planted::is(Planted::EarlyReuse) {
             *uses = Uses::default();
         }
         let bound = uses.bound();
+        drop(uses);
         if self.device.is_lost() {
             return self.leak();
         }
@@ -144,9 +145,12 @@ impl Heap {
         }
     }
 
-    /// The one place where a heap asks the device anything. (While a stream is captured it may not be asked: then memory that
-    /// is bound to it stays so.)
+    /// The one place where a heap asks the device anything. In a capture it does not: a library's calls may be captured
+    /// then, on this thread, and the driver takes a question amiss.
     pub(super) fn observe(&self, tickets: SmallVec<[Ticket; 4]>) {
+        if Capture::current().is_some() {
+            return;
+        }
         let mut lost = false;
         for mut ticket in tickets {
             // Of another kind: it is asked again.

@@ -41,6 +41,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
 
 /// Between memories that a device can copy between.
 fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
+    let _turn = from.turn().or_else(|| to.turn());
     from.before_read(stream)?;
     to.before_write(stream)?;
     // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the ticket
@@ -88,6 +89,7 @@ impl Stream {
             Error::new(ErrorKind::Usage, "a fill repeats 1, 2 or 4 bytes and this value does not: use a kernel")
         })?;
         let address = to.memory.address()?;
+        let _turn = to.memory.turn();
         to.memory.before_write(self)?;
         // SAFETY: the memory is `bytes` long; it stays valid until the fill is done, as the ticket is noted in it.
         let ticket = self.enqueue(|backend, raw| unsafe { backend.fill(raw, address, pattern, bytes as u64) })?;

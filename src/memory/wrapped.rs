@@ -22,7 +22,7 @@ use std::{
     marker::PhantomData,
     mem::ManuallyDrop,
     ptr::NonNull,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 use smallvec::SmallVec;
@@ -224,7 +224,8 @@ impl<T: Plain> Buffer<T> {
             User { owner: Some(owner), tell: Some(tell), staged, read_only, arrivals: Mutex::new(SmallVec::new()) };
         let origin = Origin::User(Box::new(user));
         let size = bytes as u64;
-        let memory = Memory { device, home, bytes, size, lane: 0, uses: Mutex::default(), account: None, origin };
+        let (uses, tie) = (Mutex::default(), OnceLock::new());
+        let memory = Memory { device, home, bytes, size, lane: 0, uses, tie, account: None, origin };
         Ok((Self::of_memory(Owned::new(Box::new(memory)), len), Wrapped { back, of: PhantomData }))
     }
 }

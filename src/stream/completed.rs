@@ -66,6 +66,7 @@ impl Future for Completed {
                     );
                 }
                 Progress::Wait { front } => {
+                    stream.not_captured()?;
                     // Marked at once: an event cannot be recorded later without waiting for more.
                     this.ticket.commit()?;
                     let stream = this.ticket.stream();

@@ -13,6 +13,7 @@ use crate::{
     device::{
         Device,
         backend::{Backend, RawStream, StreamSpec},
+        recorder::Recorder,
     },
     error::{Error, ErrorKind, Result},
     sync::lock,
@@ -43,6 +44,11 @@ impl Held {
         device.check()?;
         let raw = Streams::of(device).heed(device.backend().stream_create(spec))?;
         Ok(Arc::new(Self { backend: device.backend().clone(), raw, priority: spec.priority, owner: Owner::Here }))
+    }
+
+    /// A stream of a capture.
+    pub(crate) fn captured(recorder: &Arc<Recorder>, raw: RawStream) -> Arc<Self> {
+        Arc::new(Self { backend: recorder.clone(), raw, priority: 0, owner: Owner::Here })
     }
 
     /// Another library's stream, which `owner` keeps alive.

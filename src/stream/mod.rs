@@ -15,6 +15,7 @@
 //! bounds: forgetting costs a wait, never a race. A wait merges the snapshot that was taken with the mark, never the
 //! other stream's present clock.
 
+pub(crate) mod capture;
 mod clock;
 mod completed;
 pub(crate) mod completion;
@@ -152,8 +153,11 @@ impl Stream {
     }
 
     pub(crate) fn over(device: &Device, name: String, held: Arc<Held>) -> Result<Self> {
+        Self::among(Streams::of(device), device, name, held)
+    }
+
+    fn among(streams: Arc<Streams>, device: &Device, name: String, held: Arc<Held>) -> Result<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
-        let streams = Streams::of(device);
         let mut spares = Spares::default();
         streams.heed(spares.grow(&streams))?;
         let stream = Self(Arc::new(Inner {
@@ -217,7 +221,7 @@ impl Stream {
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn synchronize_blocking(&self) -> Result<()> {
         let ticket = self.ticket();
-        self.0.streams.heed(self.0.device.backend().stream_synchronize(self.0.raw))?;
+        self.0.streams.heed(self.0.streams.backend().stream_synchronize(self.0.raw))?;
         self.0.completion.advance(ticket.number());
         self.sound()
     }
@@ -241,6 +245,16 @@ impl Stream {
     pub fn host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
         let function = Box::new(function);
         self.enqueue(|backend, raw| backend.host_function(raw, function)).map(drop)
+    }
+
+    /// As [`host_function`](Self::host_function), for a function that can be called again: in a [graph](crate::graph) it is,
+    /// at every launch.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn host_callback(&self, function: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        let function = Arc::new(function);
+        self.enqueue(|backend, raw| backend.host_callback(raw, function)).map(drop)
     }
 
     /// The ticket of the latest work. Where others put work into the stream too, unseen, one that comes after that.
@@ -296,7 +310,7 @@ impl Stream {
         if let Some(meter) = &mut order.meter {
             meter.work(inner.raw);
         }
-        let done = work(&**inner.device.backend(), inner.raw);
+        let done = work(inner.streams.backend(), inner.raw);
         if let Err(error) = done {
             drop(order);
             return self.0.streams.heed(Err(error));
@@ -345,6 +359,11 @@ impl Stream {
             }
             return Ok(());
         }
+        if (inner.streams.capture().is_some() || other.streams.capture().is_some())
+            && !capture::is_one_of_both(self, ticket)?
+        {
+            return Ok(());
+        }
         let mut order = lock(&inner.order);
         if order.clock.reached(other.id) >= ticket.number() {
             return Ok(());
@@ -370,7 +389,7 @@ impl Stream {
         if let Some(meter) = &mut order.meter {
             meter.wait(inner.raw);
         }
-        let done = inner.device.backend().stream_wait(inner.raw, mark.event);
+        let done = inner.streams.backend().stream_wait(inner.raw, mark.event);
         if let Err(error) = done {
             drop(order);
             return inner.streams.heed(Err(error));
@@ -425,6 +444,7 @@ impl Stream {
             return Ok(true);
         }
         inner.device.check()?;
+        self.not_captured()?;
         let mut passed = inner.streams.heed(inner.device.backend().event_query(mark.event))?;
         passed |= planted::is(Planted::EarlyCompletion);
         if passed {
@@ -509,7 +529,7 @@ impl Order {
     /// `passed`. If it has not come half as far there should be more of them: to get back one at a time would be to ask
     /// each time.
     fn new_mark(&mut self, stream: &Inner, passed: &mut u64) -> Result<Arc<Mark>> {
-        let backend = &**stream.device.backend();
+        let backend = stream.streams.backend();
         self.forget(*passed);
         let mut mark = loop {
             if let Some(mark) = self.spares.take() {

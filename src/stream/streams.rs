@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, Weak, atomic::AtomicUsize},
 };
 
-use super::{Inner, Stream, lookout::Lookout};
+use super::{Inner, Stream, capture::Capture, lookout::Lookout};
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
@@ -24,6 +24,8 @@ pub(crate) struct Streams {
     pub(super) pollers: AtomicUsize,
     /// Those of them that are limited in number.
     pub(super) seats: AtomicUsize,
+    /// For streams that are captured: the device's own, and what they are captured for.
+    captured: Option<(Arc<Streams>, Arc<Capture>)>,
 }
 
 impl Streams {
@@ -37,8 +39,29 @@ impl Streams {
                 lookout: Lookout::new(device),
                 pollers: AtomicUsize::new(0),
                 seats: AtomicUsize::new(0),
+                captured: None,
             })
         })
+    }
+
+    /// For the streams of one capture.
+    pub(super) fn captured(device: &Device, capture: &Arc<Capture>) -> Arc<Self> {
+        Arc::new(Self {
+            device: device.downgrade(),
+            backend: capture.recorder().clone(),
+            live: Mutex::default(),
+            default: Mutex::default(),
+            lookout: Lookout::new(device),
+            pollers: AtomicUsize::new(0),
+            seats: AtomicUsize::new(0),
+            captured: Some((Self::of(device), capture.clone())),
+        })
+    }
+
+    /// What its streams are captured for, if they are.
+    #[inline]
+    pub(super) fn capture(&self) -> Option<&Arc<Capture>> {
+        self.captured.as_ref().map(|(_, capture)| capture)
     }
 
     pub(crate) fn backend(&self) -> &dyn Backend {
@@ -58,6 +81,9 @@ impl Streams {
     /// Passes a result on; if it says that the device is lost, everybody who waits there learns of it first, and the
     /// error from then on names all streams whose work was not known to be done.
     pub(crate) fn heed<T>(&self, result: Result<T>) -> Result<T> {
+        if let Some((own, _)) = &self.captured {
+            return own.heed(result);
+        }
         match result {
             Err(error) if error.is_device_lost() => Err(self.lose(error)),
             other => other,

@@ -1,0 +1,513 @@
+//! A backend that runs nothing: what is enqueued into its streams becomes nodes of a graph.
+//!
+//! Whoever enqueues knows nothing of it: launches, copies, waits are the same calls. A stream here is the nodes that its
+//! next one comes after; an event is what a stream had come to when it was recorded; a wait joins the two. So work on
+//! several streams becomes a graph whose branches are as parallel as the streams were, and no more ordered than their
+//! waits made them.
+//!
+//! ```text
+//!   launch on a           node 0                     a: [0]
+//!   record e on a, wait for e on b                   b: [0]
+//!   launch on a, on b     nodes 1, 2, each after 0   a: [1]  b: [2]
+//!   record f on b, wait for f on a                   a: [1, 2]
+//!   launch on a           node 3 after 1 and 2       a: [3]
+//! ```
+//!
+//! The driver's own capture is used for what other libraries enqueue, and for nothing else: it breaks when another call
+//! of the thread's, or of another thread's, does not suit it, and does not tell which node is whose.
+//!
+//! Nothing here ever passes: a question whether work is done is answered with no.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ptr::NonNull,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use smallvec::smallvec;
+
+use super::{
+    backend::{
+        Address, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork,
+        Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
+    },
+    draft::{Draft, Few, Kind, name_of},
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    sync::lock,
+};
+
+/// See the [module](self).
+pub(crate) struct Recorder {
+    inner: Arc<dyn Backend>,
+    /// The graph is a part of another one, which ends it.
+    within: bool,
+    state: Mutex<State>,
+}
+
+pub(crate) struct State {
+    pub(crate) graph: RawGraph,
+    pub(crate) draft: Draft,
+    open: bool,
+    handles: u64,
+    streams: BTreeMap<RawStream, Lane>,
+    events: BTreeMap<RawEvent, Few>,
+    label: Option<Arc<str>>,
+    /// Copies between host and device within other libraries' work: whose, which way, how many bytes.
+    pub(crate) foreign: Vec<(usize, &'static str, u64)>,
+    /// What comes next is no new node: it is what this one of an exec does from now on.
+    instead: Option<Instead>,
+}
+
+struct Lane {
+    name: String,
+    at: Few,
+}
+
+struct Instead {
+    exec: RawExec,
+    node: RawNode,
+    kind: Kind,
+    done: Option<Result<(), Refused>>,
+}
+
+impl Recorder {
+    pub(crate) fn new(inner: &Arc<dyn Backend>) -> Result<Arc<Self>> {
+        Ok(Self::over(inner, inner.graph_create()?, false))
+    }
+
+    /// Into the graph within a node of another.
+    pub(crate) fn within(inner: &Arc<dyn Backend>, graph: RawGraph) -> Arc<Self> {
+        Self::over(inner, graph, true)
+    }
+
+    fn over(inner: &Arc<dyn Backend>, graph: RawGraph, within: bool) -> Arc<Self> {
+        Arc::new(Self {
+            inner: inner.clone(),
+            within,
+            state: Mutex::new(State {
+                graph,
+                draft: Draft::default(),
+                open: true,
+                handles: 0,
+                streams: BTreeMap::new(),
+                events: BTreeMap::new(),
+                label: None,
+                foreign: Vec::new(),
+                instead: None,
+            }),
+        })
+    }
+
+    /// The device's own.
+    pub(crate) fn inner(&self) -> &Arc<dyn Backend> {
+        &self.inner
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Whose the nodes are that come from now on; before, what was said last.
+    pub(crate) fn set_label(&self, label: Option<Arc<str>>) -> Option<Arc<str>> {
+        std::mem::replace(&mut self.state().label, label)
+    }
+
+    /// Nothing more is recorded until it is opened again.
+    pub(crate) fn set_open(&self, open: bool) {
+        self.state().open = open;
+    }
+
+    /// A stream whose first node comes after these.
+    pub(crate) fn stream(&self, name: &str, after: Few) -> RawStream {
+        let mut state = self.state();
+        state.handles += 1;
+        let stream = RawStream(state.handles);
+        state.streams.insert(stream, Lane { name: name.into(), at: after });
+        stream
+    }
+
+    /// A stream goes on after this node.
+    pub(crate) fn go_on_after(&self, stream: RawStream, node: usize) {
+        self.state().come_to(stream, node);
+    }
+
+    /// What a stream has come to.
+    pub(crate) fn end_of(&self, stream: RawStream) -> Few {
+        self.state().streams.get(&stream).map(|lane| lane.at.clone()).unwrap_or_default()
+    }
+
+    /// Streams whose last work `stream` does not come after, and that work.
+    pub(crate) fn unjoined(&self, stream: RawStream) -> Vec<(String, String)> {
+        let state = self.state();
+        let end = state.streams.get(&stream).map(|lane| lane.at.clone()).unwrap_or_default();
+        let joined = |node: usize| end.iter().any(|&last| last == node || state.draft.comes_after(last, node));
+        let name = |node: usize| state.draft.get(node).map(|node| node.name.clone()).unwrap_or_default();
+        let open = state.streams.values().filter_map(|lane| {
+            lane.at.iter().find(|&&node| !joined(node)).map(|&node| (lane.name.clone(), name(node)))
+        });
+        open.collect()
+    }
+
+    /// Whatever `work` records is no new node, but what `node` of `exec` does from now on.
+    pub(crate) fn instead(
+        &self,
+        exec: RawExec,
+        node: RawNode,
+        kind: Kind,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<Option<Result<(), Refused>>> {
+        self.state().instead = Some(Instead { exec, node, kind, done: None });
+        let worked = work();
+        let instead = self.state().instead.take();
+        worked?;
+        Ok(instead.and_then(|instead| instead.done))
+    }
+
+    /// A node that comes after these, of whatever stream.
+    ///
+    /// # Safety
+    /// As [`Backend::graph_add`].
+    pub(crate) unsafe fn add(&self, after: Few, work: &NodeWork<'_>) -> Result<usize> {
+        let mut state = self.state();
+        state.check()?;
+        let before = state.draft.raw_of(&after);
+        // SAFETY: the same contract.
+        let node = unsafe { self.inner.graph_add(state.graph, &before, work) }?;
+        let label = state.label.clone();
+        Ok(state.draft.add(smallvec![node], Kind::of(work), name_of(work), label, after))
+    }
+
+    /// A node that joins these.
+    pub(crate) fn join(&self, after: Few) -> Result<usize> {
+        // SAFETY: it touches no memory.
+        unsafe { self.add(after, &NodeWork::Empty) }
+    }
+
+    /// A node that calls a function of the host at each launch.
+    pub(crate) fn call(&self, after: Few, function: HostCallback) -> Result<usize> {
+        // SAFETY: it touches no memory of the device's.
+        unsafe { self.add(after, &NodeWork::Host(function)) }
+    }
+
+    /// `after` comes after `before`, too. False if that would be a cycle.
+    pub(crate) fn order(&self, before: usize, after: usize) -> Result<bool> {
+        let mut state = self.state();
+        state.check()?;
+        if before == after || state.draft.comes_after(before, after) {
+            return Ok(false);
+        }
+        let (from, to) = (state.draft.raw_of(&[before]), state.draft.raw_of(&[after]));
+        for from in &from {
+            for to in &to {
+                self.inner.graph_order(state.graph, *from, *to)?;
+            }
+        }
+        state.draft.order(before, after);
+        Ok(true)
+    }
+
+    /// Takes a node out: what came after it comes after what it came after.
+    pub(crate) fn remove(&self, node: usize) -> Result<()> {
+        let mut state = self.state();
+        for raw in state.draft.raw_of(&[node]) {
+            self.inner.graph_remove(state.graph, raw)?;
+        }
+        state.draft.remove(node);
+        Ok(())
+    }
+
+    /// A node that the device has made already.
+    pub(crate) fn added(
+        &self,
+        after: Few,
+        kind: Kind,
+        name: String,
+        make: impl FnOnce(&dyn Backend, RawGraph, &[RawNode]) -> Result<RawNode>,
+    ) -> Result<usize> {
+        let mut state = self.state();
+        state.check()?;
+        let before = state.draft.raw_of(&after);
+        let node = make(&*self.inner, state.graph, &before)?;
+        let label = state.label.clone();
+        Ok(state.draft.add(smallvec![node], kind, name, label, after))
+    }
+
+    /// # Safety
+    /// As [`Backend::graph_add`].
+    unsafe fn enqueue(&self, stream: RawStream, work: &NodeWork<'_>) -> Result<()> {
+        let mut state = self.state();
+        state.check()?;
+        if let Some(instead) = &mut state.instead {
+            if std::mem::discriminant(&instead.kind) != std::mem::discriminant(&Kind::of(work)) {
+                let why = format!("a {} cannot take its place", name_of(work));
+                instead.done = Some(Err(Refused { node: Some(instead.node), why }));
+                return Ok(());
+            }
+            // SAFETY: the same contract.
+            instead.done = Some(unsafe { self.inner.exec_set(instead.exec, instead.node, work) }?);
+            return Ok(());
+        }
+        let after = state.lane(stream)?;
+        drop(state);
+        // SAFETY: the same contract.
+        let node = unsafe { self.add(after, work) }?;
+        self.state().come_to(stream, node);
+        Ok(())
+    }
+}
+
+impl State {
+    fn check(&self) -> Result<()> {
+        if self.open {
+            return Ok(());
+        }
+        let text = "its capture is over: what is enqueued now would be in no graph; take another stream";
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
+    fn lane(&self, stream: RawStream) -> Result<Few> {
+        let lane = self.streams.get(&stream).map(|lane| lane.at.clone());
+        lane.ok_or_else(|| Error::new(ErrorKind::Usage, "a stream that takes no part in this capture"))
+    }
+
+    fn come_to(&mut self, stream: RawStream, node: usize) {
+        if let Some(lane) = self.streams.get_mut(&stream) {
+            lane.at = smallvec![node];
+        }
+    }
+}
+
+fn waits(what: &str) -> Error {
+    let text = format!(
+        "{what} while its work is captured: none of it has run yet; do that before the capture or after the launch"
+    );
+    Error::new(ErrorKind::Usage, text)
+}
+
+impl Backend for Recorder {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn description(&self) -> String {
+        self.inner.description()
+    }
+
+    fn make_current(&self) -> Result<()> {
+        self.inner.make_current()
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        self.inner.memory()
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Address> {
+        self.inner.alloc(bytes)
+    }
+
+    unsafe fn free(&self, address: Address) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.inner.free(address) }
+    }
+
+    fn alloc_on(&self, _stream: RawStream, _bytes: u64) -> Result<Address> {
+        let text = "stream-ordered memory in a capture: at the second launch it would be somebody else's; take it from \
+                    another allocator, whose memory the graph then keeps";
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
+    unsafe fn free_on(&self, _stream: RawStream, _address: Address) -> Result<()> {
+        Err(Error::new(ErrorKind::Usage, "stream-ordered memory is given back in a capture"))
+    }
+
+    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.inner.alloc_host(bytes)
+    }
+
+    unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.inner.free_host(memory, bytes) }
+    }
+
+    fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
+        Ok(self.stream(&spec.name, Few::new()))
+    }
+
+    fn stream_destroy(&self, _stream: RawStream) {}
+
+    fn stream_query(&self, _stream: RawStream) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn stream_synchronize(&self, _stream: RawStream) -> Result<()> {
+        Err(waits("the host waits for a stream"))
+    }
+
+    fn event_create(&self, _timed: bool) -> Result<RawEvent> {
+        let mut state = self.state();
+        state.handles += 1;
+        let event = RawEvent(state.handles);
+        state.events.insert(event, Few::new());
+        Ok(event)
+    }
+
+    fn event_destroy(&self, event: RawEvent) {
+        self.state().events.remove(&event);
+    }
+
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        let mut state = self.state();
+        state.check()?;
+        let at = state.lane(stream)?;
+        match state.events.get_mut(&event) {
+            Some(mark) => *mark = at,
+            None => {
+                // The device's own: recorded at each launch.
+                drop(state);
+                // SAFETY: a record touches no memory; whoever enqueued it keeps the event.
+                unsafe { self.enqueue(stream, &NodeWork::Record(event)) }?;
+            }
+        }
+        Ok(())
+    }
+
+    fn event_query(&self, _event: RawEvent) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration> {
+        self.inner.event_elapsed(from, to)
+    }
+
+    fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        let mut state = self.state();
+        state.check()?;
+        let Some(mark) = state.events.get(&event).cloned() else {
+            drop(state);
+            // SAFETY: a wait touches no memory; whoever enqueued it keeps the event.
+            return unsafe { self.enqueue(stream, &NodeWork::Wait(event)) };
+        };
+        let at = state.lane(stream)?;
+        let joined = state.draft.last_of(at.into_iter().chain(mark));
+        if let Some(lane) = state.streams.get_mut(&stream) {
+            lane.at = joined;
+        }
+        Ok(())
+    }
+
+    unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.enqueue(stream, &NodeWork::Copy { to, from, bytes }) }
+    }
+
+    unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.enqueue(stream, &NodeWork::Fill { to, pattern, bytes }) }
+    }
+
+    fn load(&self, kernel: &'static KernelDef) -> Result<()> {
+        self.inner.load(kernel)
+    }
+
+    unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.enqueue(stream, &NodeWork::Kernel(*launch)) }
+    }
+
+    unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
+        let state = self.state();
+        state.check()?;
+        if state.instead.is_some() {
+            let text = "a node of another library's cannot be set: capture anew and update the whole exec";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        let (after, graph, label) = (state.lane(stream)?, state.graph, state.label.clone());
+        let before = state.draft.raw_of(&after);
+        drop(state);
+        let name = external.name;
+        // SAFETY: the same contract. Nobody else adds to the graph meanwhile: a capture is one thread's.
+        let Recorded { ends, nodes, host_copies } = unsafe { self.inner.graph_external(graph, &before, external) }?;
+        if nodes == 0 {
+            return Ok(());
+        }
+        let mut state = self.state();
+        let raw = ends.into_iter().collect();
+        let node = state.draft.add(raw, Kind::External, name.into(), label, after);
+        state.foreign.extend(host_copies.into_iter().map(|(way, bytes)| (node, way, bytes)));
+        state.come_to(stream, node);
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_context(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
+        self.inner.cuda_context()
+    }
+
+    fn host_function(&self, _stream: RawStream, _function: HostFunction) -> Result<()> {
+        let text = "a host function that can be called once, in a capture: it would be called at every launch; \
+                    say `host_callback`";
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
+    fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {
+        // SAFETY: it touches no memory of the device's.
+        unsafe { self.enqueue(stream, &NodeWork::Host(function)) }
+    }
+
+    fn reuses_handles(&self) -> bool {
+        self.inner.reuses_handles()
+    }
+
+    fn is_checked(&self) -> bool {
+        self.inner.is_checked()
+    }
+
+    fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
+        self.inner.host_access(memory, bytes, write)
+    }
+}
+
+impl Recorder {
+    /// A node with a graph within it.
+    ///
+    /// # Safety
+    /// As [`Backend::graph_add_conditional`].
+    pub(crate) unsafe fn add_conditional(
+        &self,
+        after: Few,
+        when: Condition,
+        flag: Address,
+    ) -> Result<(usize, RawGraph)> {
+        let mut body = None;
+        let name = match when {
+            Condition::If => "if",
+            Condition::While => "while",
+        };
+        let node = self.added(after, Kind::Conditional, name.into(), |backend, graph, before| {
+            // SAFETY: the same contract.
+            let (node, within) = unsafe { backend.graph_add_conditional(graph, before, when, flag) }?;
+            body = Some(within);
+            Ok(node)
+        })?;
+        body.map(|body| (node, body)).ok_or_else(|| Error::new(ErrorKind::Driver, "a conditional node without a body"))
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if !self.within {
+            let graph = self.state().graph;
+            self.inner.graph_destroy(graph);
+        }
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").field("of", &self.inner).finish_non_exhaustive()
+    }
+}

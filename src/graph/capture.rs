@@ -1,0 +1,98 @@
+//! Capture: work that was written for streams, recorded instead of run.
+
+use std::{fmt, ops::Range};
+
+use super::{Graph, Sketch, copies};
+use crate::{
+    device::Device,
+    error::{Error, ErrorKind, Result},
+    memory::{DeviceSlice, DeviceSliceMut, Plain},
+    stream::Stream,
+};
+
+/// A capture that goes on: its streams, and what the host gives it and takes of it.
+pub struct Capturing {
+    origin: Stream,
+    sketch: Sketch,
+    inputs: Vec<Range<usize>>,
+    outputs: Vec<Range<usize>>,
+}
+
+impl Graph {
+    /// Records what `work` enqueues into the capture's streams, and runs none of it. The capture ends when `work` returns,
+    /// whatever it returns: it cannot be held across an await, and what other threads do meanwhile is no part of it.
+    ///
+    /// Buffers that are allocated and dropped in it are the graph's own, used again within it where its edges order the uses;
+    /// others stay as long as the graph, whoever drops them.
+    ///
+    /// # Errors
+    /// `work`'s own; [`Usage`](ErrorKind::Usage) for a branch that is not joined, for the host, and for a copy to or from the
+    /// host that the launches would not do right: see [`Capturing::input`] and [`Capturing::output`]. What cannot be captured
+    /// is an error of the call itself: waiting for work of the capture, reading what it makes, stream-ordered memory.
+    pub fn capture<R>(device: &Device, work: impl FnOnce(&mut Capturing) -> Result<R>) -> Result<(Self, R)> {
+        let sketch = Sketch::new(device)?;
+        let origin = sketch.capture.stream("origin", Default::default())?;
+        let mut capturing = Capturing { origin, sketch, inputs: Vec::new(), outputs: Vec::new() };
+        let made = {
+            let _in = capturing.sketch.capture.enter();
+            work(&mut capturing)?
+        };
+        let Capturing { origin, sketch, inputs, outputs } = capturing;
+        if let Some((stream, work)) = sketch.recorder.unjoined(origin.raw()).first() {
+            let text = format!(
+                "stream `{stream}` was not joined: nothing comes after its `{work}`; let the capture's own stream wait for \
+                 it, `capture.stream().wait_for(&{stream})`"
+            );
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        let inputs = copies::check(&sketch, &inputs, &outputs)?;
+        Ok((sketch.finish(inputs), made))
+    }
+}
+
+impl Capturing {
+    /// The stream that the capture begins and ends with.
+    pub fn stream(&self) -> &Stream {
+        &self.origin
+    }
+
+    /// Another stream of the capture, whose work comes after what is in [`stream`](Self::stream) now. What it does has to be
+    /// joined: `capture.stream().wait_for(&other)`, or by data that it writes and the other reads.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn fork(&self, name: &str) -> Result<Stream> {
+        let other = self.sketch.capture.stream(name, Default::default())?;
+        other.wait_for(&self.origin)?;
+        Ok(other)
+    }
+
+    /// Says that the copies from this host memory are the inputs': they are taken out of the graph, and each is one of
+    /// [`Graph::inputs`], by which the caller copies to where it went, from wherever he likes. Copies from other host memory
+    /// stay: the graph keeps that memory, and what it holds is copied again at each launch.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for memory of a device.
+    pub fn input<T: Plain>(&mut self, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
+        let memory = from.view().memory;
+        self.inputs.push(memory.host_range()?);
+        Ok(())
+    }
+
+    /// Says that this host memory is an output: exactly one copy of the graph goes there. A copy to any other host memory
+    /// would mean that the host did something with it in the capture, which no launch does again, and is an error.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for memory of a device.
+    pub fn output<T: Plain>(&mut self, to: &mut (impl DeviceSliceMut<T> + ?Sized)) -> Result<()> {
+        let memory = to.view().memory;
+        self.outputs.push(memory.host_range()?);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Capturing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capturing").field("stream", &self.origin).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,139 @@
+//! The copies between host and device in a captured graph.
+//!
+//! ```text
+//!   from an input       taken out: the caller makes it, from wherever he likes      Graph::inputs
+//!   from other memory   stays, if nothing in the graph writes that: it is a constant, and the graph keeps it
+//!   to an output        stays, one for each
+//!   to other memory     an error: the host has looked at it in the capture, and no launch does that again
+//! ```
+
+use std::{fmt, ops::Range, sync::Weak};
+
+use super::Sketch;
+use crate::{
+    device::{
+        backend::{Address, Place},
+        draft::Kind,
+    },
+    error::{Error, ErrorKind, Result},
+    memory::{DeviceSlice, Plain, hold::Hold},
+    stream::Stream,
+};
+
+/// A copy of an input that was taken out of a graph: where it came from, and where it went.
+pub struct InputCopy {
+    input: usize,
+    offset: usize,
+    bytes: usize,
+    to: Address,
+    hold: Weak<Hold>,
+}
+
+impl InputCopy {
+    /// Which input it was, in the order of [`Capturing::input`](super::Capturing::input).
+    pub fn input(&self) -> usize {
+        self.input
+    }
+
+    /// Where it began in that, in bytes.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// How many bytes it copied.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where it copied to: a `CUdeviceptr`.
+    pub fn device_address(&self) -> u64 {
+        self.to.0
+    }
+
+    /// Makes the copy, from this host memory, for the launches from now on: after those that were made before.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for memory of a device or that is too small, and if the graph is gone;
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn copy<T: Plain>(&self, stream: &Stream, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
+        let hold = self.hold.upgrade();
+        let hold = hold.ok_or_else(|| Error::new(ErrorKind::Usage, "an input of a graph that is gone"))?;
+        hold.feed(stream, self.to, from.view(), self.offset, self.bytes)
+    }
+}
+
+/// See the [module](self). The inputs' copies are taken out.
+pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<usize>]) -> Result<Vec<InputCopy>> {
+    let (copies, foreign) = {
+        let state = sketch.recorder.state();
+        let copies: Vec<_> = state
+            .draft
+            .all()
+            .filter_map(|(at, node)| match node.kind {
+                Kind::Copy { to, from, bytes } => Some((at, node.label.clone(), to, from, bytes as usize)),
+                _ => None,
+            })
+            .collect();
+        let name = |at: usize| state.draft.get(at).map(|node| node.name.clone()).unwrap_or_default();
+        let foreign: Vec<_> = state.foreign.iter().map(|&(at, way, bytes)| (name(at), way, bytes)).collect();
+        (copies, foreign)
+    };
+    let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
+    if let Some((name, way, bytes)) = foreign.first() {
+        return wrong(format!(
+            "external work `{name}` copies {bytes} bytes {way}: whatever host memory that is, at a launch it is not what it \
+             was in the capture"
+        ));
+    }
+    let range = |place: Place, bytes: usize| match place {
+        Place::Host(start) => Some(start.addr()..start.addr() + bytes),
+        Place::Device(_) => None,
+    };
+    let mut copied = vec![0; outputs.len()];
+    for (at, label, to, _, bytes) in &copies {
+        let Some(to) = range(*to, *bytes) else { continue };
+        match outputs.iter().position(|output| output.start <= to.start && to.end <= output.end) {
+            Some(output) => copied[output] += 1,
+            None => {
+                let whose = label
+                    .as_ref()
+                    .map(|operator| format!("operator `{operator}` reads data back: "))
+                    .unwrap_or_default();
+                return wrong(format!(
+                    "{whose}node {at} copies {bytes} bytes to the host, to no output: what the host does with them is in no \
+                     graph; leave it out of the capture, or say `output`"
+                ));
+            }
+        }
+    }
+    if let Some(output) = copied.iter().position(|copies| *copies != 1) {
+        return wrong(format!("output {output} is copied to {} times: there has to be one copy", copied[output]));
+    }
+    let overlaps = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
+    let mut taken = Vec::new();
+    for (at, _, to, from, bytes) in copies {
+        let Some(from) = range(from, bytes) else { continue };
+        if outputs.iter().any(|output| overlaps(output, &from)) {
+            return wrong(format!(
+                "node {at} copies from the host what another copies to it: no host work comes between them"
+            ));
+        }
+        let input = inputs.iter().position(|input| input.start <= from.start && from.end <= input.end);
+        let (Some(input), Place::Device(to)) = (input, to) else { continue };
+        sketch.recorder.remove(at)?;
+        let hold = std::sync::Arc::downgrade(&sketch.hold);
+        taken.push(InputCopy { input, offset: from.start - inputs[input].start, bytes, to, hold });
+    }
+    Ok(taken)
+}
+
+impl fmt::Debug for InputCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InputCopy")
+            .field("input", &self.input)
+            .field("offset", &self.offset)
+            .field("bytes", &self.bytes)
+            .field("to", &self.to)
+            .finish()
+    }
+}

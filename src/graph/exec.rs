@@ -1,0 +1,152 @@
+//! [`Exec`]: a graph as it is launched.
+
+use std::{fmt, sync::Mutex};
+
+use super::{Graph, Node, Sketch};
+use crate::{
+    device::backend::Refused,
+    error::{Error, ErrorKind, Result},
+    memory::execution::Execution,
+    stream::{Stream, Ticket, capture::Kept},
+    sync::lock,
+};
+
+/// A graph as it can be launched, again and again.
+///
+/// Launches of one exec come one after the other, on whatever streams. Dropped, it is ended once its launches are done;
+/// nobody waits for that.
+pub struct Exec {
+    /// Before the graph: it goes first.
+    execution: Execution,
+    graph: Graph,
+    /// It was updated with these, and its nodes were set to use this: its launches do.
+    updates: Mutex<(Vec<Graph>, Kept)>,
+}
+
+impl Exec {
+    pub(super) fn new(graph: &Graph) -> Result<Self> {
+        let holds = graph.holds().into_iter().collect();
+        let execution = Execution::new(&graph.0.device, &graph.0.recorder, holds)?;
+        Ok(Self { execution, graph: graph.clone(), updates: Mutex::default() })
+    }
+
+    /// The graph that it was made of.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// Brings it to the device, in its turn in the stream: otherwise its first launch does.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub fn upload(&self, stream: &Stream) -> Result<()> {
+        self.execution.upload(stream)
+    }
+
+    /// Enqueues all of it into a stream. It comes after what uses the memory of its nodes until now, and whoever uses that
+    /// memory next comes after it. The ticket is for whoever wants to know when it is done:
+    /// `exec.launch(&stream)?.completed().await?`.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for a stream of another device or of a capture; [`Race`](ErrorKind::Race) if the checker
+    /// finds one; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn launch(&self, stream: &Stream) -> Result<Ticket> {
+        self.execution.launch(stream)
+    }
+
+    /// Makes of it what an exec of `graph` would be, for launches from now on. The graph has the same nodes in the same order,
+    /// whose parameters may be others: a capture of the same code with other buffers, say. This is what there is for
+    /// the nodes of other libraries.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if it cannot be, with the node and the reason; it is as it was then.
+    pub fn update(&self, graph: &Graph) -> Result<()> {
+        if graph.device() != self.execution.device() {
+            let text = format!("an exec of {} cannot become one of {}", self.execution.device(), graph.device());
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        match self.execution.update(&graph.0.recorder, graph.holds())? {
+            Ok(()) => {
+                lock(&self.updates).0.push(graph.clone());
+                Ok(())
+            }
+            Err(refused) => Err(wrong(&refused, graph)),
+        }
+    }
+
+    /// Gives one node of its graph other work of the same kind, for launches from now on: the work that `work` enqueues, one
+    /// piece.
+    ///
+    /// ```
+    /// # use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// # let device = Device::emulated(Emulated::new());
+    /// # let stream = Stream::new(&device)?;
+    /// # let mut data = Buffer::from_slice(&stream, &[0_u8; 8])?;
+    /// let (graph, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut data, 7))?;
+    /// let exec = graph.instantiate()?;
+    /// exec.set(graph.nodes()[0].node, |stream| stream.fill(&mut data, 8))?;
+    /// exec.launch(&stream)?;
+    /// assert_eq!(data.to_vec(&stream).await?, [8; 8]);
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for a node that is not this graph's, for work of another kind or of another kernel, and for
+    /// nodes that cannot be changed one by one, as those of other libraries; it is as it was then.
+    pub fn set(&self, node: Node, work: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
+        let at = self.find(node)?;
+        let recorder = &self.graph.0.recorder;
+        let sketch = Sketch::over(self.execution.device(), recorder.clone());
+        let stream = sketch.capture.stream("set", Default::default())?;
+        recorder.set_open(true);
+        let set = self.execution.set(recorder, at, sketch.hold.clone(), || {
+            let _in = sketch.capture.enter();
+            work(&stream)
+        });
+        recorder.set_open(false);
+        lock(&self.updates).1.extend(sketch.capture.take_kept());
+        drop(sketch);
+        self.outcome(at, set?, "nothing was enqueued for it")
+    }
+
+    /// Whether launches from now on run a node (a kernel, a copy or a fill) or pass over it. All are on at first.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for a node that is not this graph's, or of another kind.
+    pub fn enable(&self, node: Node, enabled: bool) -> Result<()> {
+        let at = self.find(node)?;
+        let done = self.execution.enable(&self.graph.0.recorder, at, enabled)?;
+        self.outcome(at, done, "it is another library's, and perhaps several of the driver's")
+    }
+
+    fn find(&self, node: Node) -> Result<usize> {
+        let known = node.graph == self.graph.0.id && self.graph.0.recorder.state().draft.get(node.at).is_some();
+        if known { Ok(node.at) } else { Err(Error::new(ErrorKind::Usage, "a node of another graph")) }
+    }
+
+    fn outcome(&self, at: usize, done: Option<Result<(), Refused>>, if_none: &str) -> Result<()> {
+        let why = match done {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(refused)) => refused.why,
+            None => if_none.into(),
+        };
+        Err(Error::new(ErrorKind::Usage, format!("{} is not changed: {why}", self.graph.describe(at))))
+    }
+}
+
+fn wrong(refused: &Refused, graph: &Graph) -> Error {
+    let at = refused.node.and_then(|raw| {
+        let state = graph.0.recorder.state();
+        state.draft.all().find(|(_, node)| node.raw.contains(&raw)).map(|(at, _)| at)
+    });
+    let place = at.map(|at| format!(", at {}", graph.describe(at))).unwrap_or_default();
+    Error::new(ErrorKind::Usage, format!("the exec is not updated{place}: {}", refused.why))
+}
+
+impl fmt::Debug for Exec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exec").field("graph", &self.graph).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,491 @@
+//! What a graph keeps: the memory that its nodes use, and the order of that with everybody else's uses.
+//!
+//! The addresses in a graph are fixed, so what it uses has to stay, whoever drops it. Two kinds of memory:
+//!
+//! ```text
+//!   made in the capture      the graph's own. Dropped, it goes to the graph's shelf, and during the capture from there to
+//!                            whoever asks for as much on a stream that comes after its uses: edges order the two
+//!   made before              tied to the graph: its owner may drop it, and then the tie keeps it
+//! ```
+//!
+//! What is captured has not run, so it is no use of the memory: the uses of a capture are kept here, for its edges, and
+//! each launch counts as a use of all that is tied, a read or a write. A launch has no borrow of that memory, as a kernel's
+//! arguments have: so whoever uses tied memory, and every launch, takes its [`Turn`].
+//!
+//! Of the graph's own memory that nobody has, launches are the only users: one after the other.
+
+use std::{
+    cell::Cell,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use smallvec::SmallVec;
+
+use super::{Home, Memory, Origin, Owned, access::Uses, buffer::View, heap::Heap};
+use crate::{
+    device::{
+        Device,
+        backend::{Address, Place},
+    },
+    error::{Error, ErrorKind, Result},
+    stream::{Stream, Ticket, capture::Capture},
+    sync::lock,
+};
+
+/// See the [module](self).
+pub(crate) struct Hold {
+    this: Weak<Self>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    tied: Vec<Tied>,
+    /// The graph's own that nobody has.
+    shelf: Vec<Box<Memory>>,
+    /// Launches, as uses of what lies there.
+    launches: Uses,
+    /// Memory that nodes make and none gives back yet.
+    made: Vec<(Arc<Tie>, Address)>,
+    /// What launches come after beside that: as it was when it was captured.
+    outside: Vec<Ticket>,
+}
+
+/// Memory that nodes use.
+struct Tied {
+    tie: Arc<Tie>,
+    writes: bool,
+    /// Within the capture.
+    uses: Uses,
+}
+
+/// What binds memory to graphs.
+pub(super) struct Tie {
+    home: Home,
+    bytes: usize,
+    /// The memory's.
+    pub(super) uses: Mutex<Uses>,
+    kept: Mutex<Kept>,
+}
+
+struct Kept {
+    graphs: usize,
+    /// Its owner has dropped it.
+    memory: Option<Box<Memory>>,
+}
+
+/// A turn at memory that graphs use, too: from the look at its uses to the note of a new one. Taken again by whoever has it.
+#[must_use]
+pub(super) struct Turn(#[allow(dead_code, reason = "held")] Option<MutexGuard<'static, ()>>);
+
+static TURN: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    static MINE: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Turn {
+    #[cold]
+    pub(super) fn take() -> Self {
+        if MINE.replace(true) {
+            return Self(None);
+        }
+        Self(Some(lock(&TURN)))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            MINE.set(false);
+        }
+    }
+}
+
+impl Hold {
+    /// For a capture.
+    pub(crate) fn new(capture: &Capture) -> Arc<Self> {
+        let hold = Arc::new_cyclic(|this| Self { this: this.clone(), state: Mutex::default() });
+        // The streams of a capture may outlive its graph.
+        let weak = Arc::downgrade(&hold);
+        let _ = capture.extension(move || Arc::new(weak));
+        hold
+    }
+
+    /// That of a captured stream.
+    fn of(capture: &Capture) -> Result<Arc<Self>> {
+        let hold = capture.extension(|| Arc::new(Weak::<Self>::new())).and_then(|hold| hold.upgrade());
+        hold.ok_or_else(|| Error::new(ErrorKind::Usage, "its capture is over and its graph gone: take another stream"))
+    }
+
+    /// Where memory comes from that is asked for on this stream; without one, on this thread.
+    #[inline]
+    pub(super) fn asked(device: &Device, stream: Option<&Stream>) -> Result<Option<Arc<Self>>> {
+        match stream {
+            Some(stream) => stream.capture().map(|capture| Self::of(capture)).transpose(),
+            None => match Capture::current() {
+                Some(capture) if capture.device() == device => Self::of(&capture).map(Some),
+                _ => Ok(None),
+            },
+        }
+    }
+
+    /// Memory of the graph's own.
+    pub(super) fn alloc(
+        &self,
+        heap: &Arc<Heap>,
+        device: &Device,
+        bytes: usize,
+        stream: Option<&Stream>,
+        drawn: u64,
+    ) -> Result<Owned> {
+        // Host memory holds what the launches are to read: it is written now.
+        if let (Some(stream), false) = (stream, heap.is_host())
+            && let Some(again) = self.reuse(heap, bytes, stream)
+        {
+            return Ok(again);
+        }
+        let mut memory = heap.alloc_outside(device, bytes, None, drawn)?;
+        let origin = std::mem::replace(&mut memory.origin, Origin::Nobody);
+        memory.origin = Origin::Graph { hold: self.this.clone(), origin: Box::new(origin) };
+        // So that it is known to be the capture's before its first use.
+        lock(&self.state).tied(memory.tie());
+        Ok(memory)
+    }
+
+    fn reuse(&self, heap: &Arc<Heap>, bytes: usize, stream: &Stream) -> Option<Owned> {
+        let past = stream.past();
+        let mut state = lock(&self.state);
+        let State { tied, shelf, .. } = &mut *state;
+        let at = shelf.iter().position(|memory| {
+            let fits = memory.bytes == bytes && memory.origin.heap().is_some_and(|of| Arc::ptr_eq(of, heap));
+            let uses = memory.tie.get().and_then(|tie| tied.iter().find(|tied| Arc::ptr_eq(&tied.tie, tie)));
+            fits && uses.is_none_or(|tied| tied.uses.all_are(&past))
+        })?;
+        Some(Owned::new(shelf.swap_remove(at)))
+    }
+
+    /// The graph's own memory, which nobody has any more.
+    fn put(&self, memory: Box<Memory>) {
+        lock(&self.state).shelf.push(memory);
+    }
+
+    /// A captured use of memory is about to be enqueued: it comes after those within the capture, by edges, and each launch
+    /// after those outside.
+    fn before(&self, memory: &Memory, stream: &Stream, write: bool) -> Result<()> {
+        self.before_tied(memory.tie(), stream, write)
+    }
+
+    fn before_tied(&self, tie: &Arc<Tie>, stream: &Stream, write: bool) -> Result<()> {
+        let outside = of_interest(&lock(&tie.uses), write);
+        let within = lock(&self.state).find(tie).map(|tied| of_interest(&tied.uses, write)).unwrap_or_default();
+        within.iter().chain(&outside).try_for_each(|ticket| stream.wait(ticket))
+    }
+
+    fn note(&self, memory: &Memory, ticket: Ticket, write: bool) {
+        self.note_tied(memory.tie(), ticket, write);
+    }
+
+    fn note_tied(&self, tie: &Arc<Tie>, ticket: Ticket, write: bool) {
+        let mut state = lock(&self.state);
+        let tied = state.tied(tie);
+        tied.writes |= write;
+        if write {
+            tied.uses.written_by(ticket);
+        } else {
+            tied.uses.read_by(ticket);
+        }
+    }
+
+    /// A node of this graph makes this memory.
+    pub(super) fn made(&self, memory: &Memory, address: Address) {
+        lock(&self.state).made.push((memory.tie().clone(), address));
+    }
+
+    /// A node that comes after `stream` is about to give it back. Its address, if a node of this graph makes it.
+    pub(super) fn unmake(&self, memory: &Memory, stream: &Stream) -> Result<Option<Address>> {
+        let tie = memory.tie();
+        let mut state = lock(&self.state);
+        let Some(at) = state.made.iter().position(|(made, _)| Arc::ptr_eq(made, tie)) else { return Ok(None) };
+        let (tie, address) = state.made.swap_remove(at);
+        drop(state);
+        self.before_tied(&tie, stream, true)?;
+        Ok(Some(address))
+    }
+
+    /// The same, for all that nobody has said it of.
+    pub(super) fn unmake_next(&self, stream: &Stream) -> Result<Option<Address>> {
+        let made = lock(&self.state).made.pop();
+        made.map(|(tie, address)| self.before_tied(&tie, stream, true).map(|()| address)).transpose()
+    }
+
+    /// All that another graph's nodes use is about to be used by a node of this one.
+    pub(crate) fn before_all_of(&self, other: &Self, stream: &Stream) -> Result<()> {
+        let all: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.tie.clone(), tied.writes)).collect();
+        all.iter().try_for_each(|(tie, write)| self.before_tied(tie, stream, *write))
+    }
+
+    /// It is.
+    pub(crate) fn note_all_of(&self, other: &Self, ticket: &Ticket) {
+        let all: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.tie.clone(), tied.writes)).collect();
+        all.iter().for_each(|(tie, write)| self.note_tied(tie, ticket.clone(), *write));
+    }
+
+    /// What a look of the host at memory would have to wait for.
+    pub(super) fn open_uses(memory: &Memory, write: bool) -> SmallVec<[Ticket; 3]> {
+        let Some(tie) = memory.tie.get() else { return SmallVec::new() };
+        let hold = Capture::current().and_then(|capture| Self::of(&capture).ok());
+        hold.and_then(|hold| lock(&hold.state).find(tie).map(|tied| of_interest(&tied.uses, write))).unwrap_or_default()
+    }
+
+    /// The capture is over: its streams' tickets mean nothing any more.
+    pub(crate) fn capture_ended(&self, capture: &Capture) {
+        let outside = capture.take_outside();
+        let mut state = lock(&self.state);
+        state.outside.extend(outside);
+        state.tied.iter_mut().for_each(|tied| tied.uses = Uses::default());
+        // What nobody has any more is in no need of an order with others.
+        let State { tied, shelf, .. } = &mut *state;
+        let mut untied = Vec::new();
+        for memory in shelf.iter_mut() {
+            let Some(tie) = memory.tie.take() else { continue };
+            memory.uses = Mutex::new(std::mem::take(&mut *lock(&tie.uses)));
+            if let Some(at) = tied.iter().position(|tied| Arc::ptr_eq(&tied.tie, &tie)) {
+                untied.push(tied.swap_remove(at));
+            }
+        }
+        drop(state);
+        drop(untied);
+    }
+
+    /// Bytes that its graph keeps by itself: its own memory that nobody has.
+    pub(crate) fn bytes(&self) -> u64 {
+        lock(&self.state).shelf.iter().map(|memory| memory.size).sum()
+    }
+
+    /// Enqueues a copy from host memory to what some of the graph's nodes use, after the launches so far; those that come
+    /// then come after it.
+    pub(crate) fn feed(
+        &self,
+        stream: &Stream,
+        to: Address,
+        from: View<'_>,
+        from_offset: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        let from = from.memory;
+        if from_offset.checked_add(bytes).is_none_or(|end| end > from.bytes) {
+            let text = format!("a copy of {bytes} bytes from {from_offset} of memory of {} bytes", from.bytes);
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        let from_start = from.host_pointer()?;
+        let _turn = Turn::take();
+        from.before_read(stream)?;
+        let mut state = lock(&self.state);
+        let holds = |home: Home, size: usize| match home {
+            Home::Device(start) => to.0 >= start.0 && to.0 + bytes as u64 <= start.0 + size as u64,
+            Home::Host(_) => false,
+        };
+        let tie = state.tied.iter().find(|tied| holds(tied.tie.home, tied.tie.bytes)).map(|tied| tied.tie.clone());
+        if tie.is_none() && !state.shelf.iter().any(|memory| holds(memory.home, memory.bytes)) {
+            return Err(Error::new(ErrorKind::Usage, "a copy to memory that the graph does not have"));
+        }
+        let mut before = state.launches.all();
+        before.extend(tie.iter().flat_map(|tie| lock(&tie.uses).all()));
+        drop(state);
+        before.iter().try_for_each(|ticket| stream.wait(ticket))?;
+        // SAFETY: `to` lies in memory that this graph has, as was just looked up, and that is not given back before the
+        // ticket has passed, since it is noted as its use; `from` is as long, and the ticket is noted in it.
+        let ticket = stream.enqueue(|backend, raw| unsafe {
+            let from = Place::Host(from_start.as_ptr().wrapping_add(from_offset));
+            backend.copy(raw, Place::Device(to), from, bytes as u64)
+        })?;
+        from.note_read(ticket.clone());
+        state = lock(&self.state);
+        match tie {
+            Some(tie) => lock(&tie.uses).written_by(ticket),
+            None => state.launches.written_by(ticket),
+        }
+        Ok(())
+    }
+
+    pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
+        let mut open: SmallVec<[Ticket; 8]> = SmallVec::new();
+        let mut state = lock(&self.state);
+        let mut add = |ticket: &Ticket| {
+            if !ticket.stream().is(stream) && !ticket.is_settled() {
+                open.push(ticket.clone());
+            }
+            Ok(())
+        };
+        let _ = state.launches.each(&mut add);
+        for tied in &state.tied {
+            let uses = lock(&tied.tie.uses);
+            let _ = if tied.writes { uses.each(&mut add) } else { uses.write.iter().try_for_each(&mut add) };
+        }
+        state.outside.retain(|ticket| !ticket.is_settled());
+        open.extend(state.outside.iter().cloned());
+        drop(state);
+        // A wait may wake others: not under the lock.
+        open.iter().try_for_each(|ticket| stream.wait(ticket))
+    }
+
+    pub(super) fn note_launch(&self, ticket: &Ticket) {
+        let mut state = lock(&self.state);
+        if state.shelf.is_empty() {
+            // Nothing is written that only launches know of: they may run beside each other.
+            state.launches.read_by(ticket.clone());
+        } else {
+            state.launches.written_by(ticket.clone());
+        }
+        for tied in &state.tied {
+            let mut uses = lock(&tied.tie.uses);
+            if tied.writes { uses.written_by(ticket.clone()) } else { uses.read_by(ticket.clone()) }
+        }
+    }
+
+    /// Launches that are not known to be done.
+    pub(crate) fn open_launches(&self) -> SmallVec<[Ticket; 3]> {
+        let mut state = lock(&self.state);
+        state.launches.forget_passed();
+        state.launches.all()
+    }
+}
+
+fn of_interest(uses: &Uses, write: bool) -> SmallVec<[Ticket; 3]> {
+    if write { uses.all() } else { uses.write.iter().cloned().collect() }
+}
+
+impl State {
+    fn find(&self, tie: &Arc<Tie>) -> Option<&Tied> {
+        self.tied.iter().find(|tied| Arc::ptr_eq(&tied.tie, tie))
+    }
+
+    fn tied(&mut self, tie: &Arc<Tie>) -> &mut Tied {
+        let at = self.tied.iter().position(|tied| Arc::ptr_eq(&tied.tie, tie)).unwrap_or_else(|| {
+            lock(&tie.kept).graphs += 1;
+            self.tied.push(Tied { tie: tie.clone(), writes: false, uses: Uses::default() });
+            self.tied.len() - 1
+        });
+        &mut self.tied[at]
+    }
+}
+
+impl Drop for Tied {
+    fn drop(&mut self) {
+        let mut kept = lock(&self.tie.kept);
+        kept.graphs -= 1;
+        let memory = if kept.graphs == 0 { kept.memory.take() } else { None };
+        drop(kept);
+        if let Some(memory) = memory {
+            memory.give_back();
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let State { shelf, launches, .. } = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let launches = launches.all();
+        for mut memory in shelf.drain(..) {
+            launches.iter().for_each(|launch| memory.own_uses().read_by(launch.clone()));
+            memory.give_back();
+        }
+    }
+}
+
+impl Memory {
+    /// What it is tied to graphs with: made at the first call. From then on its uses are there.
+    fn tie(&self) -> &Arc<Tie> {
+        if let Some(tie) = self.tie.get() {
+            return tie;
+        }
+        let mut uses = lock(&self.uses);
+        self.tie.get_or_init(|| {
+            let uses = Mutex::new(std::mem::take(&mut *uses));
+            let kept = Mutex::new(Kept { graphs: 0, memory: None });
+            Arc::new(Tie { home: self.home, bytes: self.bytes, uses, kept })
+        })
+    }
+
+    /// A turn at it, if graphs use it.
+    #[inline]
+    pub(super) fn turn(&self) -> Option<Turn> {
+        self.tie.get().map(|_| Turn::take())
+    }
+
+    #[cold]
+    pub(super) fn before_captured(&self, stream: &Stream, capture: &Capture, write: bool) -> Result<()> {
+        Hold::of(capture)?.before(self, stream, write)
+    }
+
+    /// An error on the thread of a capture that has something to do with it, for work that is not captured.
+    #[inline]
+    pub(super) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
+        match self.tie.get() {
+            None => Ok(()),
+            Some(tie) => self.is_outside(tie, stream),
+        }
+    }
+
+    #[cold]
+    fn is_outside(&self, tie: &Arc<Tie>, stream: &Stream) -> Result<()> {
+        if matches!(self.origin, Origin::Node) {
+            let text = format!(
+                "stream `{}` would use memory that a node of a graph makes: it is there within its launches only",
+                stream.name()
+            );
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        let hold = Capture::current().and_then(|capture| Hold::of(&capture).ok());
+        if hold.is_none_or(|hold| lock(&hold.state).find(tie).is_none()) {
+            return Ok(());
+        }
+        let text = format!(
+            "stream `{}` takes no part in the capture of what uses the same memory: what is enqueued there runs now, and \
+             at no launch; take a stream of the capture, an operator `cx.stream()`",
+            stream.name()
+        );
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
+    /// The capture may be over: then nothing was recorded, and the enqueue has said so.
+    #[cold]
+    pub(super) fn note_captured(&self, ticket: Ticket, capture: &Capture, write: bool) {
+        if let Ok(hold) = Hold::of(capture) {
+            hold.note(self, ticket, write);
+        }
+    }
+
+    /// Its owner has dropped it. Back, if no graph keeps it.
+    #[cold]
+    pub(super) fn unless_kept(mut self: Box<Self>) -> Option<Box<Self>> {
+        if let Origin::Graph { hold, .. } = &self.origin {
+            if let Some(hold) = hold.upgrade() {
+                hold.put(self);
+                return None;
+            }
+            if let Origin::Graph { origin, .. } = std::mem::replace(&mut self.origin, Origin::Nobody) {
+                self.origin = *origin;
+            }
+        }
+        let Some(tie) = self.tie.get().cloned() else { return Some(self) };
+        let mut kept = lock(&tie.kept);
+        if kept.graphs > 0 {
+            kept.memory = Some(self);
+            return None;
+        }
+        drop(kept);
+        self.tie.take();
+        self.uses = Mutex::new(std::mem::take(&mut *lock(&tie.uses)));
+        Some(self)
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = lock(&self.state);
+        f.debug_struct("Hold").field("tied", &state.tied.len()).field("own", &state.shelf.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,211 @@
+//! A capture: streams whose work is recorded into a graph, and what that has to wait for.
+//!
+//! A captured stream is one like any other, with tickets, clock and marks, over a [`Recorder`] in place of the device.
+//! Order between the streams of one capture becomes edges. What was enqueued elsewhere before is not waited for now: it is
+//! noted, and the graph's launches wait for it. What is captured has not run, so the host cannot wait for it, and neither
+//! can a stream outside: both is an error at once.
+//!
+//! ```text
+//!   captured waits for captured     an edge
+//!   captured waits for another      noted: each launch comes after it
+//!   another waits for captured      an error, as long as it is captured; afterwards nothing, for its tickets have passed
+//! ```
+//!
+//! A capture is entered by one thread, within one call, and cannot be held across an await.
+
+use std::{
+    any::Any,
+    cell::RefCell,
+    fmt,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use super::{Held, Stream, Streams, Ticket};
+use crate::{
+    device::{Device, draft::Few, recorder::Recorder},
+    error::{Error, ErrorKind, Result},
+    sync::lock,
+};
+
+/// See the [module](self).
+pub(crate) struct Capture {
+    device: Device,
+    recorder: Arc<Recorder>,
+    /// Its streams, made with the first.
+    streams: OnceLock<std::sync::Weak<Streams>>,
+    made: Mutex<Vec<Stream>>,
+    /// Each stream's latest.
+    outside: Mutex<Vec<Ticket>>,
+    over: AtomicBool,
+    /// What its nodes use beside memory.
+    kept: Mutex<Kept>,
+    /// What the layers above keep with it.
+    extension: OnceLock<Arc<dyn Any + Send + Sync>>,
+}
+
+/// To be kept as long as a graph.
+pub(crate) type Kept = Vec<Arc<dyn Any + Send + Sync>>;
+
+thread_local! {
+    /// Those that this thread is in, the innermost last.
+    static ENTERED: RefCell<Vec<Arc<Capture>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// This thread is in a capture until it is dropped.
+#[must_use]
+pub(crate) struct Entered(());
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let left = ENTERED.with(|entered| entered.borrow_mut().pop());
+        drop(left);
+    }
+}
+
+impl Capture {
+    pub(crate) fn new(device: &Device, recorder: Arc<Recorder>) -> Arc<Self> {
+        Arc::new(Self {
+            device: device.clone(),
+            recorder,
+            streams: OnceLock::new(),
+            made: Mutex::default(),
+            outside: Mutex::default(),
+            over: AtomicBool::new(false),
+            kept: Mutex::default(),
+            extension: OnceLock::new(),
+        })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    /// What a layer above keeps with it: made at the first call.
+    pub(crate) fn extension<T: Any + Send + Sync>(&self, make: impl FnOnce() -> Arc<T>) -> Option<Arc<T>> {
+        self.extension.get_or_init(|| make()).clone().downcast().ok()
+    }
+
+    /// The capture that this thread is in.
+    pub(crate) fn current() -> Option<Arc<Self>> {
+        ENTERED.with(|entered| entered.borrow().last().cloned())
+    }
+
+    /// Until the guard is dropped this thread is in it.
+    pub(crate) fn enter(self: &Arc<Self>) -> Entered {
+        ENTERED.with(|entered| entered.borrow_mut().push(self.clone()));
+        Entered(())
+    }
+
+    /// A stream of it, whose first work comes after these nodes.
+    pub(crate) fn stream(self: &Arc<Self>, name: &str, after: Few) -> Result<Stream> {
+        let mut made = lock(&self.made);
+        let known = self.streams.get().and_then(std::sync::Weak::upgrade);
+        let streams = known.unwrap_or_else(|| Streams::captured(&self.device, self));
+        let _ = self.streams.set(Arc::downgrade(&streams));
+        let held = Held::captured(&self.recorder, self.recorder.stream(name, after));
+        let stream = Stream::among(streams, &self.device, name.into(), held)?;
+        made.push(stream.clone());
+        Ok(stream)
+    }
+
+    /// Nothing more is recorded. Its tickets count as passed, and nobody waits for them.
+    pub(crate) fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        self.recorder.set_open(false);
+        for stream in std::mem::take(&mut *lock(&self.made)) {
+            stream.0.completion.advance(u64::MAX);
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Its nodes use this.
+    pub(crate) fn keep(&self, used: Arc<dyn Any + Send + Sync>) {
+        lock(&self.kept).push(used);
+    }
+
+    /// For whoever has the nodes from now on.
+    pub(crate) fn take_kept(&self) -> Kept {
+        std::mem::take(&mut *lock(&self.kept))
+    }
+
+    /// What its launches have to come after: work of other streams that had not passed when it was met.
+    pub(crate) fn take_outside(&self) -> Vec<Ticket> {
+        std::mem::take(&mut *lock(&self.outside))
+    }
+
+    fn comes_after(&self, ticket: &Ticket) {
+        let mut outside = lock(&self.outside);
+        match outside.iter_mut().find(|known| known.stream().is(ticket.stream())) {
+            Some(known) if known.number() < ticket.number() => *known = ticket.clone(),
+            Some(_) => {}
+            None => outside.push(ticket.clone()),
+        }
+    }
+}
+
+/// Whether both are streams of one capture, so that the wait is an edge. A wait of a captured stream for another is noted;
+/// one of another stream for a captured one is an error.
+#[cold]
+pub(super) fn is_one_of_both(stream: &Stream, ticket: &Ticket) -> Result<bool> {
+    let (mine, other) = (stream.0.streams.capture(), ticket.stream().0.streams.capture());
+    let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
+    match (mine, other) {
+        (Some(mine), Some(other)) if Arc::ptr_eq(mine, other) => Ok(true),
+        (_, Some(_)) => wrong(format!(
+            "stream `{}` would wait for stream `{}`, whose work is captured and does not run: it takes no part in that capture",
+            stream.name(),
+            ticket.stream().name()
+        )),
+        (Some(mine), None) => {
+            mine.comes_after(ticket);
+            Ok(false)
+        }
+        (None, None) => Ok(true),
+    }
+}
+
+impl Stream {
+    /// What it is captured for, if it is.
+    #[inline]
+    pub(crate) fn capture(&self) -> Option<&Arc<Capture>> {
+        self.0.streams.capture()
+    }
+
+    /// An error if its work does not run.
+    #[inline]
+    pub(super) fn not_captured(&self) -> Result<()> {
+        match self.capture() {
+            None => Ok(()),
+            Some(_) => Err(self.is_captured()),
+        }
+    }
+
+    #[cold]
+    fn is_captured(&self) -> Error {
+        let text = format!(
+            "the work of stream `{}` is captured, and none of it has run: the host can neither wait for it nor look at \
+             what it makes; do that before the capture, or after the graph's launch",
+            self.name()
+        );
+        Error::new(ErrorKind::Usage, text)
+    }
+}
+
+impl fmt::Debug for Capture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capture")
+            .field("device", &self.device.name())
+            .field("over", &self.is_over())
+            .finish_non_exhaustive()
+    }
+}
