@@ -429,6 +429,16 @@ fn a_launch_that_the_device_refuses_leaves_no_trace() {
     paper.refuse.store(false, std::sync::atomic::Ordering::Relaxed);
     fill(&device, b, memory, 1, 64).unwrap();
     assert!(start(&device, exec, a).unwrap_err().is_race());
+    // Nor is a launch ordered by one that never was.
+    let graph = device.graph_create().unwrap();
+    reading(&device, graph, &[], memory, 64).unwrap();
+    let exec = device.graph_instantiate(graph).unwrap();
+    paper.refuse.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(start(&device, exec, b).unwrap_err().kind(), ErrorKind::Driver);
+    paper.refuse.store(false, std::sync::atomic::Ordering::Relaxed);
+    assert!(start(&device, exec, a).unwrap_err().is_race());
+    start(&device, exec, b).unwrap();
+    start(&device, exec, a).unwrap();
 }
 
 #[test]
