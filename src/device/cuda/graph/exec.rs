@@ -39,7 +39,14 @@ impl CudaBackend {
     pub(in super::super) fn instantiate(&self, raw: RawGraph) -> Result<RawExec> {
         self.finish(raw)?;
         let driver = self.cx.enter()?;
-        let memory = self.graphs.book().graph(raw).memory;
+        let (memory, execs) = {
+            let mut book = self.graphs.book();
+            let graph = book.graph(raw);
+            (graph.memory, graph.execs)
+        };
+        if memory && execs > 0 {
+            return Err(self.usage("a graph that makes memory has one exec at a time, and there is one"));
+        }
         let mut made = ptr::null_mut();
         // Of a kind that the driver writes into: nothing in it is looked at as what it may not be.
         let mut params = MaybeUninit::new(CUDA_GRAPH_INSTANTIATE_PARAMS {
