@@ -185,6 +185,33 @@ fn a_node_that_is_removed_leaves_its_edges() {
 }
 
 #[test]
+fn an_edge_may_lead_back_to_what_was_added_before() {
+    let device = open(Emulated::new());
+    let (work, order) = (stream(&device, "work"), Order::default());
+    let (child, graph) = (device.graph_create().unwrap(), device.graph_create().unwrap());
+    note(&device, child, &[], &order, "within");
+    let last = note(&device, graph, &[], &order, "last");
+    let first = add(&device, graph, &[], &NodeWork::Child(child)).unwrap();
+    let between = note(&device, graph, &[], &order, "between");
+    device.graph_order(graph, first, between).unwrap();
+    device.graph_order(graph, between, last).unwrap();
+    device.graph_order(graph, between, last).unwrap();
+    let error = device.graph_order(graph, last, first).unwrap_err();
+    assert!(error.to_string().contains("a cycle"), "{error}");
+    assert!(device.graph_order(graph, first, first).is_err());
+    assert!(device.graph_order(child, first, last).is_err());
+    let exec = device.graph_instantiate(graph).unwrap();
+    device.graph_remove(graph, between).unwrap();
+    let shorter = device.graph_instantiate(graph).unwrap();
+    for _ in 0..4 {
+        run(&device, exec, work).unwrap();
+        assert_eq!(taken(&order), ["within", "between", "last"]);
+        run(&device, shorter, work).unwrap();
+        assert_eq!(taken(&order), ["within", "last"]);
+    }
+}
+
+#[test]
 fn an_exec_never_overlaps_itself() {
     let device = open(Emulated::new().workers(4));
     let streams = [stream(&device, "a"), stream(&device, "b"), stream(&device, "c")];
