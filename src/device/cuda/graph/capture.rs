@@ -4,7 +4,8 @@
 //!
 //! ```text
 //!   all is well       the nodes that are new are the library's; whoever comes after it comes after the stream's last ones
-//!   anything is not   what has been added is taken out again, and the stream is not used again
+//!   anything is not   what has been added is taken out again, and the stream is not used again; a driver that does not
+//!                     take it out (580.159.04 does not) leaves a graph that is of no use any more, and says so
 //! ```
 //!
 //! Where the driver cannot capture into a graph (before CUDA 12.3), and where it could not take out again what was added
@@ -81,7 +82,8 @@ impl CudaBackend {
         }
     }
 
-    /// Calls with a stream that captures, and then looks at what that has added. If any of it fails, nothing was added.
+    /// Calls with a stream that captures, and then looks at what that has added. If any of it fails, nothing was added, or
+    /// the graph is spoiled.
     fn capture(
         &self,
         raw: RawGraph,

@@ -107,7 +107,9 @@ impl CudaBackend {
         let Ok(driver) = self.cx.enter() else { return };
         for memory in ended.iter().flat_map(|ended| &ended.kept) {
             // SAFETY: memory of the last launch, which is done. If there was none it is refused.
-            let _ = unsafe { self.memory.free(&self.cx, *memory) };
+            if let Err(error) = unsafe { self.memory.free(&self.cx, *memory) } {
+                tracing::debug!(%error, "memory that no node gives back");
+            }
         }
         {
             let _alone = self.gate.alone();

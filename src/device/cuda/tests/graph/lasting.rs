@@ -88,6 +88,7 @@ fn memory_of_a_graph_comes_and_goes_with_it() {
     let exec = bench.exec(graph);
     (0..3).for_each(|_| bench.launch(exec));
     bench.end(&[exec], &[graph]);
+    device.memory.trim(&device.cx).unwrap();
     let after = device.memory().unwrap().free;
     assert!(after + LARGE / 2 > before, "{before} bytes were free, and now {after}");
 }
