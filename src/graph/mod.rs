@@ -56,7 +56,7 @@ use crate::{
         recorder::Recorder,
     },
     error::{Error, ErrorKind, Result},
-    memory::hold::Hold,
+    memory::{Memory, hold::Hold},
     stream::capture::Capture,
 };
 
@@ -239,6 +239,11 @@ impl Graph {
     /// [`Driver`](ErrorKind::Driver) for what the driver does not make an exec of.
     pub fn instantiate(&self) -> Result<Exec> {
         Exec::new(self)
+    }
+
+    /// Whether its nodes write this memory, which was there before it.
+    pub(crate) fn writes(&self, memory: &Memory) -> bool {
+        self.0.hold.writes(memory)
     }
 
     /// Its own, and those of its children, and of theirs.

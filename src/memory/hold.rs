@@ -188,6 +188,11 @@ impl Hold {
         }
     }
 
+    /// Whether nodes write this memory.
+    pub(crate) fn writes(&self, memory: &Memory) -> bool {
+        memory.tie.get().is_some_and(|tie| lock(&self.state).find(tie).is_some_and(|tied| tied.writes))
+    }
+
     /// What a look of the host at memory would have to wait for.
     pub(super) fn open_uses(memory: &Memory, write: bool) -> SmallVec<[Ticket; 3]> {
         let Some(tie) = memory.tie.get() else { return SmallVec::new() };
