@@ -130,6 +130,47 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// What this thread enqueues here from now on, and on what waits for it, becomes a graph.
+    pub(crate) fn begin_capture(&self) {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: it is live.
+        unsafe { result::stream::begin_capture(self.0, mode).expect("begins a capture") };
+    }
+
+    /// That graph.
+    pub(crate) fn end_capture(&self) -> Graph {
+        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        // SAFETY: its capture has begun on this thread; the graph lives as long as its exec.
+        unsafe {
+            let graph = result::stream::end_capture(self.0).expect("a capture that ends well");
+            let exec = result::graph::instantiate(graph, flags).expect("a graph that can be launched");
+            result::graph::destroy(graph).expect("ends");
+            Graph(exec)
+        }
+    }
+}
+
+/// A graph that can be launched.
+pub(crate) struct Graph(sys::CUgraphExec);
+
+// SAFETY: used by one thread at a time.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    pub(crate) fn launch(&self, stream: &Stream) {
+        // SAFETY: both are live.
+        unsafe { result::graph::launch(self.0, stream.0).expect("launches") };
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made by `end_capture`, used by nobody after this.
+        unsafe { result::graph::exec_destroy(self.0).expect("ends") };
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: made by `new`, used by nobody after this.

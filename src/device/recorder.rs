@@ -130,6 +130,11 @@ impl Recorder {
         stream
     }
 
+    /// A stream goes on after this node.
+    pub(crate) fn go_on_after(&self, stream: RawStream, node: usize) {
+        self.state().come_to(stream, node);
+    }
+
     /// What a stream has come to.
     pub(crate) fn end_of(&self, stream: RawStream) -> Few {
         self.state().streams.get(&stream).map(|lane| lane.at.clone()).unwrap_or_default()
@@ -186,13 +191,6 @@ impl Recorder {
     pub(crate) fn call(&self, after: Few, function: HostCallback) -> Result<usize> {
         // SAFETY: it touches no memory of the device's.
         unsafe { self.add(after, &NodeWork::Host(function)) }
-    }
-
-    /// A node that records an event at each launch, or waits for it. The event lives as long as the graph and its execs.
-    pub(crate) fn event(&self, after: Few, event: RawEvent, record: bool) -> Result<usize> {
-        let work = if record { NodeWork::Record(event) } else { NodeWork::Wait(event) };
-        // SAFETY: it touches no memory.
-        unsafe { self.add(after, &work) }
     }
 
     /// `after` comes after `before`, too. False if that would be a cycle.

@@ -1,12 +1,12 @@
 //! [`Builder`]: a graph, node by node.
 
-use std::fmt;
+use std::{borrow::Borrow, fmt};
 
 use super::{Graph, Node, Sketch};
 use crate::{
-    device::{Device, draft::Few},
+    device::{Device, backend::Condition, draft::Few},
     error::{Error, ErrorKind, Result},
-    memory::execution,
+    memory::{Buffer, DeviceSlice, DeviceSliceMut, Plain, execution},
     stream::Stream,
 };
 
@@ -25,7 +25,7 @@ use crate::{
 /// let one = graph.add(&[], |stream| stream.fill(&mut left, 1))?;
 /// let two = graph.add(&[], |stream| stream.fill(&mut right, 2))?;        // beside it
 /// let both = graph.add(&[], |stream| stream.copy(&left, &mut right))?;   // after both
-/// let graph = graph.build();
+/// let graph = graph.build()?;
 /// assert!(graph.comes_after(both, one) && graph.comes_after(both, two) && !graph.comes_after(two, one));
 ///
 /// let stream = Stream::new(&device)?;
@@ -100,8 +100,141 @@ impl Builder {
             let text = format!("a graph of {} in one of {device}", graph.device());
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        let at = execution::add_child(&self.sketch.recorder, after, &graph.0.recorder)?;
-        self.sketch.children.push(graph.clone());
+        let Sketch { recorder, hold, children, capture, .. } = &mut self.sketch;
+        let stream = capture.stream("child", after)?;
+        // After those of this graph that use the same memory, and after itself, if it is in here already.
+        graph.holds().iter().try_for_each(|other| hold.before_all_of(other, &stream))?;
+        let twins = children.iter().filter(|(child, _)| child.shares_memory_of_its_own(graph)).map(|(_, at)| *at);
+        let end = recorder.end_of(stream.raw());
+        let after = recorder.state().draft.last_of(end.into_iter().chain(twins));
+        let at = execution::add_child(recorder, after, &graph.0.recorder)?;
+        recorder.go_on_after(stream.raw(), at);
+        let ticket = stream.enqueue(|_, _| Ok(()))?;
+        graph.holds().iter().for_each(|other| hold.note_all_of(other, &ticket));
+        children.push((graph.clone(), at));
+        Ok(self.sketch.node(at))
+    }
+
+    /// Adds a node that makes memory at each launch, and the memory, for nodes that come after it: the driver uses the same
+    /// memory again for graphs that do not run at once. It is given back by [`free`](Self::free), or else by the graph's last
+    /// node to use it. Such a graph has one [`Exec`](super::Exec) at a time.
+    ///
+    /// ```
+    /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// # let device = Device::emulated(Emulated::new());
+    /// # let stream = Stream::new(&device)?;
+    /// # let mut data = Buffer::from_slice(&stream, &[0_u8; 4])?;
+    /// let mut graph = Graph::builder(&device)?;
+    /// let (_, mut scratch) = graph.alloc::<u8>(&[], 4)?;
+    /// graph.add(&[], |stream| stream.fill(&mut scratch, 1))?;
+    /// graph.add(&[], |stream| stream.copy(&scratch, &mut data))?;
+    /// graph.free(&[], scratch)?;
+    /// graph.build()?.instantiate()?.launch(&stream)?;
+    /// # assert_eq!(data.to_vec(&stream).await?, [1; 4]);
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for no elements or a node of another graph; [`OutOfMemory`](ErrorKind::OutOfMemory).
+    pub fn alloc<T: Plain>(&mut self, after: &[Node], len: usize) -> Result<(Node, Buffer<T>)> {
+        let after = self.find_all(after)?;
+        let Sketch { recorder, hold, capture, .. } = &self.sketch;
+        let stream = capture.stream("allocation", after)?;
+        let (at, buffer) = execution::add_alloc(recorder, hold, &stream, len)?;
+        Ok((self.sketch.node(at), buffer))
+    }
+
+    /// Adds a node that gives back what a node of [`alloc`](Self::alloc) makes, after those that use it.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for other memory.
+    pub fn free<T: Plain>(&mut self, after: &[Node], buffer: Buffer<T>) -> Result<Node> {
+        let after = self.find_all(after)?;
+        let Sketch { recorder, hold, capture, .. } = &self.sketch;
+        let stream = capture.stream("free", after)?;
+        execution::add_free(recorder, hold, &stream, buffer).map(|at| self.sketch.node(at))
+    }
+
+    /// Adds what `body` adds, to run once, if the first element of the flag is not 0 when its turn comes. It comes after all
+    /// nodes so far.
+    ///
+    /// ```
+    /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let device = Device::emulated(Emulated::new());
+    /// let stream = Stream::new(&device)?;
+    /// let mut flag = Buffer::from_slice(&stream, &[0_u32])?;
+    /// let mut data = Buffer::from_slice(&stream, &[0_u8; 4])?;
+    /// let mut graph = Graph::builder(&device)?;
+    /// graph.run_if(&[], &flag, |body| body.add(&[], |stream| stream.fill(&mut data, 1)).map(drop))?;
+    /// let exec = graph.build()?.instantiate()?;
+    /// exec.launch(&stream)?;
+    /// assert_eq!(data.to_vec(&stream).await?, [0; 4]);
+    /// stream.fill(&mut flag, 1)?;
+    /// exec.launch(&stream)?;
+    /// assert_eq!(data.to_vec(&stream).await?, [1; 4]);
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`add`](Self::add); [`Usage`](ErrorKind::Usage) for a flag that is not on the graph's device, or where the driver has
+    /// no such nodes (before CUDA 12.4).
+    pub fn run_if<F: DeviceSlice<u32> + ?Sized>(
+        &mut self,
+        after: &[Node],
+        flag: &F,
+        body: impl FnOnce(&mut Builder) -> Result<()>,
+    ) -> Result<Node> {
+        self.conditional::<_, F>(after, Condition::If, flag, |builder, _| body(builder))
+    }
+
+    /// Adds what `body` adds, to run again and again, as long as the first element of the flag is not 0 before each round. The
+    /// body is given the flag: something in it should write 0 there at some time.
+    ///
+    /// # Errors
+    /// As [`run_if`](Self::run_if).
+    pub fn run_while<F: DeviceSliceMut<u32> + ?Sized>(
+        &mut self,
+        after: &[Node],
+        flag: &mut F,
+        body: impl FnOnce(&mut Builder, &mut F) -> Result<()>,
+    ) -> Result<Node> {
+        self.conditional::<_, F>(after, Condition::While, flag, body)
+    }
+
+    fn conditional<S: Borrow<F>, F: DeviceSlice<u32> + ?Sized>(
+        &mut self,
+        after: &[Node],
+        when: Condition,
+        flag: S,
+        body: impl FnOnce(&mut Builder, S) -> Result<()>,
+    ) -> Result<Node> {
+        self.find_all(after)?;
+        let Sketch { recorder, hold, capture, .. } = &self.sketch;
+        // What the body will use is not known yet.
+        let all = {
+            let state = recorder.state();
+            state.draft.last_of(state.draft.all().map(|(at, _)| at))
+        };
+        let stream = capture.stream("conditional", all)?;
+        flag.borrow().view().memory.before_read(&stream)?;
+        let end = recorder.end_of(stream.raw());
+        let (at, within) = execution::add_conditional(recorder, &stream, end, when, flag.borrow().view())?;
+        recorder.go_on_after(stream.raw(), at);
+        let ticket = stream.enqueue(|_, _| Ok(()))?;
+        flag.borrow().view().memory.note_read(ticket);
+        let mut inner = Builder { sketch: Sketch::over(capture.device(), within) };
+        body(&mut inner, flag)?;
+        // Launches come after what uses its memory elsewhere, and nodes after this one.
+        hold.before_all_of(&inner.sketch.hold, &stream)?;
+        let ticket = stream.enqueue(|_, _| Ok(()))?;
+        hold.note_all_of(&inner.sketch.hold, &ticket);
+        self.sketch.children.push((inner.build()?, at));
         Ok(self.sketch.node(at))
     }
 
@@ -126,8 +259,13 @@ impl Builder {
     }
 
     /// The graph.
-    pub fn build(self) -> Graph {
-        self.sketch.finish(Vec::new())
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn build(self) -> Result<Graph> {
+        let Sketch { recorder, hold, capture, .. } = &self.sketch;
+        execution::add_frees(recorder, hold, || capture.stream("free", Few::new()))?;
+        Ok(self.sketch.finish(Vec::new()))
     }
 
     fn find_all(&self, nodes: &[Node]) -> Result<Few> {

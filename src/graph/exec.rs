@@ -7,7 +7,7 @@ use crate::{
     device::backend::Refused,
     error::{Error, ErrorKind, Result},
     memory::execution::Execution,
-    stream::{Stream, Ticket},
+    stream::{Stream, Ticket, capture::Kept},
     sync::lock,
 };
 
@@ -19,8 +19,8 @@ pub struct Exec {
     /// Before the graph: it goes first.
     execution: Execution,
     graph: Graph,
-    /// It was updated with these: what their nodes use is used by its launches.
-    updates: Mutex<Vec<Graph>>,
+    /// It was updated with these, and its nodes were set to use this: its launches do.
+    updates: Mutex<(Vec<Graph>, Kept)>,
 }
 
 impl Exec {
@@ -67,7 +67,7 @@ impl Exec {
         }
         match self.execution.update(&graph.0.recorder, graph.holds())? {
             Ok(()) => {
-                lock(&self.updates).push(graph.clone());
+                lock(&self.updates).0.push(graph.clone());
                 Ok(())
             }
             Err(refused) => Err(wrong(&refused, graph)),
@@ -106,6 +106,7 @@ impl Exec {
             work(&stream)
         });
         recorder.set_open(false);
+        lock(&self.updates).1.extend(sketch.capture.take_kept());
         drop(sketch);
         self.outcome(at, set?, "nothing was enqueued for it")
     }

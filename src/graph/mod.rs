@@ -32,6 +32,7 @@ mod builder;
 mod capture;
 mod copies;
 mod dot;
+mod event;
 mod exec;
 mod registry;
 
@@ -46,6 +47,7 @@ use std::{
 pub use builder::Builder;
 pub use capture::Capturing;
 pub use copies::InputCopy;
+pub use event::GraphEvent;
 pub use exec::Exec;
 pub use registry::Registry;
 
@@ -56,8 +58,8 @@ use crate::{
         recorder::Recorder,
     },
     error::{Error, ErrorKind, Result},
-    memory::{Memory, hold::Hold},
-    stream::capture::Capture,
+memory::{Memory, hold::Hold},
+    stream::capture::{Capture, Kept},
 };
 
 /// Work of one device, recorded: nodes, and what comes after what. See the [module](self).
@@ -73,7 +75,10 @@ struct Inner {
     /// Before the holds: the nodes go before the memory that they use.
     recorder: Arc<Recorder>,
     hold: Arc<Hold>,
-    children: Vec<Graph>,
+    /// With the nodes that they are.
+    children: Vec<(Graph, usize)>,
+    /// What its nodes use beside memory.
+    _kept: Kept,
     inputs: Vec<InputCopy>,
 }
 
@@ -136,7 +141,7 @@ struct Sketch {
     recorder: Arc<Recorder>,
     hold: Arc<Hold>,
     capture: Arc<Capture>,
-    children: Vec<Graph>,
+    children: Vec<(Graph, usize)>,
 }
 
 impl Sketch {
@@ -184,6 +189,7 @@ impl Sketch {
             recorder: self.recorder.clone(),
             hold: self.hold.clone(),
             children: std::mem::take(&mut self.children),
+            _kept: self.capture.take_kept(),
             inputs,
         }))
     }
@@ -249,8 +255,14 @@ impl Graph {
     /// Its own, and those of its children, and of theirs.
     fn holds(&self) -> Vec<Arc<Hold>> {
         let mut holds = vec![self.0.hold.clone()];
-        self.0.children.iter().for_each(|child| holds.extend(child.holds()));
+        self.0.children.iter().for_each(|(child, _)| holds.extend(child.holds()));
         holds
+    }
+
+    /// Whether both have some graph's own memory in them.
+    fn shares_memory_of_its_own(&self, other: &Graph) -> bool {
+        let theirs = other.holds();
+        self.holds().iter().any(|mine| theirs.iter().any(|hold| Arc::ptr_eq(mine, hold)))
     }
 
     /// For people: what a node is and whose.

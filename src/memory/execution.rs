@@ -7,16 +7,20 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
 };
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
-use super::hold::{Hold, Turn};
+use super::{
+    Buffer, Home, Memory, Origin, Owned, Plain,
+    buffer::{View, bytes_of},
+    hold::{Hold, Turn},
+};
 use crate::{
     device::{
         Device,
-        backend::{Backend, NodeWork, RawExec, Refused},
+        backend::{Address, Backend, Condition, NodeWork, RawExec, RawNode, Refused},
         draft::{Few, Kind},
         recorder::Recorder,
     },
@@ -43,10 +47,6 @@ impl Execution {
         let raw = Streams::of(device).heed(device.backend().graph_instantiate(state.graph))?;
         drop(state);
         Ok(Self { device: device.clone(), raw, holds: Mutex::new(holds) })
-    }
-
-    pub(crate) fn raw(&self) -> RawExec {
-        self.raw
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -146,7 +146,7 @@ fn keep(holds: &mut Holds, more: impl IntoIterator<Item = Arc<Hold>>) {
 }
 
 /// A node that the driver knows as one.
-fn raw_of(recorder: &Recorder, node: usize) -> Option<(crate::device::backend::RawNode, Kind)> {
+fn raw_of(recorder: &Recorder, node: usize) -> Option<(RawNode, Kind)> {
     let state = recorder.state();
     let node = state.draft.get(node)?;
     match (node.kind, &*node.raw) {
@@ -161,6 +161,90 @@ pub(crate) fn add_child(recorder: &Recorder, after: Few, child: &Recorder) -> Re
     let child = child.state().graph;
     // SAFETY: what the child's nodes use is held by the holds of its graph, which the caller keeps with this one's.
     unsafe { recorder.add(after, &NodeWork::Child(child)) }
+}
+
+/// Adds a node that makes memory at each launch, and the memory, for the nodes that come after it.
+pub(crate) fn add_alloc<T: Plain>(
+    recorder: &Recorder,
+    hold: &Hold,
+    stream: &Stream,
+    len: usize,
+) -> Result<(usize, Buffer<T>)> {
+    let bytes = bytes_of::<T>(len)?;
+    if bytes == 0 {
+        return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element"));
+    }
+    let mut address = Address(0);
+    let name = format!("allocation of {bytes} bytes");
+    let at = recorder.added(recorder.end_of(stream.raw()), Kind::Alloc, name, |backend, graph, before| {
+        let (node, made) = backend.graph_add_alloc(graph, before, bytes as u64)?;
+        address = made;
+        Ok(node)
+    })?;
+    recorder.go_on_after(stream.raw(), at);
+    let memory = Memory {
+        device: stream.device().clone(),
+        home: Home::Device(address),
+        bytes,
+        size: bytes as u64,
+        lane: 0,
+        uses: Mutex::default(),
+        tie: OnceLock::new(),
+        account: None,
+        origin: Origin::Node,
+    };
+    let mut memory = Owned::new(Box::new(memory));
+    hold.made(&memory, address);
+    let ticket = stream.enqueue(|_, _| Ok(()))?;
+    memory.note_write(ticket);
+    Ok((at, Buffer::of_memory(memory, len)))
+}
+
+/// Adds a node that gives back what another makes, after all that uses it.
+pub(crate) fn add_free<T: Plain>(
+    recorder: &Recorder,
+    hold: &Hold,
+    stream: &Stream,
+    buffer: Buffer<T>,
+) -> Result<usize> {
+    let address = hold.unmake(&buffer.into_memory(), stream)?;
+    let address = address
+        .ok_or_else(|| Error::new(ErrorKind::Usage, "memory that no node of this graph makes: drop it, simply"))?;
+    // SAFETY: a node of this graph makes it; this one comes after that and after all that uses it, and whoever had it has
+    // given it away.
+    unsafe { recorder.add(recorder.end_of(stream.raw()), &NodeWork::Free(address)) }
+}
+
+/// Adds such nodes for all that no node gives back yet.
+pub(crate) fn add_frees(recorder: &Recorder, hold: &Hold, stream: impl Fn() -> Result<Stream>) -> Result<()> {
+    loop {
+        let stream = stream()?;
+        let Some(address) = hold.unmake_next(&stream)? else { return Ok(()) };
+        // SAFETY: as above; nobody adds any more to this graph.
+        unsafe { recorder.add(recorder.end_of(stream.raw()), &NodeWork::Free(address)) }?;
+    }
+}
+
+/// Adds a node with a graph within it, that runs as the first of these elements says; and the recorder of that graph.
+pub(crate) fn add_conditional(
+    recorder: &Recorder,
+    stream: &Stream,
+    after: Few,
+    when: Condition,
+    flag: View<'_>,
+) -> Result<(usize, Arc<Recorder>)> {
+    if flag.len == 0 {
+        return Err(Error::new(ErrorKind::Usage, "a flag without elements: it is the first"));
+    }
+    let address = flag.memory.address()?;
+    if flag.memory.device() != stream.device() {
+        let text = format!("a flag on {} for a graph of {}", flag.memory.device(), stream.device());
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
+    // SAFETY: the flag has four bytes at least, in this device's memory; the graph's hold keeps it, as the caller notes its
+    // use.
+    let (node, within) = unsafe { recorder.add_conditional(after, when, address) }?;
+    Ok((node, Recorder::within(recorder.inner(), within)))
 }
 
 /// What is left of one that was dropped while launches of it run.
@@ -212,9 +296,4 @@ impl fmt::Debug for Execution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Execution").field("device", &self.device.name()).field("raw", &self.raw).finish_non_exhaustive()
     }
-}
-
-/// The holds of one graph alone.
-pub(crate) fn held_by(hold: &Arc<Hold>) -> Holds {
-    smallvec![hold.clone()]
 }

@@ -46,6 +46,8 @@ struct State {
     shelf: Vec<Box<Memory>>,
     /// Launches, as uses of what lies there.
     launches: Uses,
+    /// Memory that nodes make and none gives back yet.
+    made: Vec<(Arc<Tie>, Address)>,
     /// What launches come after beside that: as it was when it was captured.
     outside: Vec<Ticket>,
 }
@@ -147,6 +149,8 @@ impl Hold {
         let mut memory = heap.alloc_outside(device, bytes, None, drawn)?;
         let origin = std::mem::replace(&mut memory.origin, Origin::Nobody);
         memory.origin = Origin::Graph { hold: self.this.clone(), origin: Box::new(origin) };
+        // So that it is known to be the capture's before its first use.
+        lock(&self.state).tied(memory.tie());
         Ok(memory)
     }
 
@@ -170,14 +174,20 @@ impl Hold {
     /// A captured use of memory is about to be enqueued: it comes after those within the capture, by edges, and each launch
     /// after those outside.
     fn before(&self, memory: &Memory, stream: &Stream, write: bool) -> Result<()> {
-        let tie = memory.tie();
+        self.before_tied(memory.tie(), stream, write)
+    }
+
+    fn before_tied(&self, tie: &Arc<Tie>, stream: &Stream, write: bool) -> Result<()> {
         let outside = of_interest(&lock(&tie.uses), write);
         let within = lock(&self.state).find(tie).map(|tied| of_interest(&tied.uses, write)).unwrap_or_default();
         within.iter().chain(&outside).try_for_each(|ticket| stream.wait(ticket))
     }
 
     fn note(&self, memory: &Memory, ticket: Ticket, write: bool) {
-        let tie = memory.tie();
+        self.note_tied(memory.tie(), ticket, write);
+    }
+
+    fn note_tied(&self, tie: &Arc<Tie>, ticket: Ticket, write: bool) {
         let mut state = lock(&self.state);
         let tied = state.tied(tie);
         tied.writes |= write;
@@ -191,6 +201,40 @@ impl Hold {
     /// Whether nodes write this memory.
     pub(crate) fn writes(&self, memory: &Memory) -> bool {
         memory.tie.get().is_some_and(|tie| lock(&self.state).find(tie).is_some_and(|tied| tied.writes))
+    }
+
+    /// A node of this graph makes this memory.
+    pub(super) fn made(&self, memory: &Memory, address: Address) {
+        lock(&self.state).made.push((memory.tie().clone(), address));
+    }
+
+    /// A node that comes after `stream` is about to give it back. Its address, if a node of this graph makes it.
+    pub(super) fn unmake(&self, memory: &Memory, stream: &Stream) -> Result<Option<Address>> {
+        let tie = memory.tie();
+        let mut state = lock(&self.state);
+        let Some(at) = state.made.iter().position(|(made, _)| Arc::ptr_eq(made, tie)) else { return Ok(None) };
+        let (tie, address) = state.made.swap_remove(at);
+        drop(state);
+        self.before_tied(&tie, stream, true)?;
+        Ok(Some(address))
+    }
+
+    /// The same, for all that nobody has said it of.
+    pub(super) fn unmake_next(&self, stream: &Stream) -> Result<Option<Address>> {
+        let made = lock(&self.state).made.pop();
+        made.map(|(tie, address)| self.before_tied(&tie, stream, true).map(|()| address)).transpose()
+    }
+
+    /// All that another graph's nodes use is about to be used by a node of this one.
+    pub(crate) fn before_all_of(&self, other: &Self, stream: &Stream) -> Result<()> {
+        let all: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.tie.clone(), tied.writes)).collect();
+        all.iter().try_for_each(|(tie, write)| self.before_tied(tie, stream, *write))
+    }
+
+    /// It is.
+    pub(crate) fn note_all_of(&self, other: &Self, ticket: &Ticket) {
+        let all: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.tie.clone(), tied.writes)).collect();
+        all.iter().for_each(|(tie, write)| self.note_tied(tie, ticket.clone(), *write));
     }
 
     /// What a look of the host at memory would have to wait for.
@@ -381,6 +425,36 @@ impl Memory {
         Hold::of(capture)?.before(self, stream, write)
     }
 
+    /// An error on the thread of a capture that has something to do with it, for work that is not captured.
+    #[inline]
+    pub(super) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
+        match self.tie.get() {
+            None => Ok(()),
+            Some(tie) => self.is_outside(tie, stream),
+        }
+    }
+
+    #[cold]
+    fn is_outside(&self, tie: &Arc<Tie>, stream: &Stream) -> Result<()> {
+        if matches!(self.origin, Origin::Node) {
+            let text = format!(
+                "stream `{}` would use memory that a node of a graph makes: it is there within its launches only",
+                stream.name()
+            );
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        let hold = Capture::current().and_then(|capture| Hold::of(&capture).ok());
+        if hold.is_none_or(|hold| lock(&hold.state).find(tie).is_none()) {
+            return Ok(());
+        }
+        let text = format!(
+            "stream `{}` takes no part in the capture of what uses the same memory: what is enqueued there runs now, and \
+             at no launch; take a stream of the capture, an operator `cx.stream()`",
+            stream.name()
+        );
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
     /// The capture may be over: then nothing was recorded, and the enqueue has said so.
     #[cold]
     pub(super) fn note_captured(&self, ticket: Ticket, capture: &Capture, write: bool) {
@@ -401,7 +475,7 @@ impl Memory {
                 self.origin = *origin;
             }
         }
-        let tie = self.tie.get()?.clone();
+        let Some(tie) = self.tie.get().cloned() else { return Some(self) };
         let mut kept = lock(&tie.kept);
         if kept.graphs > 0 {
             kept.memory = Some(self);

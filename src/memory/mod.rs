@@ -121,6 +121,8 @@ enum Origin {
     User(Box<User>),
     /// Made for a graph, which keeps it. Then it goes to where it came from.
     Graph { hold: Weak<Hold>, origin: Box<Origin> },
+    /// A node of a graph makes it at each launch, and another gives it back.
+    Node,
     /// On its way from one of these to another.
     Nobody,
 }
@@ -130,7 +132,7 @@ impl Origin {
         match self {
             Self::Heap(heap) | Self::Ordered { heap, .. } => Some(heap),
             Self::Graph { origin, .. } => origin.heap(),
-            Self::User(_) | Self::Nobody => None,
+            Self::User(_) | Self::Node | Self::Nobody => None,
         }
     }
 }
@@ -242,6 +244,7 @@ impl Memory {
         if let Some(capture) = stream.capture() {
             return self.before_captured(stream, capture, false);
         }
+        self.is_not_captured(stream)?;
         if !self.device.tracked() {
             return Ok(());
         }
@@ -260,6 +263,7 @@ impl Memory {
         if let Some(capture) = stream.capture() {
             return self.before_captured(stream, capture, true);
         }
+        self.is_not_captured(stream)?;
         if !self.device.tracked() {
             return Ok(());
         }

@@ -70,7 +70,7 @@ impl Memory {
             Origin::Heap(_) => self.go_back(),
             Origin::Ordered { .. } => self.go_back_in_order(),
             Origin::User(_) => (*self).give_back_to_user(),
-            Origin::Graph { .. } | Origin::Nobody => {}
+            Origin::Graph { .. } | Origin::Node | Origin::Nobody => {}
         }
     }
 

@@ -40,9 +40,14 @@ pub(crate) struct Capture {
     /// Each stream's latest.
     outside: Mutex<Vec<Ticket>>,
     over: AtomicBool,
+    /// What its nodes use beside memory.
+    kept: Mutex<Kept>,
     /// What the layers above keep with it.
     extension: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
+
+/// To be kept as long as a graph.
+pub(crate) type Kept = Vec<Arc<dyn Any + Send + Sync>>;
 
 thread_local! {
     /// Those that this thread is in, the innermost last.
@@ -69,6 +74,7 @@ impl Capture {
             made: Mutex::default(),
             outside: Mutex::default(),
             over: AtomicBool::new(false),
+            kept: Mutex::default(),
             extension: OnceLock::new(),
         })
     }
@@ -125,6 +131,16 @@ impl Capture {
 
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
+    }
+
+    /// Its nodes use this.
+    pub(crate) fn keep(&self, used: Arc<dyn Any + Send + Sync>) {
+        lock(&self.kept).push(used);
+    }
+
+    /// For whoever has the nodes from now on.
+    pub(crate) fn take_kept(&self) -> Kept {
+        std::mem::take(&mut *lock(&self.kept))
     }
 
     /// What its launches have to come after: work of other streams that had not passed when it was met.

@@ -82,7 +82,12 @@ impl Event {
             let raw = stream.streams().heed(device.backend().event_create(true))?;
             let clock = Clock { device: device.clone(), raw };
             let ticket = stream.enqueue(|backend, stream| backend.event_record(raw, stream))?;
-            Record { ticket, clock: Some(Arc::new(clock)) }
+            let clock = Arc::new(clock);
+            if let Some(capture) = stream.capture() {
+                // A node records it at each launch.
+                capture.keep(clock.clone());
+            }
+            Record { ticket, clock: Some(clock) }
         } else {
             Record { ticket: stream.ticket(), clock: None }
         };

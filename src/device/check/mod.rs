@@ -11,6 +11,8 @@
 //!   copy, fill, launch           accesses: checked, forwarded, or taken back if the device refuses them
 //!   event_record                 what the stream's past is, kept with the event: a later record replaces it
 //!   stream_wait                  the stream's future comes after the event's past
+//!   graph_add                    two nodes that no edge orders: checked against each other
+//!   exec_launch                  all its nodes' accesses, as one call of the stream, after the exec's launch before
 //!   query, synchronize, a host function that runs            the host comes after that
 //! ```
 //!
@@ -27,6 +29,7 @@
 
 mod clock;
 mod gone;
+mod graph;
 mod shadow;
 mod told;
 mod universe;
@@ -43,7 +46,7 @@ use std::{
     fmt,
     ptr::NonNull,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -51,13 +54,14 @@ use std::{
 
 use self::{
     clock::{Clock, Component},
+    graph::Graphs,
     shadow::What,
     universe::{Key, Region, Side, Touch, Touches, Universe, universe},
 };
 use super::{
     backend::{
-        Address, Arg, Backend, External, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent,
-        RawStream, StreamSpec,
+        Address, Arg, Backend, Condition, External, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern,
+        Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
     },
     human,
 };
@@ -76,6 +80,8 @@ struct Checked {
     name: Arc<str>,
     /// Of its allocations.
     numbers: AtomicU64,
+    /// See [`graph`].
+    graphs: Mutex<Graphs>,
     /// Its addresses and handles are never used for something else.
     remembers: bool,
 }
@@ -99,7 +105,7 @@ impl Checked {
         let id = universe.fresh();
         universe.add_stream((id, RawStream(0)), &name, "default", false);
         let remembers = !inner.reuses_handles();
-        Self { inner, id, name, numbers: AtomicU64::new(0), remembers }
+        Self { inner, id, name, numbers: AtomicU64::new(0), graphs: Mutex::default(), remembers }
     }
 
     fn key(&self, stream: RawStream) -> Key {
@@ -392,6 +398,102 @@ impl Backend for Checked {
             // SAFETY: as our caller vouches.
             unsafe { self.inner.external(stream, external) }
         })
+    }
+
+    fn graph_create(&self) -> Result<RawGraph> {
+        let graph = self.inner.graph_create()?;
+        self.watch_graph(graph);
+        Ok(graph)
+    }
+
+    fn graph_destroy(&self, graph: RawGraph) {
+        self.forget_graph(graph);
+        self.inner.graph_destroy(graph);
+    }
+
+    unsafe fn graph_add(&self, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
+        self.add_node(graph, after, work, |work| {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.graph_add(graph, after, work) }
+        })
+    }
+
+    fn graph_add_alloc(&self, graph: RawGraph, after: &[RawNode], bytes: u64) -> Result<(RawNode, Address)> {
+        let (node, address) = self.inner.graph_add_alloc(graph, after, bytes)?;
+        self.watch_memory(graph, after, node, address, bytes);
+        Ok((node, address))
+    }
+
+    unsafe fn graph_add_conditional(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        when: Condition,
+        flag: Address,
+    ) -> Result<(RawNode, RawGraph)> {
+        self.add_conditional(graph, after, flag, || {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.graph_add_conditional(graph, after, when, flag) }
+        })
+    }
+
+    unsafe fn graph_external(&self, graph: RawGraph, after: &[RawNode], external: External<'_>) -> Result<Recorded> {
+        self.add_external(graph, after, external, |external| {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.graph_external(graph, after, external) }
+        })
+    }
+
+    fn graph_remove(&self, graph: RawGraph, node: RawNode) -> Result<()> {
+        self.inner.graph_remove(graph, node)?;
+        self.forget_node(graph, node);
+        Ok(())
+    }
+
+    fn graph_instantiate(&self, graph: RawGraph) -> Result<RawExec> {
+        let exec = self.inner.graph_instantiate(graph)?;
+        self.watch_exec(exec, graph);
+        Ok(exec)
+    }
+
+    unsafe fn exec_destroy(&self, exec: RawExec) {
+        self.forget_exec(exec);
+        // SAFETY: as our caller vouches.
+        unsafe { self.inner.exec_destroy(exec) };
+    }
+
+    fn exec_upload(&self, exec: RawExec, stream: RawStream) -> Result<()> {
+        self.call(stream)?;
+        self.inner.exec_upload(exec, stream)
+    }
+
+    unsafe fn exec_launch(&self, exec: RawExec, stream: RawStream) -> Result<()> {
+        self.launch_exec(exec, stream, || {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.exec_launch(exec, stream) }
+        })
+    }
+
+    unsafe fn exec_update(&self, exec: RawExec, graph: RawGraph) -> Result<Result<(), Refused>> {
+        self.update_exec(exec, graph, || {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.exec_update(exec, graph) }
+        })
+    }
+
+    unsafe fn exec_set(&self, exec: RawExec, node: RawNode, work: &NodeWork<'_>) -> Result<Result<(), Refused>> {
+        self.set_node(exec, node, work, |work| {
+            // SAFETY: as our caller vouches.
+            unsafe { self.inner.exec_set(exec, node, work) }
+        })
+    }
+
+    fn exec_enable(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
+        let outcome = self.inner.exec_enable(exec, node, enabled)?;
+        if outcome.is_ok() {
+            self.enable_node(exec, node, enabled);
+        }
+        Ok(outcome)
     }
 
     #[cfg(feature = "cuda")]

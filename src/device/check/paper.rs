@@ -115,6 +115,18 @@ impl Backend for Paper {
     unsafe fn launch(&self, _: RawStream, _: &Launch<'_>) -> Result<()> {
         self.taken()
     }
+    fn graph_create(&self) -> Result<RawGraph> {
+        Ok(RawGraph(fresh(1)))
+    }
+    unsafe fn graph_add(&self, _: RawGraph, _: &[RawNode], _: &NodeWork<'_>) -> Result<RawNode> {
+        self.taken().map(|()| RawNode(fresh(1)))
+    }
+    fn graph_instantiate(&self, _: RawGraph) -> Result<RawExec> {
+        Ok(RawExec(fresh(1)))
+    }
+    unsafe fn exec_launch(&self, _: RawExec, _: RawStream) -> Result<()> {
+        self.taken()
+    }
     fn host_function(&self, _: RawStream, function: HostFunction) -> Result<()> {
         self.functions.lock().unwrap().push(Function(function));
         Ok(())

@@ -2,7 +2,8 @@
 //!
 //! Random programs of calls are made on the checker and, at the same time, into a plain graph: a node for each call,
 //! an edge for each thing that orders two, and a search through it for every question. No clocks, nothing forgotten. The
-//! two have to agree on every call: race or no race. The device below is made of paper: it takes everything, runs
+//! two have to agree on every call: race or no race. Small graphs are among them: their edges are searched in the same way,
+//! and a launch is a call like any other. The device below is made of paper: it takes everything, runs
 //! nothing, and answers as the program says, since a check that depends on when things run would be no check.
 
 use std::{
@@ -84,6 +85,14 @@ impl Memory {
     }
 }
 
+/// What was made of a small graph, and its last launch.
+struct Exec {
+    device: usize,
+    raw: RawExec,
+    accesses: Vec<Access>,
+    last: Option<Node>,
+}
+
 struct Both {
     papers: Vec<Arc<Paper>>,
     devices: Vec<Arc<dyn Backend>>,
@@ -96,6 +105,7 @@ struct Both {
     memory: Vec<Memory>,
     accesses: Vec<Access>,
     functions: Vec<Vec<Node>>,
+    execs: Vec<Exec>,
     races: usize,
     /// A call has failed: what it might have replaced is forgotten, so that now races may be missed.
     failed: bool,
@@ -139,6 +149,7 @@ impl Both {
             memory,
             accesses: Vec::new(),
             functions: vec![Vec::new(), Vec::new()],
+            execs: Vec::new(),
             races: 0,
             failed: false,
         };
@@ -211,6 +222,58 @@ impl Both {
         }
     }
 
+    fn arg(&self, access: &Access) -> Arg<'static> {
+        let Place::Device(address) = self.memory[access.memory].at(access.from) else { panic!() };
+        let bytes = access.to - access.from;
+        Arg::Slice { address, len: bytes, bytes, write: access.write }
+    }
+
+    /// An exec of a graph with those of three nodes that do not race in it. `edges`: from the first to the second, from the
+    /// first to the third, from the second to the third.
+    fn exec(&mut self, device: usize, list: [Access; 3], edges: [bool; 3]) -> Exec {
+        let backend = self.devices[device].clone();
+        let raw = backend.graph_create().unwrap();
+        let (mut graph, mut added) = (Graph::default(), Vec::<(usize, Node, RawNode, Access)>::new());
+        for (at, new) in list.into_iter().enumerate() {
+            let is_before = |other: usize| edges[other + at - 1];
+            let after: Vec<_> = added.iter().filter(|(other, ..)| is_before(*other)).collect();
+            let node = graph.add(after.iter().map(|(_, node, ..)| *node).collect());
+            let after: Vec<_> = after.iter().map(|(_, _, raw, _)| *raw).collect();
+            let race = added.iter().any(|(_, other, _, old)| {
+                let overlap = old.memory == new.memory && old.from < new.to && new.from < old.to;
+                overlap && (old.write || new.write) && !graph.reaches(*other, node)
+            });
+            let args = [self.arg(&new)];
+            let launch = Launch { kernel: kernel(), grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
+            // SAFETY: paper touches nothing.
+            let got = unsafe { backend.graph_add(raw, &after, &NodeWork::Kernel(launch)) };
+            let raw = got.as_ref().ok().copied();
+            if self.agree(race, &got.map(drop)) {
+                added.extend(raw.map(|raw| (at, node, raw, new)));
+            }
+        }
+        let accesses = added.into_iter().map(|(.., access)| access).collect();
+        Exec { device, raw: backend.graph_instantiate(raw).unwrap(), accesses, last: None }
+    }
+
+    fn launch(&mut self, which: usize, on: u8) {
+        let Exec { device, raw, ref accesses, last } = self.execs[which];
+        let mut new = accesses.clone();
+        let own: Vec<_> = self.streams.iter().copied().filter(|l| self.lines[*l].device == device).collect();
+        let line = own[on as usize % own.len()];
+        let before = self.before(line).into_iter().chain(last).collect();
+        let node = self.graph.add(before);
+        new.iter_mut().for_each(|access| access.by = node);
+        let race = new.iter().any(|access| self.races(node, access));
+        // SAFETY: paper touches nothing.
+        let got = unsafe { self.devices[device].exec_launch(raw, self.lines[line].raw) };
+        if self.agree(race, &got) {
+            self.accesses.extend(new);
+            self.lines[line].last = Some(node);
+            self.execs[which].last = Some(node);
+        }
+    }
+
     fn step(&mut self, [op, a, b, c, d, e]: [u8; 6]) {
         let pick = |n: u8, of: usize| n as usize % of;
         let line = self.streams[pick(a, self.streams.len())];
@@ -221,19 +284,12 @@ impl Both {
         };
         let access = |memory: usize, (from, to): (u64, u64), write| Access { memory, from, to, write, by: 0 };
         let of_device = |n: u8| pick(n, 2);
-        match op % 32 {
+        match op % 36 {
             0..=5 => {
                 let list =
                     vec![access(of_device(b), range(c), d & 1 == 1), access(1 - of_device(b), range(e), d & 2 == 2)];
                 let list: Vec<_> = list.into_iter().take(1 + pick(d / 4, 2)).collect();
-                let args: Vec<_> = list
-                    .iter()
-                    .map(|access| {
-                        let Place::Device(address) = self.memory[access.memory].at(access.from) else { panic!() };
-                        let bytes = access.to - access.from;
-                        Arg::Slice { address, len: bytes, bytes, write: access.write }
-                    })
-                    .collect();
+                let args: Vec<_> = list.iter().map(|access| self.arg(access)).collect();
                 self.touch(line, list, |device, stream| {
                     let launch = Launch { kernel: kernel(), grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
                     // SAFETY: paper touches nothing.
@@ -340,6 +396,7 @@ impl Both {
                 };
                 if self.agree(race, &got) {
                     self.accesses.retain(|access| access.memory != memory);
+                    self.execs.retain(|exec| exec.accesses.iter().all(|access| access.memory != memory));
                     self.memory[memory] = match self.memory[memory] {
                         Memory::Device(owner, _) => Memory::Device(owner, written(&self.devices[owner])),
                         Memory::Host(_) => Memory::Host(self.devices[0].alloc_host(BYTES as usize).unwrap()),
@@ -353,6 +410,22 @@ impl Both {
                     self.devices[device].stream_destroy(raw);
                     self.streams[slot] = self.line(device, kind);
                 }
+            }
+            31 | 32 => {
+                // Three nodes: which comes after which, and what each touches.
+                let list =
+                    [(b, 1), (c, 2), (d, 4)].map(|(n, write)| access(of_device(n / 64), range(n), e & write != 0));
+                let edges = [e & 8 != 0, e & 16 != 0, e & 32 != 0];
+                let exec = self.exec(device, list, edges);
+                self.execs.insert(0, exec);
+                self.execs.truncate(4);
+            }
+            33 | 34 => {
+                if self.execs.is_empty() {
+                    return;
+                }
+                let which = pick(b, self.execs.len());
+                self.launch(which, a);
             }
             _ => {
                 let slot = pick(b, 4);
@@ -379,7 +452,7 @@ proptest! {
         let mut both = Both::new();
         for (step, luck) in program {
             // Only accesses: records and waits are unwrapped above.
-            let refuse = luck % 8 == 0 && matches!(step[0] % 32, 0..=10 | 29);
+            let refuse = luck % 8 == 0 && matches!(step[0] % 36, 0..=10 | 29 | 31..=34);
             both.papers.iter().for_each(|paper| paper.refuse.store(refuse, Ordering::Relaxed));
             both.step(step);
         }

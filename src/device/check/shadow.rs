@@ -23,6 +23,8 @@ pub(super) struct Stamp {
     pub(super) component: Component,
     pub(super) tick: u64,
     pub(super) what: What,
+    /// A node of a graph that the call launched.
+    pub(super) in_graph: bool,
 }
 
 /// What a call does to memory, for messages.
@@ -38,6 +40,8 @@ pub(super) enum What {
     Free,
     /// Its memory is handed to somebody else.
     Recycling,
+    /// The flag of a conditional node.
+    Condition,
     /// Another library's work, by the name that its enqueuer gave it.
     External(&'static str),
 }

@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-fn device() -> Arc<dyn Backend> {
+pub(super) fn device() -> Arc<dyn Backend> {
     checked(emulated::open(Emulated::new().workers(2)))
 }
 
@@ -27,29 +27,29 @@ fn watched() -> (u64, Arc<dyn Backend>) {
     (device.id, Arc::new(device))
 }
 
-fn stream(device: &Arc<dyn Backend>, name: &str) -> RawStream {
+pub(super) fn stream(device: &Arc<dyn Backend>, name: &str) -> RawStream {
     device.stream_create(&StreamSpec { name: name.into(), priority: 0, non_blocking: true }).unwrap()
 }
 
-fn fill(device: &Arc<dyn Backend>, on: RawStream, to: Address, byte: u8, bytes: u64) -> Result<()> {
+pub(super) fn fill(device: &Arc<dyn Backend>, on: RawStream, to: Address, byte: u8, bytes: u64) -> Result<()> {
     // SAFETY: every test lets its streams end before it frees.
     unsafe { device.fill(on, to, Pattern { width: 1, bits: byte.into() }, bytes) }
 }
 
-fn touch(device: &Arc<dyn Backend>, on: RawStream, address: Address, bytes: u64, write: bool) -> Result<()> {
+pub(super) fn touch(device: &Arc<dyn Backend>, on: RawStream, address: Address, bytes: u64, write: bool) -> Result<()> {
     let args = [Arg::Slice { address, len: bytes, bytes, write }];
     let launch = Launch { kernel: kernel(), grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
     // SAFETY: the kernel touches nothing, whatever it says.
     unsafe { device.launch(on, &launch) }
 }
 
-fn copy(device: &Arc<dyn Backend>, on: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
+pub(super) fn copy(device: &Arc<dyn Backend>, on: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
     // SAFETY: every test lets its streams end before it frees.
     unsafe { device.copy(on, to, from, bytes) }
 }
 
 /// Memory that something was written to, which the host has seen.
-fn written(device: &Arc<dyn Backend>, bytes: u64) -> Address {
+pub(super) fn written(device: &Arc<dyn Backend>, bytes: u64) -> Address {
     let (memory, first) = (device.alloc(bytes).unwrap(), stream(device, "first"));
     fill(device, first, memory, 0, bytes).unwrap();
     device.stream_synchronize(first).unwrap();
@@ -57,13 +57,13 @@ fn written(device: &Arc<dyn Backend>, bytes: u64) -> Address {
     memory
 }
 
-fn hold(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()> {
+pub(super) fn hold(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()> {
     let (go, held) = mpsc::channel();
     device.host_function(on, Box::new(move || _ = held.recv())).unwrap();
     go
 }
 
-fn join(device: &Arc<dyn Backend>, from: RawStream, to: RawStream) {
+pub(super) fn join(device: &Arc<dyn Backend>, from: RawStream, to: RawStream) {
     let event = device.event_create(false).unwrap();
     device.event_record(event, from).unwrap();
     device.stream_wait(to, event).unwrap();

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     device::{
-        backend::{RawEvent, RawStream},
+        backend::{RawEvent, RawExec, RawStream},
         human,
     },
     error::{Error, ErrorKind, Result},
@@ -51,6 +51,8 @@ pub(super) struct Touch {
     pub(super) write: bool,
 }
 
+pub(super) type Regions = BTreeMap<(Side, u64), Region>;
+
 pub(super) type Touches = SmallVec<[Touch; 4]>;
 
 #[derive(Debug)]
@@ -66,7 +68,9 @@ pub(super) struct Universe {
     fading_limit: usize,
     /// Whose each is, and what its last record stands for.
     events: BTreeMap<RawEvent, (u64, Option<Arc<Clock>>)>,
-    regions: BTreeMap<(Side, u64), Region>,
+    pub(super) regions: Regions,
+    /// What the last launch of an exec comes to.
+    pub(super) execs: BTreeMap<(u64, RawExec), Clock>,
     pub(super) gone: Gone,
 }
 
@@ -94,7 +98,9 @@ pub(super) struct Region {
     number: u64,
     bytes: u64,
     shadow: Shadow,
-    written: Written,
+    pub(super) written: Written,
+    /// A graph's, and no launch has made it, or one has given it back.
+    pub(super) away: bool,
 }
 
 /// How many destroyed streams may be remembered before the memory is searched for their traces.
@@ -119,6 +125,7 @@ impl Universe {
             fading_limit: FADING,
             events: BTreeMap::new(),
             regions: BTreeMap::new(),
+            execs: BTreeMap::new(),
             gone: Gone::default(),
         }
     }
@@ -259,6 +266,7 @@ impl Universe {
         }
         self.events.retain(|_, (owner, _)| *owner != device);
         self.regions.retain(|_, region| region.device != device);
+        self.execs.retain(|(owner, _), _| *owner != device);
         // What it still does to others' memory counts; if there is nothing of that, it leaves nothing behind.
         self.tidy();
     }
@@ -280,23 +288,40 @@ impl Universe {
     /// A call into a stream that touches memory: refused, and then nothing has changed, if it races.
     pub(super) fn access(&mut self, component: Component, what: What, touches: &Touches) -> Result<u64> {
         let before = self.before(component);
+        let new = Stamp { component, tick: 0, what, in_graph: false };
         for touch in touches {
-            let Some((region, bytes)) = self.region(touch) else {
-                self.is_there(component, what, touch)?;
-                continue;
-            };
-            let known = |stamp: &Stamp| self.is_seen(stamp) || before.knows(stamp.component, stamp.tick);
-            if let Some(conflict) = region.shadow.conflict(&bytes, touch.write, known) {
-                return Err(self.race(component, what, touch, region, &conflict));
-            }
-            if !touch.write && !region.written.has_any(&bytes) {
-                return Err(self.unwritten(component, what, touch, region, bytes));
-            }
+            self.comes_after(&new, &before, touch)?;
+            self.holds(&new, touch)?;
         }
         self.write(what, touches);
         let (clock, tick) = self.call(component);
         let clock = clock.clone();
-        let stamp = Stamp { component, tick, what };
+        self.mark(Stamp { tick, ..new }, touches, &clock);
+        Ok(tick)
+    }
+
+    /// An error if a new access is not ordered after an earlier one.
+    pub(super) fn comes_after(&self, new: &Stamp, before: &Clock, touch: &Touch) -> Result<()> {
+        let Some((region, bytes)) = self.region(touch) else { return Ok(()) };
+        let known = |stamp: &Stamp| self.is_seen(stamp) || before.knows(stamp.component, stamp.tick);
+        let conflict = region.shadow.conflict(&bytes, touch.write, known);
+        conflict.map_or(Ok(()), |conflict| Err(self.race(new, touch, region, &conflict)))
+    }
+
+    /// An error if memory is not there, or if what is read holds nothing.
+    pub(super) fn holds(&self, new: &Stamp, touch: &Touch) -> Result<()> {
+        let Some((region, bytes)) = self.region(touch) else { return self.is_there(new, touch) };
+        if region.away && !new.what.is_new() {
+            return Err(self.away(new, touch, region));
+        }
+        if !touch.write && !region.written.has_any(&bytes) {
+            return Err(self.unwritten(new, touch, region, bytes));
+        }
+        Ok(())
+    }
+
+    /// Notes accesses of a call, whose clock is this.
+    pub(super) fn mark(&mut self, stamp: Stamp, touches: &Touches, clock: &Clock) {
         let Self { regions, lines, host, .. } = self;
         let known = |stamp: &Stamp| {
             !lines.contains_key(&stamp.component)
@@ -308,11 +333,10 @@ impl Universe {
                 region.shadow.mark(&bytes, touch.write, stamp, known);
             }
         }
-        Ok(tick)
     }
 
     /// What is written holds something afterwards: of a copy, what its source holds.
-    fn write(&mut self, what: What, touches: &Touches) {
+    pub(super) fn write(&mut self, what: What, touches: &Touches) {
         let held = match (what, touches.first()) {
             (What::Copy(_), Some(from)) => self.region(from).map(|(region, bytes)| {
                 let parts = region.written.within(&bytes).map(|part| part.start - bytes.start..part.end - bytes.start);
@@ -378,6 +402,11 @@ impl Universe {
     /// A call into a stream that makes the further ones come after `clock`.
     pub(super) fn order(&mut self, component: Component, clock: &Clock) {
         self.call(component);
+        self.learn(component, clock);
+    }
+
+    /// The next call into a stream comes after `clock` too.
+    pub(super) fn learn(&mut self, component: Component, clock: &Clock) {
         let Some(mut line) = self.lines.remove(&component) else { return };
         let news = |other, tick| self.lines.contains_key(&other) && !self.host.knows(other, tick);
         line.clock.retain(|other, tick| other == component || news(other, tick));
@@ -403,7 +432,7 @@ impl Universe {
 
     /// What a call into a stream comes after: its own past and, between the legacy default stream and the blocking ones,
     /// each other's.
-    fn before(&self, component: Component) -> Cow<'_, Clock> {
+    pub(super) fn before(&self, component: Component) -> Cow<'_, Clock> {
         let line = &self.lines[&component];
         let legacy = self.streams.get(&(line.device, RawStream(0))).copied();
         let mut clock = Cow::Borrowed(&line.clock);
@@ -484,13 +513,13 @@ impl Universe {
 
 /// Memory.
 impl Universe {
-    fn region(&self, touch: &Touch) -> Option<(&Region, Range<u64>)> {
+    pub(super) fn region(&self, touch: &Touch) -> Option<(&Region, Range<u64>)> {
         let ((_, base), region) = self.regions.range(..=(touch.side, touch.start)).next_back()?;
         Some((region, region.part(touch, *base)?))
     }
 }
 
-fn find_mut<'a>(regions: &'a mut BTreeMap<(Side, u64), Region>, touch: &Touch) -> Option<(&'a mut Region, Range<u64>)> {
+pub(super) fn find_mut<'a>(regions: &'a mut Regions, touch: &Touch) -> Option<(&'a mut Region, Range<u64>)> {
     let ((_, base), region) = regions.range_mut(..=(touch.side, touch.start)).next_back()?;
     let bytes = region.part(touch, *base)?;
     Some((region, bytes))
@@ -498,12 +527,18 @@ fn find_mut<'a>(regions: &'a mut BTreeMap<(Side, u64), Region>, touch: &Touch) -
 
 impl Region {
     pub(super) fn new(device: u64, device_name: Arc<str>, number: u64, bytes: u64) -> Self {
-        Self { device, device_name, number, bytes, shadow: Shadow::default(), written: Written::default() }
+        let (shadow, written) = (Shadow::default(), Written::default());
+        Self { device, device_name, number, bytes, shadow, written, away: false }
     }
 
     /// Page-locked memory of the host: it is initialised.
     pub(super) fn initialised(self) -> Self {
         Self { written: Written::all(self.bytes), ..self }
+    }
+
+    /// Memory of a graph's, which launches make.
+    pub(super) fn away(self) -> Self {
+        Self { away: true, ..self }
     }
 
     /// What of the allocation is touched. What lies past its end is the device's to complain of.

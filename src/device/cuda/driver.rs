@@ -16,9 +16,12 @@ use std::{
 };
 
 use cudarc::driver::sys::{
-    self as bindings, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
+    self as bindings, CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS,
+    CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUcontext, CUdevice, CUdevice_attribute,
+    CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph, CUgraphConditionalHandle, CUgraphEdgeData,
+    CUgraphExec, CUgraphExecUpdateResultInfo, CUgraphMem_attribute, CUgraphNode, CUgraphNodeParams, CUgraphNodeType,
     CUhostFn, CUjit_option, CUmemAccessDesc, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule,
-    CUpointer_attribute, CUstream,
+    CUpointer_attribute, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 
 use crate::error::{Error, ErrorKind, Result};
@@ -63,7 +66,7 @@ impl<T> fmt::Debug for Handle<T> {
 
 // SAFETY: nothing here ever looks behind the pointer: it is a name that is handed to the driver, whose functions may be
 // called with one handle from any thread (contexts, streams, events, modules, functions and pools are all documented
-// or used as free-threaded; graphs, which are not, are not kept in this type).
+// or used as free-threaded; graphs, which are not, are not kept in this type, but as numbers).
 unsafe impl<T> Send for Handle<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Handle<T> {}
@@ -174,8 +177,78 @@ table! {
             *mut *mut c_void,
         );
         launch_host_func = cuLaunchHostFunc(CUstream, CUhostFn, *mut c_void);
+
+        graph_create = cuGraphCreate(*mut CUgraph, c_uint);
+        graph_destroy = cuGraphDestroy(CUgraph);
+        graph_add_kernel_node = cuGraphAddKernelNode_v2(
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const CUDA_KERNEL_NODE_PARAMS,
+        );
+        graph_add_memcpy_node = cuGraphAddMemcpyNode(
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const CUDA_MEMCPY3D, CUcontext,
+        );
+        graph_add_memset_node = cuGraphAddMemsetNode(
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const CUDA_MEMSET_NODE_PARAMS, CUcontext,
+        );
+        graph_add_host_node = cuGraphAddHostNode(
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const CUDA_HOST_NODE_PARAMS,
+        );
+        graph_add_empty_node = cuGraphAddEmptyNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize);
+        graph_add_child_node = cuGraphAddChildGraphNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, CUgraph);
+        graph_add_record_node = cuGraphAddEventRecordNode(
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, CUevent,
+        );
+        graph_add_wait_node = cuGraphAddEventWaitNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, CUevent);
+        graph_add_alloc_node = cuGraphAddMemAllocNode(
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *mut CUDA_MEM_ALLOC_NODE_PARAMS,
+        );
+        graph_add_free_node = cuGraphAddMemFreeNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, CUdeviceptr);
+        graph_add_dependencies = cuGraphAddDependencies(CUgraph, *const CUgraphNode, *const CUgraphNode, usize);
+        graph_destroy_node = cuGraphDestroyNode(CUgraphNode);
+        graph_get_nodes = cuGraphGetNodes(CUgraph, *mut CUgraphNode, *mut usize);
+        graph_node_get_type = cuGraphNodeGetType(CUgraphNode, *mut CUgraphNodeType);
+        graph_node_get_dependencies = cuGraphNodeGetDependencies(CUgraphNode, *mut CUgraphNode, *mut usize);
+        graph_node_get_dependents = cuGraphNodeGetDependentNodes(CUgraphNode, *mut CUgraphNode, *mut usize);
+        graph_memcpy_node_get_params = cuGraphMemcpyNodeGetParams(CUgraphNode, *mut CUDA_MEMCPY3D);
+        graph_child_node_get_graph = cuGraphChildGraphNodeGetGraph(CUgraphNode, *mut CUgraph);
+        stream_begin_capture = cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
+        stream_end_capture = cuStreamEndCapture(CUstream, *mut CUgraph);
+
+        graph_instantiate = cuGraphInstantiateWithParams(
+            *mut CUgraphExec, CUgraph, *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
+        );
+        exec_destroy = cuGraphExecDestroy(CUgraphExec);
+        exec_upload = cuGraphUpload(CUgraphExec, CUstream);
+        exec_launch = cuGraphLaunch(CUgraphExec, CUstream);
+        exec_update = cuGraphExecUpdate_v2(CUgraphExec, CUgraph, *mut CUgraphExecUpdateResultInfo);
+        exec_set_kernel = cuGraphExecKernelNodeSetParams_v2(CUgraphExec, CUgraphNode, *const CUDA_KERNEL_NODE_PARAMS);
+        exec_set_memcpy = cuGraphExecMemcpyNodeSetParams(CUgraphExec, CUgraphNode, *const CUDA_MEMCPY3D, CUcontext);
+        exec_set_memset = cuGraphExecMemsetNodeSetParams(
+            CUgraphExec, CUgraphNode, *const CUDA_MEMSET_NODE_PARAMS, CUcontext,
+        );
+        exec_set_host = cuGraphExecHostNodeSetParams(CUgraphExec, CUgraphNode, *const CUDA_HOST_NODE_PARAMS);
+        exec_set_child = cuGraphExecChildGraphNodeSetParams(CUgraphExec, CUgraphNode, CUgraph);
+        exec_set_record = cuGraphExecEventRecordNodeSetEvent(CUgraphExec, CUgraphNode, CUevent);
+        exec_set_wait = cuGraphExecEventWaitNodeSetEvent(CUgraphExec, CUgraphNode, CUevent);
+        exec_set_enabled = cuGraphNodeSetEnabled(CUgraphExec, CUgraphNode, c_uint);
+        device_graph_mem_trim = cuDeviceGraphMemTrim(CUdevice);
+        device_get_graph_mem_attribute = cuDeviceGetGraphMemAttribute(CUdevice, CUgraphMem_attribute, *mut c_void);
     }
     optional {
+        // CUDA 12.3 and later.
+        stream_begin_capture_to_graph = cuStreamBeginCaptureToGraph(
+            CUstream, CUgraph, *const CUgraphNode, *const CUgraphEdgeData, usize, CUstreamCaptureMode,
+        );
+        stream_get_capture_info = cuStreamGetCaptureInfo_v3(
+            CUstream, *mut CUstreamCaptureStatus, *mut u64, *mut CUgraph, *mut *const CUgraphNode,
+            *mut *const CUgraphEdgeData, *mut usize,
+        );
+        // Conditional nodes are of CUDA 12.4; before, these take none.
+        graph_conditional_handle_create = cuGraphConditionalHandleCreate(
+            *mut CUgraphConditionalHandle, CUgraph, CUcontext, c_uint, c_uint,
+        );
+        graph_add_node = cuGraphAddNode_v2(
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, *const CUgraphEdgeData, usize, *mut CUgraphNodeParams,
+        );
         // CUDA 12.4 and later.
         func_load = cuFuncLoad(CUfunction);
         func_get_param_info = cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);

@@ -1,4 +1,4 @@
-//! Host functions: Rust closures that a stream calls.
+//! Host functions: Rust closures that a stream calls, once, or a graph, at each of its launches.
 //!
 //! The driver is given a number, never a pointer: the key of an entry in one table of the process, which owns the
 //! closure until it is called. So nothing can dangle and nothing can leak, whatever the driver does:
@@ -7,6 +7,11 @@
 //!            enqueued                 the stream comes to it
 //!  (nothing) ────────▶ pending(key) ────────────────────────▶ taken, called, dropped
 //!                          │ refused, device lost, device closed
+//!                          └────────────────────────────────▶ taken, dropped
+//!
+//!            a node is made           a launch comes to it
+//!  (nothing) ────────▶ repeated(key) ───────────────────────▶ shared, called, there as before
+//!                          │ the last Repeated is dropped (its graphs and execs are gone), refused, device lost or closed
 //!                          └────────────────────────────────▶ taken, dropped
 //! ```
 //!
@@ -19,16 +24,19 @@ use std::{
     ffi::c_void,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use cudarc::driver::sys::CUstream;
+use cudarc::driver::sys::{CUDA_HOST_NODE_PARAMS, CUstream};
 use slab::Slab;
 
 use super::context::Context;
-use crate::{device::backend::HostFunction, error::Result};
+use crate::{
+    device::backend::{HostCallback, HostFunction},
+    error::Result,
+};
 
 /// Who enqueued a function: one opening of one device. Never used twice in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,48 +75,58 @@ impl Key {
     }
 }
 
-struct Entry {
+struct Entry<F> {
     generation: u32,
     owner: Owner,
-    function: HostFunction,
+    function: F,
 }
 
-/// The functions that were enqueued and not yet called.
-pub(super) struct Table {
-    entries: Slab<Entry>,
+/// Functions that the driver may call, by their keys.
+struct Table<F> {
+    entries: Slab<Entry<F>>,
     generation: u32,
 }
 
-impl Table {
-    pub(super) const fn new() -> Self {
+impl<F> Table<F> {
+    const fn new() -> Self {
         Self { entries: Slab::new(), generation: 0 }
     }
 
-    pub(super) fn insert(&mut self, owner: Owner, function: HostFunction) -> Key {
+    fn insert(&mut self, owner: Owner, function: F) -> Key {
         self.generation = self.generation.wrapping_add(1);
         let entry = Entry { generation: self.generation, owner, function };
         Key::new(self.entries.insert(entry), self.generation)
     }
 
-    pub(super) fn take(&mut self, key: Key) -> Option<HostFunction> {
+    fn get(&self, key: Key) -> Option<&F> {
         let entry = self.entries.get(key.index())?;
-        if entry.generation != key.generation() {
-            return None;
-        }
+        (entry.generation == key.generation()).then_some(&entry.function)
+    }
+
+    fn take(&mut self, key: Key) -> Option<F> {
+        self.get(key)?;
         self.entries.try_remove(key.index()).map(|entry| entry.function)
     }
 
-    pub(super) fn take_all(&mut self, owner: Owner) -> Vec<HostFunction> {
+    fn take_all(&mut self, owner: Owner) -> Vec<F> {
         let keys: Vec<usize> =
             self.entries.iter().filter(|(_, entry)| entry.owner == owner).map(|(index, _)| index).collect();
         keys.into_iter().filter_map(|index| self.entries.try_remove(index)).map(|entry| entry.function).collect()
     }
 }
 
-static PENDING: Mutex<Table> = Mutex::new(Table::new());
+/// Those that were enqueued and not yet called.
+static PENDING: Mutex<Table<HostFunction>> = Mutex::new(Table::new());
 
-fn pending() -> MutexGuard<'static, Table> {
+/// Those that nodes of graphs call.
+static REPEATED: Mutex<Table<HostCallback>> = Mutex::new(Table::new());
+
+fn pending() -> MutexGuard<'static, Table<HostFunction>> {
     PENDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn repeated() -> MutexGuard<'static, Table<HostCallback>> {
+    REPEATED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 thread_local! {
@@ -141,10 +159,65 @@ pub(super) fn launch(cx: &Context, stream: CUstream, function: HostFunction) -> 
     result
 }
 
-/// Drops all functions of `owner` that were not called: their device is lost or closed.
+/// A function that nodes of graphs call. While one of these lives, launches find it.
+#[derive(Debug)]
+pub(super) struct Repeated {
+    key: Key,
+    /// The function's address, to be compared.
+    address: usize,
+}
+
+impl Repeated {
+    pub(super) fn new(cx: &Context, function: &HostCallback) -> Result<Arc<Self>> {
+        let made = Self::of(cx.owner, function);
+        // Whoever saw a fault before it was there has not dropped it.
+        match cx.lost() {
+            Some(error) => Err(error.again()),
+            None => Ok(made),
+        }
+    }
+
+    pub(super) fn of(owner: Owner, function: &HostCallback) -> Arc<Self> {
+        let key = repeated().insert(owner, Arc::clone(function));
+        Arc::new(Self { key, address: Arc::as_ptr(function).addr() })
+    }
+
+    /// Whether it is this function.
+    pub(super) fn is(&self, function: &HostCallback) -> bool {
+        self.address == Arc::as_ptr(function).addr()
+    }
+
+    /// For a node. The driver may call it with any number, at any time for the rest of the process.
+    pub(super) fn node(&self) -> CUDA_HOST_NODE_PARAMS {
+        CUDA_HOST_NODE_PARAMS { fn_: Some(call_again), userData: self.key.to_user_data() }
+    }
+}
+
+impl Drop for Repeated {
+    fn drop(&mut self) {
+        // Two statements, as in `launch`.
+        let function = repeated().take(self.key);
+        discard(function);
+    }
+}
+
+/// Drops all functions of `owner` that were not called, and those of its graphs: their device is lost or closed.
 pub(super) fn drop_all(owner: Owner) {
     let functions = pending().take_all(owner);
     functions.into_iter().for_each(discard);
+    let functions = repeated().take_all(owner);
+    functions.into_iter().for_each(discard);
+}
+
+/// What the driver calls at a launch of a graph, on a thread of its own.
+unsafe extern "C" fn call_again(data: *mut c_void) {
+    INSIDE.set(true);
+    let function = repeated().get(Key::from_user_data(data)).cloned();
+    if let Some(function) = function {
+        contain("a host function of a graph panicked", || function());
+        discard(function);
+    }
+    INSIDE.set(false);
 }
 
 /// What the driver calls, on a thread of its own.
@@ -244,6 +317,50 @@ mod tests {
         // SAFETY: `call` takes any number.
         unsafe { call(kept.to_user_data()) };
         assert_eq!((count.load(Ordering::SeqCst), Arc::strong_count(&count)), (1, 1));
+    }
+
+    #[test]
+    fn a_graphs_function_is_called_until_nothing_has_it() {
+        let (owner, count) = (Owner::new(), Arc::new(AtomicU64::new(0)));
+        let function: HostCallback = Arc::new({
+            let count = Arc::clone(&count);
+            move || {
+                count.fetch_add(1, Ordering::SeqCst);
+                panic!("from a host function of a graph");
+            }
+        });
+        let first = Repeated::of(owner, &function);
+        assert!(first.is(&function) && !first.is(&(Arc::new(|| ()) as HostCallback)));
+        drop(function);
+        let (second, data) = (Arc::clone(&first), first.node().userData);
+        drop(first);
+        for _ in 0..3 {
+            // SAFETY: `call_again` takes any number.
+            unsafe { call_again(data) };
+        }
+        assert!(!on_callback_thread());
+        assert_eq!((count.load(Ordering::SeqCst), Arc::strong_count(&count)), (3, 2));
+        drop(second);
+        assert_eq!(Arc::strong_count(&count), 1);
+        // SAFETY: as above.
+        unsafe { call_again(data) };
+        assert_eq!(count.load(Ordering::SeqCst), 3);
+    }
+
+    #[test]
+    fn a_lost_device_drops_the_functions_of_its_graphs() {
+        let (owner, inside) = (Owner::new(), Arc::new(()));
+        let function: HostCallback = Arc::new({
+            let inside = Arc::clone(&inside);
+            move || drop(Arc::clone(&inside))
+        });
+        let node = Repeated::of(owner, &function);
+        drop(function);
+        drop_all(owner);
+        assert_eq!(Arc::strong_count(&inside), 1);
+        // The driver comes late after all: nothing happens.
+        // SAFETY: `call_again` takes any number.
+        unsafe { call_again(node.node().userData) };
     }
 
     #[test]

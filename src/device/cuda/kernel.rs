@@ -19,7 +19,7 @@ use std::{
     },
 };
 
-use cudarc::driver::sys::{CUfunc_st, CUfunction_attribute, CUjit_option, CUmod_st, CUstream};
+use cudarc::driver::sys::{CUDA_KERNEL_NODE_PARAMS, CUfunc_st, CUfunction_attribute, CUjit_option, CUmod_st, CUstream};
 use smallvec::SmallVec;
 
 use super::{
@@ -125,15 +125,15 @@ impl Kernels {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// # Safety
-    /// As [`Backend::launch`](crate::device::backend::Backend::launch).
-    pub(super) unsafe fn launch(&self, cx: &Context, stream: CUstream, launch: &Launch<'_>) -> Result<()> {
+    /// Finds a launch's function, loads it if nobody has, and puts its parameters where the driver will look for them. The
+    /// context is current afterwards.
+    #[inline]
+    pub(super) fn prepare<'a>(&self, cx: &Context, launch: &'a Launch<'_>) -> Result<Prepared<'a>> {
         let loaded = self.find(cx, launch.kernel)?;
-        let driver = cx.enter()?;
+        cx.enter()?;
         if launch.shared_bytes > PLAIN_SHARED_BYTES {
             loaded.grow_shared(cx, launch)?;
         }
-        // The driver copies what these point to, by the sizes that it knows, before it returns.
         let mut params: SmallVec<[*mut c_void; 16]> = SmallVec::new();
         for arg in launch.args {
             match arg {
@@ -149,14 +149,20 @@ impl Kernels {
         {
             return Err(loaded.disagrees(launch, sizes));
         }
+        Ok(Prepared { loaded, launch, params })
+    }
+
+    /// # Safety
+    /// As [`Backend::launch`](crate::device::backend::Backend::launch).
+    pub(super) unsafe fn launch(&self, cx: &Context, stream: CUstream, launch: &Launch<'_>) -> Result<()> {
+        let mut prepared = self.prepare(cx, launch)?;
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
         // SAFETY: the function is this context's and its module stays loaded. The caller vouches that the arguments
-        // are those of the declaration and stay valid; a CUDA C++ body has its declaration's parameters or does not
-        // compile, and of other bodies number and sizes were compared above. The driver only reads through
-        // `params`, whose pointers reach into `launch.args` and what it borrows, which outlive the call.
+        // are those of the declaration and stay valid; for the parameters see `Prepared`. The driver copies them before
+        // it returns.
         let code = unsafe {
-            (driver.launch_kernel)(
-                loaded.function.raw(),
+            (cx.driver.launch_kernel)(
+                prepared.loaded.function.raw(),
                 gx,
                 gy,
                 gz,
@@ -165,11 +171,11 @@ impl Kernels {
                 bz,
                 launch.shared_bytes,
                 stream,
-                params.as_mut_ptr(),
+                prepared.params.as_mut_ptr(),
                 ptr::null_mut(),
             )
         };
-        if code.is_success() { Ok(()) } else { Err(failed(cx, launch, code, "cuLaunchKernel")) }
+        prepared.check(cx, code, "cuLaunchKernel")
     }
 
     /// Unloads everything. The context must be current and nothing may run.
@@ -181,6 +187,43 @@ impl Kernels {
                 let _ = unsafe { (driver.module_unload)(loaded.module.raw()) };
             }
         }
+    }
+}
+
+/// A launch as the driver takes it: a loaded function, and pointers to its parameters, which are in the launch's
+/// arguments. They are as many as the function has, and of the same sizes: a CUDA C++ body has its declaration's parameters
+/// or does not compile, and of other bodies both were compared. The driver copies what they point to.
+pub(super) struct Prepared<'a> {
+    loaded: &'static Loaded,
+    launch: &'a Launch<'a>,
+    params: SmallVec<[*mut c_void; 16]>,
+}
+
+impl Prepared<'_> {
+    /// For a node of a graph. Valid as long as this.
+    pub(super) fn node(&mut self) -> CUDA_KERNEL_NODE_PARAMS {
+        let ([gx, gy, gz], [bx, by, bz]) = (self.launch.grid, self.launch.block);
+        CUDA_KERNEL_NODE_PARAMS {
+            func: self.loaded.function.raw(),
+            gridDimX: gx,
+            gridDimY: gy,
+            gridDimZ: gz,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: self.launch.shared_bytes,
+            kernelParams: self.params.as_mut_ptr(),
+            extra: ptr::null_mut(),
+            // Looked at only where there is no `func`.
+            kern: ptr::null_mut(),
+            ctx: ptr::null_mut(),
+        }
+    }
+
+    /// What the driver answered.
+    #[inline]
+    pub(super) fn check(&self, cx: &Context, code: Code, call: &str) -> Result<()> {
+        if code.is_success() { Ok(()) } else { Err(failed(cx, self.launch, code, call)) }
     }
 }
 

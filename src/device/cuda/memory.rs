@@ -11,6 +11,9 @@
 //! make one user's stream wait for another's; in the first pool that would be the private stream, and whoever allocates
 //! would wait for it.
 //!
+//! Nodes of graphs that make memory have a pool of the driver's own, which keeps what they give back as well: it is counted
+//! and given back with the others.
+//!
 //! Where a device has no pools, `cuMemAlloc` and `cuMemFree` take their place, and nothing is stream-ordered.
 //!
 //! Memory of a pool can be reached by its own device alone until other devices are let in; that is what
@@ -19,9 +22,9 @@
 use std::{ffi::c_uint, mem, ptr};
 
 use cudarc::driver::sys::{
-    CUdevice, CUdevice_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationType,
-    CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st, CUmemPoolProps, CUstream_flags,
-    CUstream_st,
+    CUdevice, CUdevice_attribute, CUgraphMem_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st, CUmemPoolProps,
+    CUstream_flags, CUstream_st,
 };
 
 use super::{
@@ -109,8 +112,9 @@ impl Memory {
         cx.check(unsafe { (driver.stream_synchronize)(stream.raw()) }, "cuStreamSynchronize")
     }
 
-    /// Gives what the pool does not use back to the driver. False where there is no pool, and so nothing to hope for.
-    fn trim(&self, cx: &Context) -> Result<bool> {
+    /// Gives what the pools do not use back to the driver, that of graphs too. False where there is no pool, and so nothing
+    /// to hope for.
+    pub(super) fn trim(&self, cx: &Context) -> Result<bool> {
         let Some(Pooled { pool, ordered, .. }) = &self.pooled else { return Ok(false) };
         let driver = cx.enter()?;
         self.settle(cx, driver)?;
@@ -118,11 +122,13 @@ impl Memory {
             // SAFETY: the pool lives as long as `self`; what is allocated from it is not touched by trimming.
             cx.check(unsafe { (driver.mem_pool_trim_to)(pool.raw(), 0) }, "cuMemPoolTrimTo")?;
         }
+        // SAFETY: the device is this context's; what graphs that run or may run use is not touched.
+        cx.check(unsafe { (driver.device_graph_mem_trim)(cx.device) }, "cuDeviceGraphMemTrim")?;
         Ok(true)
     }
 
     fn exhausted(&self, cx: &Context, asked: u64) -> Error {
-        let held = match self.usage(cx.driver) {
+        let held = match self.usage(cx) {
             Some((_, used)) => format!(", {used} are in use by wakeline in this process"),
             None => String::new(),
         };
@@ -185,12 +191,13 @@ impl Memory {
         let driver = cx.enter()?;
         self.settle(cx, driver)?;
         let (free, total) = cx.memory_info().map_err(|code| cx.fail(code, "cuMemGetInfo"))?;
-        let kept = self.usage(driver).map_or(0, |(reserved, used)| reserved.saturating_sub(used));
+        let kept = self.usage(cx).map_or(0, |(reserved, used)| reserved.saturating_sub(used));
         Ok(MemoryInfo { free: free.saturating_add(kept).min(total), total })
     }
 
-    /// Bytes that the pools have from the driver, and those of them that are allocated.
-    fn usage(&self, driver: &Driver) -> Option<(u64, u64)> {
+    /// Bytes that the pools have from the driver, that of graphs too, and those of them that are allocated.
+    fn usage(&self, cx: &Context) -> Option<(u64, u64)> {
+        let driver = cx.driver;
         let Pooled { pool, ordered, .. } = self.pooled.as_ref()?;
         let read = |attribute| {
             [pool, ordered].iter().try_fold(0_u64, |sum, pool| {
@@ -201,9 +208,19 @@ impl Memory {
                 code.is_success().then_some(sum + value)
             })
         };
+        let of_graphs = |attribute| {
+            let mut value = 0_u64;
+            // SAFETY: as above.
+            let code = unsafe {
+                (driver.device_get_graph_mem_attribute)(cx.device, attribute, ptr::from_mut(&mut value).cast())
+            };
+            if code.is_success() { value } else { 0 }
+        };
         // In this order: what is freed and given back in between then reads as nothing kept, not as something.
-        let reserved = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
-        let used = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        let reserved = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?
+            + of_graphs(CUgraphMem_attribute::CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT);
+        let used = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?
+            + of_graphs(CUgraphMem_attribute::CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT);
         Some((reserved, used))
     }
 
@@ -232,17 +249,22 @@ impl Memory {
     }
 }
 
-/// A pool that keeps what is freed.
-fn make_pool(cx: &Context, driver: &Driver) -> Result<Handle<CUmemPoolHandle_st>> {
-    let props = CUmemPoolProps {
+/// What a pool of plain memory on the device is.
+pub(super) fn pool_props(device: CUdevice) -> CUmemPoolProps {
+    CUmemPoolProps {
         allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: location(cx.device),
+        location: location(device),
         win32SecurityAttributes: ptr::null_mut(),
         maxSize: 0,
         usage: 0,
         reserved: [0; 54],
-    };
+    }
+}
+
+/// A pool that keeps what is freed.
+fn make_pool(cx: &Context, driver: &Driver) -> Result<Handle<CUmemPoolHandle_st>> {
+    let props = pool_props(cx.device);
     let mut pool = ptr::null_mut();
     // SAFETY: both outlive the call; the driver reads the one and writes a handle to the other.
     let code = unsafe { (driver.mem_pool_create)(&mut pool, &props) };

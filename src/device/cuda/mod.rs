@@ -15,7 +15,8 @@
 //! | `nvrtc.rs` | the compiler, looked for when a kernel needs it |
 //! | `image.rs` | a kernel's code, compiled once a process |
 //! | `kernel.rs` | a kernel on one device: loaded once, launched |
-//! | `host.rs` | closures that a stream calls |
+//! | `host.rs` | closures that a stream or a graph calls |
+//! | `graph.rs` | graphs: built, captured, launched, changed |
 //!
 //! Streams and events are the driver's handles as numbers; `RawStream(0)` is the legacy default stream. No call but
 //! those that the trait names waits for the device, and recording, waiting, querying, copying, filling and launching
@@ -24,6 +25,7 @@
 mod context;
 mod driver;
 mod gate;
+mod graph;
 mod host;
 mod image;
 mod kernel;
@@ -47,11 +49,12 @@ use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags};
 
 use self::{
-    context::Context, driver::Code, driver::Driver, gate::Gate, kernel::Kernels, memory::Memory, pinned::Pinned,
+    context::Context, driver::Code, driver::Driver, gate::Gate, graph::Graphs, kernel::Kernels, memory::Memory,
+    pinned::Pinned,
 };
 use super::backend::{
-    Address, Backend, External, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream,
-    StreamSpec,
+    Address, Backend, Condition, External, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern, Place,
+    RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -95,6 +98,7 @@ pub(crate) struct CudaBackend {
     memory: Memory,
     pinned: Pinned,
     kernels: Kernels,
+    graphs: Graphs,
     gate: Gate,
 }
 
@@ -141,8 +145,19 @@ impl CudaBackend {
             memory,
             pinned: Pinned::default(),
             kernels: Kernels::new(arch, ordinal),
+            graphs: Graphs::default(),
             gate: Gate::default(),
         })
+    }
+
+    /// A fill is of whole patterns, where they are aligned.
+    fn check_fill(&self, to: Address, Pattern { width, .. }: Pattern, bytes: u64) -> Result<()> {
+        let fits = |number: u64| number.is_multiple_of(width as u64);
+        if matches!(width, 1 | 2 | 4) && fits(bytes) && fits(to.0) {
+            return Ok(());
+        }
+        let text = format!("a fill of {bytes} bytes at {to:?} with a pattern of {width}: it must divide both");
+        Err(Error::new(ErrorKind::Usage, text).at(self.cx.name.clone()))
     }
 }
 
@@ -346,11 +361,7 @@ impl Backend for CudaBackend {
     unsafe fn fill(&self, raw: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
         let driver = self.cx.enter()?;
         let Pattern { width, bits } = pattern;
-        let fits = |number: u64| number.is_multiple_of(width as u64);
-        if !matches!(width, 1 | 2 | 4) || !fits(bytes) || !fits(to.0) {
-            let text = format!("a fill of {bytes} bytes at {to:?} with a pattern of {width}: it must divide both");
-            return Err(Error::new(ErrorKind::Usage, text).at(self.cx.name.clone()));
-        }
+        self.check_fill(to, pattern, bytes)?;
         if bytes == 0 {
             return Ok(());
         }
@@ -388,6 +399,75 @@ impl Backend for CudaBackend {
         unsafe { self.kernels.launch(&self.cx, stream(raw), launch) }
     }
 
+    fn graph_create(&self) -> Result<RawGraph> {
+        self.create_graph()
+    }
+
+    fn graph_destroy(&self, graph: RawGraph) {
+        self.destroy_graph(graph);
+    }
+
+    unsafe fn graph_add(&self, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
+        // SAFETY: the same contract; so for the others below.
+        unsafe { self.add_node(graph, after, work) }
+    }
+
+    fn graph_add_alloc(&self, graph: RawGraph, after: &[RawNode], bytes: u64) -> Result<(RawNode, Address)> {
+        self.add_alloc(graph, after, bytes)
+    }
+
+    unsafe fn graph_add_conditional(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        when: Condition,
+        flag: Address,
+    ) -> Result<(RawNode, RawGraph)> {
+        // SAFETY: as above.
+        unsafe { self.add_conditional(graph, after, when, flag) }
+    }
+
+    unsafe fn graph_external(&self, graph: RawGraph, after: &[RawNode], external: External<'_>) -> Result<Recorded> {
+        // SAFETY: as above.
+        unsafe { self.capture_external(graph, after, external) }
+    }
+
+    fn graph_remove(&self, graph: RawGraph, node: RawNode) -> Result<()> {
+        self.remove_node(graph, node)
+    }
+
+    fn graph_instantiate(&self, graph: RawGraph) -> Result<RawExec> {
+        self.instantiate(graph)
+    }
+
+    unsafe fn exec_destroy(&self, exec: RawExec) {
+        // SAFETY: as above.
+        unsafe { self.destroy_exec(exec) }
+    }
+
+    fn exec_upload(&self, exec: RawExec, stream: RawStream) -> Result<()> {
+        self.upload(exec, stream)
+    }
+
+    unsafe fn exec_launch(&self, exec: RawExec, stream: RawStream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.launch_exec(exec, stream) }
+    }
+
+    unsafe fn exec_update(&self, exec: RawExec, graph: RawGraph) -> Result<Result<(), Refused>> {
+        // SAFETY: as above.
+        unsafe { self.update_exec(exec, graph) }
+    }
+
+    unsafe fn exec_set(&self, exec: RawExec, node: RawNode, work: &NodeWork<'_>) -> Result<Result<(), Refused>> {
+        // SAFETY: as above.
+        unsafe { self.set_node(exec, node, work) }
+    }
+
+    fn exec_enable(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
+        self.enable_node(exec, node, enabled)
+    }
+
     fn host_function(&self, raw: RawStream, function: HostFunction) -> Result<()> {
         host::launch(&self.cx, stream(raw), function)
     }
@@ -410,6 +490,7 @@ impl Drop for CudaBackend {
         host::drop_all(self.cx.owner);
         match settled {
             Ok(driver) => {
+                self.graphs.close(driver);
                 self.kernels.close(driver);
                 self.pinned.close(driver);
                 self.memory.close(driver);

@@ -7,6 +7,7 @@
 //!
 //! The test of a fault ends the device for the process: it is ignored unless asked for by name, alone.
 
+mod graph;
 mod samples;
 
 use std::{

@@ -4,6 +4,9 @@
 //! races; what is left is run in many simulated orders and on real threads, and the bytes are the same every time. Without the
 //! checker the same programs give different bytes in different orders: so the orders do differ, and the checker is what
 //! makes that harmless.
+//!
+//! The same with graphs among them: random nodes and edges, of which the checker refuses what races within, launched on
+//! random streams. What it lets through has one result in whatever order the nodes run.
 
 use std::sync::Arc;
 
@@ -33,8 +36,45 @@ static MIX: KernelDef = KernelDef {
 const BYTES: u64 = 32;
 const BLOCKS: usize = 6;
 
+/// Execs of random graphs, each with its device. What is refused as a race is left out.
+fn execs(random: &mut StdRng, devices: &[Arc<dyn Backend>; 2], memory: &[Address]) -> (Vec<(usize, RawExec)>, usize) {
+    let mut refused = 0;
+    let mut graph = |at: usize| {
+        let device = &devices[at];
+        let graph = device.graph_create().unwrap();
+        let mut nodes: Vec<RawNode> = Vec::new();
+        for _ in 0..5 {
+            let after: Vec<RawNode> = nodes.iter().copied().filter(|_| random.random_range(0..3) == 0).collect();
+            let (to, other) = (random.random_range(0..BLOCKS), random.random_range(1..BLOCKS));
+            let from = random.random_range(0..BYTES);
+            let bytes = random.random_range(1..=(BYTES - from).min(8));
+            let part = |block: usize| Address(memory[block].0 + from);
+            let (target, source) = (part(to), part((to + other) % BLOCKS));
+            let slice = |address, write| Arg::Slice { address, len: bytes, bytes, write };
+            let scalar = [random.random::<u8>()];
+            let args = [slice(target, true), slice(source, false), Arg::Scalar(&scalar)];
+            let launch = Launch { kernel: &MIX, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
+            let work = match random.random_range(0..4) {
+                0 => NodeWork::Fill { to: target, pattern: Pattern { width: 1, bits: scalar[0].into() }, bytes },
+                1 => NodeWork::Copy { to: Place::Device(target), from: Place::Device(source), bytes },
+                _ => NodeWork::Kernel(launch),
+            };
+            // SAFETY: two blocks, as the kernel wants them, and nothing is freed before the end.
+            match unsafe { device.graph_add(graph, &after, &work) } {
+                Err(error) if error.is_race() => refused += 1,
+                node => nodes.push(node.unwrap()),
+            }
+        }
+        (at, device.graph_instantiate(graph).unwrap())
+    };
+    let execs = (0..4).map(|n| graph(n % 2)).collect();
+    (execs, refused)
+}
+
 /// One program, on devices that come from anywhere. What is refused as a race is left out.
-fn program(seed: u64, devices: &[Arc<dyn Backend>; 2]) -> (Vec<u8>, usize) {
+fn program(seed: u64, devices: &[Arc<dyn Backend>; 2], graphs: bool) -> (Vec<u8>, usize) {
+    // Of its own, so that programs with graphs are those without, and graphs.
+    let mut chance = StdRng::seed_from_u64(seed);
     let mut random = StdRng::seed_from_u64(seed);
     let mut streams = Vec::new();
     for (at, device) in devices.iter().enumerate() {
@@ -53,8 +93,17 @@ fn program(seed: u64, devices: &[Arc<dyn Backend>; 2]) -> (Vec<u8>, usize) {
         unsafe { device.fill(RawStream(0), *address, pattern, BYTES) }.unwrap();
         device.stream_synchronize(RawStream(0)).unwrap();
     }
-    let mut refused = 0;
+    let (execs, mut refused) = if graphs { execs(&mut chance, devices, &memory) } else { (Vec::new(), 0) };
     for _ in 0..80 {
+        if graphs && chance.random_range(0..3) == 0 {
+            let (at, exec) = execs[chance.random_range(0..execs.len())];
+            let own: Vec<_> = streams.iter().filter(|(owner, _)| *owner == at).collect();
+            // SAFETY: nothing is freed before the end.
+            match unsafe { devices[at].exec_launch(exec, own[chance.random_range(0..own.len())].1) } {
+                Err(error) if error.is_race() => refused += 1,
+                launched => launched.unwrap(),
+            }
+        }
         let (at, on) = streams[random.random_range(0..streams.len())];
         let device = &devices[at];
         let from = random.random_range(0..BYTES);
@@ -101,38 +150,50 @@ fn program(seed: u64, devices: &[Arc<dyn Backend>; 2]) -> (Vec<u8>, usize) {
     (bytes, refused)
 }
 
-fn simulated(program_seed: u64, seed: u64, check: bool) -> (Vec<u8>, usize) {
+fn simulated(program_seed: u64, seed: u64, check: bool, graphs: bool) -> (Vec<u8>, usize) {
     let simulation = Simulation::new(seed);
     let devices = [(); 2].map(|()| {
         let device = simulation.device(Emulated::new());
         if check { checked(device) } else { device }
     });
-    program(program_seed, &devices)
+    program(program_seed, &devices, graphs)
+}
+
+fn has_one_result(programs: u64, graphs: bool) {
+    let (mut refusals, mut kept) = (0, 0);
+    for number in 0..programs {
+        let first = simulated(number, 0, true, graphs);
+        for seed in 1..6 {
+            assert_eq!(simulated(number, seed, true, graphs), first, "program {number}, seed {seed}");
+        }
+        let threads = [(); 2].map(|()| checked(open(Emulated::new().workers(2))));
+        assert_eq!(program(number, &threads, graphs), first, "program {number} on threads");
+        refusals += first.1;
+        kept += 80_usize.saturating_sub(first.1);
+    }
+    let programs = programs as usize;
+    assert!(refusals > 3 * programs && kept > 30 * programs, "{refusals} refused, {kept} kept");
 }
 
 #[test]
 fn what_does_not_race_has_one_result() {
-    let (mut refusals, mut kept) = (0, 0);
-    for number in 0..150 {
-        let first = simulated(number, 0, true);
-        for seed in 1..6 {
-            assert_eq!(simulated(number, seed, true), first, "program {number}, seed {seed}");
-        }
-        let threads = [(); 2].map(|()| checked(open(Emulated::new().workers(2))));
-        assert_eq!(program(number, &threads), first, "program {number} on threads");
-        refusals += first.1;
-        kept += 80 - first.1;
-    }
-    assert!(refusals > 500 && kept > 5000, "{refusals} refused, {kept} kept");
+    has_one_result(150, false);
+}
+
+#[test]
+fn what_does_not_race_has_one_result_with_graphs() {
+    has_one_result(150, true);
 }
 
 #[test]
 fn what_races_has_several() {
-    let several = (0..50).filter(|number| {
-        let first = simulated(*number, 0, false);
-        (1..6).any(|seed| simulated(*number, seed, false) != first)
-    });
-    assert!(several.count() > 25);
+    for graphs in [false, true] {
+        let several = (0..50).filter(|number| {
+            let first = simulated(*number, 0, false, graphs);
+            (1..6).any(|seed| simulated(*number, seed, false, graphs) != first)
+        });
+        assert!(several.count() > 25);
+    }
 }
 
 /// Programs in which the default stream waits for an event that has passed: that orders it with all blocking streams
@@ -140,10 +201,10 @@ fn what_races_has_several() {
 #[test]
 fn a_wait_that_is_over_orders_the_default_stream() {
     for number in [117, 138] {
-        let first = simulated(number, 0, true);
+        let first = simulated(number, 0, true, false);
         for _ in 0..40 {
             let threads = [(); 2].map(|()| checked(open(Emulated::new().workers(2))));
-            assert_eq!(program(number, &threads), first, "program {number}");
+            assert_eq!(program(number, &threads, false), first, "program {number}");
         }
     }
 }

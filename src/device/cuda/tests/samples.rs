@@ -55,6 +55,37 @@ pub(super) static TYPED: KernelDef = kernel(
     typed_prototype,
 );
 
+pub(super) static COUNTDOWN: KernelDef = kernel("countdown", Source::Ptx(COUNTDOWN_PTX), countdown_prototype);
+
+fn countdown_prototype() -> Prototype {
+    let function = "void countdown(unsigned int* left, unsigned long long left_len, unsigned int* done, unsigned long long \
+                    done_len)";
+    Prototype { types: String::new(), function: function.into() }
+}
+
+/// `left[0] -= 1, done[0] += 1`, for one thread.
+const COUNTDOWN_PTX: &str = "
+.version 7.5
+.target sm_75
+.address_size 64
+.visible .entry countdown(.param .u64 left, .param .u64 left_len, .param .u64 done, .param .u64 done_len)
+{
+    .reg .b32 %r;
+    .reg .b64 %d;
+    ld.param.u64 %d, [left];
+    cvta.to.global.u64 %d, %d;
+    ld.global.u32 %r, [%d];
+    sub.u32 %r, %r, 1;
+    st.global.u32 [%d], %r;
+    ld.param.u64 %d, [done];
+    cvta.to.global.u64 %d, %d;
+    ld.global.u32 %r, [%d];
+    add.u32 %r, %r, 1;
+    st.global.u32 [%d], %r;
+    ret;
+}
+";
+
 /// `x[i] *= a`, for one block.
 const PTX: &str = "
 .version 7.5

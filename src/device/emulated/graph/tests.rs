@@ -83,16 +83,15 @@ fn kernels_copies_fills_and_functions_run_at_every_launch() {
     let both = add(&device, graph, &[first, second, second], &NodeWork::Empty).unwrap();
     let (to, from) = (Place::Device(other), Place::Device(memory));
     let copy = add(&device, graph, &[both], &NodeWork::Copy { to, from, bytes: 8 }).unwrap();
+    let emulated = Some(Arc::new(|args: &[BodyArg]| {
+        // SAFETY: the one argument is bytes that it may write.
+        let slice = unsafe { args[0].slice_mut::<u8>() };
+        slice[0] = 9;
+    }) as _);
+    let call = &mut |_| unreachable!("nothing here has a driver");
+    let external = External { name: "library", args: &bytes(other, 8), call, emulated };
     // SAFETY: what stands in takes one slice, and gets it.
-    let recorded = unsafe {
-        let call = &mut |_| unreachable!("nothing here has a driver");
-        let emulated = Some(Arc::new(|args: &[BodyArg]| {
-            // SAFETY: the one argument is bytes that it may write.
-            let slice = unsafe { args[0].slice_mut::<u8>() };
-            slice[0] = 9;
-        }) as _);
-        device.graph_external(graph, &[copy], External { name: "library", args: &bytes(other, 8), call, emulated })
-    };
+    let recorded = unsafe { device.graph_external(graph, &[copy], external) };
     let recorded = recorded.unwrap();
     assert_eq!((recorded.ends.len(), recorded.nodes), (1, 1));
     let host = NodeWork::Host(Arc::new(move || _ = count.fetch_add(1, Ordering::SeqCst)));

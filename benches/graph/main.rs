@@ -1,0 +1,49 @@
+//! Graphs: what a launch costs the host and the device, against streams and against the driver's own calls.
+//!
+//! ```text
+//! cargo bench --bench graph                        everything
+//! cargo bench --bench graph -- shapes              32 empty kernels: in a line, in two branches, forked and joined
+//! ```
+//!
+//! All in one process, alternating. Needs a CUDA device. With `WAKELINE_DEVICE=emulated` ours runs on the emulated device,
+//! which says that the bench works and nothing of what it measures; limits are then 0.
+
+#[path = "../support/figure.rs"]
+mod figure;
+#[path = "../support/gpu.rs"]
+mod gpu;
+mod shapes;
+
+use wakeline::{Device, Result, device::Emulated};
+
+use gpu::Gpu;
+
+fn device() -> Result<Option<(Device, Option<Gpu>)>> {
+    if std::env::var("WAKELINE_DEVICE").is_ok_and(|name| name == "emulated") {
+        return Ok(Some((Device::emulated(Emulated::new()), None)));
+    }
+    if Device::cuda_count() == 0 {
+        return Ok(None);
+    }
+    let device = Device::cuda(0)?;
+    let gpu = Gpu::open();
+    gpu.enter();
+    Ok(Some((device, Some(gpu))))
+}
+
+fn main() -> Result<()> {
+    if !figure::asked() {
+        return Ok(());
+    }
+    let Some((device, gpu)) = device()? else {
+        println!("no CUDA device: nothing is measured (WAKELINE_DEVICE=emulated tries the bench itself)");
+        return Ok(());
+    };
+    println!("{}", device.description());
+    let which: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let is_asked = |name: &str| which.is_empty() || which.iter().any(|asked| asked == name);
+    if is_asked("shapes") {
+        shapes::measure(&device, gpu.as_ref())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! A launch, as one call of its stream, and the functions of the host that it calls.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{
+    super::{
+        clock::{Clock, Component},
+        shadow::{Stamp, What},
+        universe::{Universe, find_mut, universe},
+    },
+    nodes::{Access, Does, Node},
+};
+use crate::{
+    device::backend::{HostCallback, NodeWork, RawEvent, RawExec},
+    error::Result,
+};
+
+/// The launches that a host function has not been called for, the oldest first. Which exec calls it nobody knows, so a call
+/// tells of the oldest launch of each.
+#[derive(Debug, Default)]
+pub(super) struct Heard(Mutex<VecDeque<(RawExec, Clock)>>);
+
+/// What one launch comes to.
+#[derive(Debug, Default)]
+pub(super) struct Launch {
+    pub(super) accesses: Vec<Access>,
+    pub(super) waits: Vec<RawEvent>,
+    pub(super) records: Vec<RawEvent>,
+    pub(super) heard: Vec<Arc<Heard>>,
+}
+
+impl Heard {
+    pub(super) fn lock(&self) -> MutexGuard<'_, VecDeque<(RawExec, Clock)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its node's turn has come in some launch.
+    fn call(&self) {
+        let mut oldest: BTreeMap<RawExec, Clock> = BTreeMap::new();
+        self.lock().retain(|(exec, clock)| {
+            let is_later = oldest.contains_key(exec);
+            if !is_later {
+                oldest.insert(*exec, clock.clone());
+            }
+            is_later
+        });
+        oldest.values().for_each(|clock| universe().observe(clock));
+    }
+
+    pub(super) fn watch(self: &Arc<Self>, callback: &HostCallback) -> NodeWork<'static> {
+        let (heard, callback) = (self.clone(), callback.clone());
+        NodeWork::Host(Arc::new(move || {
+            heard.call();
+            callback();
+        }))
+    }
+}
+
+impl Launch {
+    pub(super) fn add(&mut self, nodes: &[Node]) {
+        for node in nodes.iter().filter(|node| node.enabled) {
+            match &node.does {
+                Does::Nothing => {}
+                Does::Access(access) => self.accesses.push(access.clone()),
+                Does::Host(heard) => self.heard.push(heard.clone()),
+                Does::Child(nodes) => self.add(nodes),
+                Does::Record(event) => self.records.push(*event),
+                Does::Wait(event) => self.waits.push(*event),
+                Does::Conditional { flag, within, .. } => {
+                    self.accesses.push(flag.clone());
+                    self.add(within.as_deref().unwrap_or_default());
+                }
+            }
+        }
+    }
+}
+
+impl Universe {
+    /// A launch, as one call into a stream: refused, and then nothing has changed, if it races, uses memory that is not
+    /// there, or reads what nothing has written.
+    pub(super) fn launch(
+        &mut self,
+        component: Component,
+        exec: (u64, RawExec),
+        launch: &Launch,
+    ) -> Result<(Clock, u64)> {
+        let mut past = self.execs.get(&exec).cloned().unwrap_or_default();
+        for event in &launch.waits {
+            if let Some(recorded) = self.recorded(*event) {
+                past.merge(&recorded, |_, _| true);
+            }
+        }
+        let mut before = self.before(component).into_owned();
+        before.merge(&past, |_, _| true);
+        let new = |what| Stamp { component, tick: 0, what, in_graph: true };
+        for access in &launch.accesses {
+            access.touches.iter().try_for_each(|touch| self.comes_after(&new(access.what), &before, touch))?;
+        }
+        self.carry_out(&new, &launch.accesses)?;
+        self.learn(component, &past);
+        let (clock, tick) = self.call(component);
+        let clock = clock.clone();
+        for access in &launch.accesses {
+            self.mark(Stamp { tick, ..new(access.what) }, &access.touches, &clock);
+        }
+        self.execs.insert(exec, clock.clone());
+        Ok((clock, tick))
+    }
+
+    /// What is there and holds something changes from node to node.
+    fn carry_out(&mut self, new: &impl Fn(What) -> Stamp, accesses: &[Access]) -> Result<()> {
+        let mut changed = Vec::new();
+        let outcome = accesses.iter().try_for_each(|Access { what, touches }| {
+            touches.iter().try_for_each(|touch| self.holds(&new(*what), touch))?;
+            for touch in touches.iter().filter(|touch| touch.write) {
+                let Some((region, _)) = find_mut(&mut self.regions, touch) else { continue };
+                changed.push((*touch, region.written.clone(), region.away));
+                match what {
+                    What::Allocation => region.away = false,
+                    What::Free => region.away = true,
+                    _ => {}
+                }
+            }
+            self.write(*what, touches);
+            Ok(())
+        });
+        if outcome.is_err() {
+            for (touch, written, away) in changed.into_iter().rev() {
+                if let Some((region, _)) = find_mut(&mut self.regions, &touch) {
+                    (region.written, region.away) = (written, away);
+                }
+            }
+        }
+        outcome
+    }
+}

@@ -1,0 +1,303 @@
+//! Graphs as the checker sees them: which bytes each node touches, and which nodes come before it.
+//!
+//! Two things can be wrong with a graph. Its **edges**: two nodes touch the same bytes, one writes, and neither comes after
+//! the other. That is found when the second is added, before the device hears of it. And its **launch**: to its stream it is
+//! one call, which touches all that its nodes touch, so it has to come after whatever else touched that, as any call has to;
+//! what a node reads, something before it must have written, an earlier node or an earlier call.
+//!
+//! ```text
+//!   graph_add      ancestors of the node = those of what it comes after, and these ──► every other node: a conflict?
+//!   instantiate    a snapshot
+//!   exec_launch    comes after: its stream's past, the exec's launch before, what its waits are for
+//!                  1. no access races with what streams did before           nothing has changed if one does
+//!                  2. node by node, as they were added: is it there, has somebody written it? what does it write?
+//!                  3. all accesses are the stream's call's from now on
+//! ```
+//!
+//! A child's and a body's accesses are its node's; what a body may do counts as done. A launch is one tick of its
+//! stream's clock: an event that is recorded within, or a function of the host that runs within, is taken for the end of
+//! all of it. So the checker may miss what runs beside those, and never cries wolf.
+//!
+//! The lock of the graphs is held alone: not while the universe is asked, nor while the device or a user is called.
+
+mod launch;
+mod nodes;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+pub(super) use self::nodes::{Clash, Graphs};
+use self::{
+    launch::Launch,
+    nodes::{Access, Does, Exec, Graph, Node, adopt, find},
+};
+use super::{
+    Checked, place,
+    shadow::What,
+    touch,
+    universe::{Side, universe},
+};
+use crate::{
+    device::{
+        backend::{Address, External, NodeWork, Place, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused},
+        human,
+    },
+    error::Result,
+};
+
+/// The calls on graphs.
+impl Checked {
+    fn graphs(&self) -> MutexGuard<'_, Graphs> {
+        self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn watch_graph(&self, graph: RawGraph) {
+        self.graphs().graphs.insert(graph, Graph::default());
+    }
+
+    pub(super) fn forget_graph(&self, graph: RawGraph) {
+        let mut graphs = self.graphs();
+        // A body goes with its node.
+        if graphs.graphs.get(&graph).is_some_and(|graph| graph.within.is_some()) {
+            return;
+        }
+        let memory = graphs.take(graph);
+        let memory = graphs.orphans(memory);
+        drop(graphs);
+        self.end_memory(&memory);
+    }
+
+    pub(super) fn add_node(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        work: &NodeWork<'_>,
+        forward: impl FnOnce(&NodeWork<'_>) -> Result<RawNode>,
+    ) -> Result<RawNode> {
+        let does = self.does(work)?;
+        let node = self.check_node(graph, after, does)?;
+        let added = match (work, node.as_ref().map(|node| &node.does)) {
+            (NodeWork::Host(callback), Some(Does::Host(heard))) => forward(&heard.watch(callback)),
+            _ => forward(work),
+        }?;
+        self.graphs().push(graph, node, &[added]);
+        Ok(added)
+    }
+
+    /// Memory that a graph makes begins to be there.
+    pub(super) fn watch_memory(&self, graph: RawGraph, after: &[RawNode], id: RawNode, address: Address, bytes: u64) {
+        universe().add_region(Side::Device, address.0, self.region(bytes).away());
+        let does = Does::Access(Access::new(What::Allocation, [place(Place::Device(address), bytes, true)]));
+        let mut graphs = self.graphs();
+        let node = graphs.node(graph, after, does);
+        graphs.push(graph, node, &[id]);
+        if let Some(graph) = graphs.graphs.get_mut(&graph) {
+            graph.memory.push(address);
+        }
+    }
+
+    pub(super) fn add_conditional(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        flag: Address,
+        forward: impl FnOnce() -> Result<(RawNode, RawGraph)>,
+    ) -> Result<(RawNode, RawGraph)> {
+        let flag = Access::new(What::Condition, [place(Place::Device(flag), 4, false)]);
+        let node = self.check_node(graph, after, Does::Access(flag.clone()))?;
+        let (added, body) = forward()?;
+        let node = node.map(|node| Node { does: Does::Conditional { flag, body, within: None }, ..node });
+        let mut graphs = self.graphs();
+        graphs.push(graph, node, &[added]);
+        graphs.graphs.insert(body, Graph { within: Some((graph, added)), ..Graph::default() });
+        Ok((added, body))
+    }
+
+    pub(super) fn add_external(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        external: External<'_>,
+        forward: impl FnOnce(External<'_>) -> Result<Recorded>,
+    ) -> Result<Recorded> {
+        let access = Access::new(What::External(external.name), external.args.iter().filter_map(touch));
+        let node = self.check_node(graph, after, Does::Access(access))?;
+        let recorded = forward(external)?;
+        if recorded.nodes > 0 {
+            self.graphs().push(graph, node, &recorded.ends);
+        }
+        Ok(recorded)
+    }
+
+    pub(super) fn forget_node(&self, graph: RawGraph, id: RawNode) {
+        let mut graphs = self.graphs();
+        let Some(nodes) = graphs.graphs.get_mut(&graph).map(|graph| &mut graph.nodes) else { return };
+        // One of several that are one here still touches what they touch.
+        let at = nodes.iter().position(|node| node.ids.contains(&id) && node.ids.len() == 1);
+        let Some(gone) = at.map(|at| nodes.remove(at)) else { return };
+        if let Does::Conditional { body, .. } = gone.does {
+            graphs.take(body);
+        }
+    }
+
+    fn does(&self, work: &NodeWork<'_>) -> Result<Does> {
+        let device = |address, bytes| place(Place::Device(address), bytes, true);
+        Ok(match work {
+            NodeWork::Kernel(launch) => {
+                let touches = launch.args.iter().filter_map(touch);
+                Does::Access(Access::new(What::Kernel(launch.kernel.name), touches))
+            }
+            NodeWork::Copy { to, from, bytes } => {
+                let touches = [place(*from, *bytes, false), place(*to, *bytes, true)];
+                Does::Access(Access::new(What::Copy(human::direction(*to, *from)), touches))
+            }
+            NodeWork::Fill { to, bytes, .. } => Does::Access(Access::new(What::Fill, [device(*to, *bytes)])),
+            NodeWork::Free(address) => {
+                let bytes = universe().size_of(Side::Device, address.0).unwrap_or(0);
+                Does::Access(Access::new(What::Free, [device(*address, bytes)]))
+            }
+            NodeWork::Host(_) => Does::Host(Arc::default()),
+            NodeWork::Empty => Does::Nothing,
+            NodeWork::Child(child) => Does::Child(self.graphs().snapshot(*child)),
+            NodeWork::Record(event) => {
+                self.check_event(*event)?;
+                Does::Record(*event)
+            }
+            NodeWork::Wait(event) => {
+                self.check_event(*event)?;
+                Does::Wait(*event)
+            }
+        })
+    }
+
+    /// A node that no edge is missing for.
+    fn check_node(&self, graph: RawGraph, after: &[RawNode], does: Does) -> Result<Option<Node>> {
+        let graphs = self.graphs();
+        let node = graphs.node(graph, after, does);
+        let clash = node.as_ref().and_then(|node| graphs.clash(graph, node));
+        drop(graphs);
+        self.no_clash(clash)?;
+        Ok(node)
+    }
+
+    fn no_clash(&self, clash: Option<Clash>) -> Result<()> {
+        let Some(clash) = clash else { return Ok(()) };
+        let race = universe().unordered(&clash);
+        self.refuse(race)
+    }
+
+    /// Nobody has it any more.
+    fn end_memory(&self, memory: &[Address]) {
+        for address in memory {
+            let mut universe = universe();
+            if let Some(region) = universe.take_region(Side::Device, address.0)
+                && self.remembers
+            {
+                universe.bury(address.0, &region);
+            }
+        }
+    }
+}
+
+/// The calls on execs.
+impl Checked {
+    pub(super) fn watch_exec(&self, exec: RawExec, of: RawGraph) {
+        let mut graphs = self.graphs();
+        let nodes = graphs.snapshot(of);
+        let memory = graphs.graphs.get(&of).map(|graph| graph.memory.clone()).unwrap_or_default();
+        graphs.execs.insert(exec, Exec { nodes, memory });
+    }
+
+    pub(super) fn forget_exec(&self, exec: RawExec) {
+        let mut graphs = self.graphs();
+        let memory = graphs.execs.remove(&exec).map(|exec| exec.memory).unwrap_or_default();
+        let memory = graphs.orphans(memory);
+        drop(graphs);
+        universe().execs.remove(&(self.id, exec));
+        self.end_memory(&memory);
+    }
+
+    /// Checks a launch, forwards it, and takes its accesses back if that fails.
+    pub(super) fn launch_exec(
+        &self,
+        exec: RawExec,
+        stream: RawStream,
+        forward: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let mut launch = Launch::default();
+        if let Some(exec) = self.graphs().execs.get(&exec) {
+            launch.add(&exec.nodes);
+        }
+        launch.waits.iter().chain(&launch.records).try_for_each(|event| self.check_event(*event))?;
+        let key = (self.id, exec);
+        let (component, clock, tick, before) = self.with(stream, |universe, component| {
+            let before = universe.execs.get(&key).cloned();
+            let (clock, tick) = universe.launch(component, key, &launch)?;
+            Ok((component, clock, tick, before))
+        })?;
+        // The functions may be called at once.
+        launch.heard.iter().for_each(|heard| heard.lock().push_back((exec, clock.clone())));
+        if let Err(error) = forward() {
+            launch.heard.iter().for_each(|heard| heard.lock().retain(|(_, launched)| *launched != clock));
+            let mut universe = universe();
+            launch.accesses.iter().for_each(|access| universe.undo(component, tick, &access.touches));
+            if universe.execs.get(&key) == Some(&clock) {
+                universe.execs.insert(key, before.unwrap_or_default());
+            }
+            return Err(error);
+        }
+        launch.records.iter().for_each(|event| universe().record(*event, clock.clone()));
+        Ok(())
+    }
+
+    pub(super) fn update_exec(
+        &self,
+        exec: RawExec,
+        graph: RawGraph,
+        forward: impl FnOnce() -> Result<Result<(), Refused>>,
+    ) -> Result<Result<(), Refused>> {
+        let outcome = forward()?;
+        if outcome.is_ok() {
+            let mut graphs = self.graphs();
+            let new = graphs.snapshot(graph);
+            if let Some(exec) = graphs.execs.get_mut(&exec) {
+                adopt(&mut exec.nodes, new);
+            }
+        }
+        Ok(outcome)
+    }
+
+    pub(super) fn set_node(
+        &self,
+        exec: RawExec,
+        id: RawNode,
+        work: &NodeWork<'_>,
+        forward: impl FnOnce(&NodeWork<'_>) -> Result<Result<(), Refused>>,
+    ) -> Result<Result<(), Refused>> {
+        let does = self.does(work)?;
+        let graphs = self.graphs();
+        let clash = graphs.execs.get(&exec).and_then(|exec| graphs.clash_in(&exec.nodes, id, &does));
+        drop(graphs);
+        self.no_clash(clash)?;
+        let outcome = match (work, &does) {
+            (NodeWork::Host(callback), Does::Host(heard)) => forward(&heard.watch(callback)),
+            _ => forward(work),
+        }?;
+        if let (Ok(()), Some(exec)) = (&outcome, self.graphs().execs.get_mut(&exec))
+            && let Some(node) = find(&mut exec.nodes, id)
+        {
+            node.does = does;
+        }
+        Ok(outcome)
+    }
+
+    pub(super) fn enable_node(&self, exec: RawExec, id: RawNode, enabled: bool) {
+        if let Some(exec) = self.graphs().execs.get_mut(&exec)
+            && let Some(node) = find(&mut exec.nodes, id)
+        {
+            node.enabled = enabled;
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! What the checker keeps of a graph: each node's accesses, and which nodes come before it.
+//!
+//! Nodes are numbered as they are added, and a node's number is nobody's after it; the numbers before a node are a set of
+//! bits, so that whether an edge is missing between two nodes is one look.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
+
+use smallvec::SmallVec;
+
+use super::{
+    super::{
+        shadow::What,
+        universe::{Touch, Touches},
+    },
+    launch::Heard,
+};
+use crate::device::backend::{Address, RawEvent, RawExec, RawGraph, RawNode};
+
+/// The graphs and execs of one device.
+#[derive(Debug, Default)]
+pub(in super::super) struct Graphs {
+    pub(super) graphs: BTreeMap<RawGraph, Graph>,
+    pub(super) execs: BTreeMap<RawExec, Exec>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Graph {
+    /// In the order in which they were added: each behind all that it comes after.
+    pub(super) nodes: Vec<Node>,
+    /// How many it ever had.
+    pub(super) numbers: usize,
+    /// The graph and the conditional node that it is the body of.
+    pub(super) within: Option<(RawGraph, RawNode)>,
+    pub(super) memory: Vec<Address>,
+}
+
+#[derive(Debug)]
+pub(super) struct Exec {
+    pub(super) nodes: Vec<Node>,
+    pub(super) memory: Vec<Address>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    /// Several, where another library's work became several.
+    pub(super) ids: SmallVec<[RawNode; 1]>,
+    pub(super) number: usize,
+    /// The numbers of those that come before it.
+    pub(super) before: Bits,
+    pub(super) does: Does,
+    pub(super) enabled: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Does {
+    Nothing,
+    Access(Access),
+    Host(Arc<Heard>),
+    Child(Vec<Node>),
+    Record(RawEvent),
+    Wait(RawEvent),
+    Conditional {
+        flag: Access,
+        body: RawGraph,
+        /// In a snapshot; in a graph, the body's nodes are the body's.
+        within: Option<Vec<Node>>,
+    },
+}
+
+/// What a node touches. Of a copy, its source first.
+#[derive(Clone, Debug)]
+pub(super) struct Access {
+    pub(super) what: What,
+    pub(super) touches: Touches,
+}
+
+/// Two accesses in one graph that no edge orders.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Clash {
+    pub(in super::super) new: (What, Touch),
+    pub(in super::super) old: (What, Touch),
+    /// Addresses.
+    pub(in super::super) bytes: Range<u64>,
+}
+
+/// A set of numbers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bits(Vec<u64>);
+
+impl Bits {
+    fn has(&self, number: usize) -> bool {
+        self.0.get(number / 64).is_some_and(|word| word & (1 << (number % 64)) != 0)
+    }
+
+    fn add(&mut self, number: usize) {
+        if self.0.len() <= number / 64 {
+            self.0.resize(number / 64 + 1, 0);
+        }
+        self.0[number / 64] |= 1 << (number % 64);
+    }
+
+    fn add_all(&mut self, other: &Bits) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        self.0.iter_mut().zip(&other.0).for_each(|(mine, other)| *mine |= other);
+    }
+}
+
+impl Access {
+    pub(super) fn new(what: What, touches: impl IntoIterator<Item = Touch>) -> Self {
+        Self { what, touches: touches.into_iter().collect() }
+    }
+
+    /// Where the two touch the same bytes and one writes.
+    fn clash(&self, old: &Access) -> Option<Clash> {
+        self.touches.iter().find_map(|new| {
+            old.touches.iter().filter(|old| old.side == new.side && (old.write || new.write)).find_map(|with| {
+                let end = |touch: &Touch| touch.start.saturating_add(touch.bytes);
+                let bytes = new.start.max(with.start)..end(new).min(end(with));
+                let clash = Clash { new: (self.what, *new), old: (old.what, *with), bytes };
+                (!clash.bytes.is_empty()).then_some(clash)
+            })
+        })
+    }
+}
+
+impl Node {
+    fn is_apart_from(&self, other: &Node) -> bool {
+        self.number != other.number && !self.before.has(other.number) && !other.before.has(self.number)
+    }
+
+    /// It is this node, or its body has it.
+    fn has(&self, id: RawNode) -> bool {
+        self.ids.contains(&id)
+            || matches!(&self.does, Does::Conditional { within: Some(nodes), .. } if nodes.iter().any(|node| node.has(id)))
+    }
+}
+
+impl Graphs {
+    /// A node behind others, not yet added. None if the graph is not known here.
+    pub(super) fn node(&self, graph: RawGraph, after: &[RawNode], does: Does) -> Option<Node> {
+        let graph = self.graphs.get(&graph)?;
+        let mut before = Bits::default();
+        for node in graph.nodes.iter().filter(|node| node.ids.iter().any(|id| after.contains(id))) {
+            before.add_all(&node.before);
+            before.add(node.number);
+        }
+        Some(Node { ids: SmallVec::new(), number: graph.numbers, before, does, enabled: true })
+    }
+
+    pub(super) fn push(&mut self, graph: RawGraph, node: Option<Node>, ids: &[RawNode]) {
+        let Some((graph, node)) = self.graphs.get_mut(&graph).zip(node) else { return };
+        graph.numbers += 1;
+        graph.nodes.push(Node { ids: ids.into(), ..node });
+    }
+
+    /// What a node touches in which an edge is missing, if it is added.
+    pub(super) fn clash(&self, graph: RawGraph, new: &Node) -> Option<Clash> {
+        let found = self.graphs.get(&graph)?;
+        self.clash_among(&found.nodes, new, &self.accesses(&new.does)).or_else(|| {
+            // The body's accesses are its node's: that has to be ordered too.
+            let (mut within, accesses) = (found.within, self.accesses(&new.does));
+            while let Some((outer, node)) = within {
+                let outer = self.graphs.get(&outer)?;
+                let node = outer.nodes.iter().find(|other| other.ids.contains(&node))?;
+                if let Some(clash) = self.clash_among(&outer.nodes, node, &accesses) {
+                    return Some(clash);
+                }
+                within = outer.within;
+            }
+            None
+        })
+    }
+
+    /// The same, if a node of an exec does something else.
+    pub(super) fn clash_in(&self, nodes: &[Node], id: RawNode, does: &Does) -> Option<Clash> {
+        let node = nodes.iter().find(|node| node.has(id))?;
+        self.clash_among(nodes, node, &self.accesses(does)).or_else(|| match &node.does {
+            Does::Conditional { within: Some(nodes), .. } if !node.ids.contains(&id) => self.clash_in(nodes, id, does),
+            _ => None,
+        })
+    }
+
+    fn clash_among(&self, nodes: &[Node], new: &Node, accesses: &[&Access]) -> Option<Clash> {
+        nodes.iter().filter(|other| new.is_apart_from(other)).find_map(|other| {
+            let earlier = self.accesses(&other.does);
+            accesses.iter().find_map(|new| earlier.iter().find_map(|old| new.clash(old)))
+        })
+    }
+
+    fn accesses<'a>(&'a self, does: &'a Does) -> Vec<&'a Access> {
+        let of = |nodes: &'a [Node]| nodes.iter().flat_map(|node| self.accesses(&node.does));
+        match does {
+            Does::Access(access) => vec![access],
+            Does::Child(nodes) => of(nodes).collect(),
+            Does::Conditional { flag, within: Some(nodes), .. } => [flag].into_iter().chain(of(nodes)).collect(),
+            Does::Conditional { flag, body, within: None } => {
+                let nodes = self.graphs.get(body).map_or(&[][..], |body| &body.nodes);
+                [flag].into_iter().chain(of(nodes)).collect()
+            }
+            Does::Nothing | Does::Host(_) | Does::Record(_) | Does::Wait(_) => Vec::new(),
+        }
+    }
+
+    pub(super) fn snapshot(&self, graph: RawGraph) -> Vec<Node> {
+        let mut nodes = self.graphs.get(&graph).map(|graph| graph.nodes.clone()).unwrap_or_default();
+        for node in &mut nodes {
+            if let Does::Conditional { body, within, .. } = &mut node.does {
+                *within = Some(self.snapshot(*body));
+            }
+        }
+        nodes
+    }
+
+    /// A graph is no more, nor are the bodies of its conditional nodes. What it had of memory.
+    pub(super) fn take(&mut self, graph: RawGraph) -> Vec<Address> {
+        let Some(gone) = self.graphs.remove(&graph) else { return Vec::new() };
+        for node in &gone.nodes {
+            if let Does::Conditional { body, .. } = node.does {
+                self.take(body);
+            }
+        }
+        gone.memory
+    }
+
+    /// Those of a graph's or an exec's addresses that nobody else has.
+    pub(super) fn orphans(&self, mut memory: Vec<Address>) -> Vec<Address> {
+        let execs = self.execs.values().flat_map(|exec| &exec.memory);
+        let kept: BTreeSet<_> = self.graphs.values().flat_map(|graph| &graph.memory).chain(execs).collect();
+        memory.retain(|address| !kept.contains(address));
+        memory
+    }
+}
+
+pub(super) fn find(nodes: &mut [Node], id: RawNode) -> Option<&mut Node> {
+    let node = nodes.iter_mut().find(|node| node.has(id))?;
+    if node.ids.contains(&id) {
+        return Some(node);
+    }
+    match &mut node.does {
+        Does::Conditional { within: Some(nodes), .. } => find(nodes, id),
+        _ => None,
+    }
+}
+
+/// An exec's nodes do what those of another graph do, which has the same.
+pub(super) fn adopt(nodes: &mut [Node], new: Vec<Node>) {
+    for (node, with) in nodes.iter_mut().zip(new) {
+        match (&mut node.does, with.does) {
+            (
+                Does::Conditional { flag, within: Some(nodes), .. },
+                Does::Conditional { flag: new_flag, within: Some(new), .. },
+            ) => {
+                *flag = new_flag;
+                adopt(nodes, new);
+            }
+            (does, new) => *does = new,
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! CUDA graphs: built node by node, launched as a whole.
+//!
+//! | file | its idea |
+//! |---|---|
+//! | `graph.rs` | which graphs and execs there are, and what has to live as long as they do |
+//! | `graph/node.rs` | a node for each thing that a stream can be given |
+//! | `graph/capture.rs` | what other libraries enqueue, captured |
+//! | `graph/conditional.rs` | graphs within nodes, which run as a flag says |
+//! | `graph/exec.rs` | instantiated, launched, changed |
+//!
+//! Graphs, nodes and execs cross the seam as the driver's handles, as numbers. Beside each graph and exec a [`Book`] holds
+//! what the driver does not: the host functions that its nodes call, the graphs within it, what is wrong with it. Launches
+//! do not look there.
+//!
+//! ```text
+//!   graph:  made ──▶ ended by its owner ──▶ destroyed     not before the last exec that was made of it: to change an
+//!                                                         exec the driver looks at the nodes of the graph
+//!   exec:   made ──▶ destroyed                            its launches are done, as the seam says
+//! ```
+//!
+//! **Host functions.** A graph has those of its nodes and of its children; an exec has those of all graphs that it was made
+//! or updated from, and those that single nodes of it were given. All are let go when it ends, not before: of a launch that
+//! is under way nobody here knows which it still calls. So an exec whose host functions are changed again and again keeps
+//! all of them; one that comes twice is kept once.
+//!
+//! **Memory** that a node makes and no node gives back is there after a launch. The driver gives it back before the next
+//! one, but not when the exec ends: that is done here.
+//!
+//! **What cannot be undone.** The driver may refuse to take out again what was added and is not wanted: then the graph is
+//! spoiled, and nothing is ever launched that comes from it.
+
+mod capture;
+mod conditional;
+mod exec;
+mod node;
+
+use std::{
+    collections::HashMap,
+    ptr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphNode, CUstream_st};
+use smallvec::SmallVec;
+
+use self::conditional::Conditional;
+use super::{
+    CudaBackend,
+    driver::{Code, Driver, Handle},
+    host::Repeated,
+};
+use crate::{
+    device::backend::{Address, RawExec, RawGraph, RawNode},
+    error::{Error, ErrorKind, Result},
+};
+
+/// The graphs of one device.
+#[derive(Debug, Default)]
+pub(super) struct Graphs {
+    book: Mutex<Book>,
+    /// Streams to capture on, none of which is in use.
+    idle: Mutex<Vec<Handle<CUstream_st>>>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    graphs: HashMap<RawGraph, Graph>,
+    execs: HashMap<RawExec, Exec>,
+}
+
+#[derive(Debug, Default)]
+struct Graph {
+    /// What nodes of it call.
+    functions: Vec<Arc<Repeated>>,
+    conditionals: Vec<Conditional>,
+    /// It is within a node of another, which it ends with.
+    within: bool,
+    /// It has nodes that make memory or give it back, so that nothing can be taken out of it.
+    memory: bool,
+    /// Memory that nodes of it make and none gives back.
+    kept: Vec<Address>,
+    spoiled: Option<&'static str>,
+    /// How many execs that were made of it there are.
+    execs: usize,
+    /// Its owner is done with it.
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Exec {
+    of: RawGraph,
+    functions: Vec<Arc<Repeated>>,
+    /// Memory that is there after a launch.
+    kept: Vec<Address>,
+}
+
+/// What has left the book, to be dropped when nothing is locked: it is the user's.
+type Left = Vec<Graph>;
+
+impl Book {
+    fn graph(&mut self, graph: RawGraph) -> &mut Graph {
+        self.graphs.entry(graph).or_default()
+    }
+
+    /// The graph and those within nodes of it, at any depth.
+    fn all(&self, graph: RawGraph) -> Vec<RawGraph> {
+        let mut all = vec![graph];
+        let mut next = 0;
+        while let Some(graph) = all.get(next) {
+            let conditionals = self.graphs.get(graph).into_iter().flat_map(|graph| &graph.conditionals);
+            all.extend(conditionals.map(|conditional| conditional.body));
+            next += 1;
+        }
+        all
+    }
+
+    /// What nodes of the graph and of those within it call.
+    fn functions(&self, graph: RawGraph) -> Vec<Arc<Repeated>> {
+        let graphs = self.all(graph).into_iter().filter_map(|graph| self.graphs.get(&graph));
+        graphs.flat_map(|graph| graph.functions.iter().cloned()).collect()
+    }
+
+    /// Why nothing may be launched that comes from the graph.
+    fn spoiled(&self, graph: RawGraph) -> Option<&'static str> {
+        self.all(graph).into_iter().find_map(|graph| self.graphs.get(&graph)?.spoiled)
+    }
+
+    fn remove(&mut self, graph: RawGraph) -> Left {
+        self.all(graph).into_iter().filter_map(|graph| self.graphs.remove(&graph)).collect()
+    }
+
+    /// The graph's owner is done with it. What is left of it if it is to be destroyed now.
+    fn graph_ended(&mut self, raw: RawGraph) -> Option<Left> {
+        let graph = self.graphs.get_mut(&raw)?;
+        if graph.within {
+            return None;
+        }
+        graph.ended = true;
+        (graph.execs == 0).then(|| self.remove(raw))
+    }
+
+    fn exec_made(&mut self, exec: RawExec, of: RawGraph) {
+        let functions = self.functions(of);
+        let graph = self.graph(of);
+        graph.execs += 1;
+        let kept = graph.kept.clone();
+        self.execs.insert(exec, Exec { of, functions, kept });
+    }
+
+    /// The exec may call these too from now on.
+    fn exec_calls(&mut self, exec: RawExec, functions: Vec<Arc<Repeated>>) {
+        let Some(exec) = self.execs.get_mut(&exec) else { return };
+        for function in functions {
+            if !exec.functions.iter().any(|known| Arc::ptr_eq(known, &function)) {
+                exec.functions.push(function);
+            }
+        }
+    }
+
+    /// The exec is gone. Its graph too, if it is to be destroyed now.
+    fn exec_ended(&mut self, exec: RawExec) -> (Option<Exec>, Option<(RawGraph, Left)>) {
+        let Some(exec) = self.execs.remove(&exec) else { return (None, None) };
+        let of = exec.of;
+        let last = self.graphs.get_mut(&of).is_some_and(|graph| {
+            graph.execs -= 1;
+            graph.ended && graph.execs == 0
+        });
+        (Some(exec), last.then(|| (of, self.remove(of))))
+    }
+}
+
+impl Graphs {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Handle<CUstream_st>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Destroys what its owners have left behind. The context must be current and nothing may run.
+    pub(super) fn close(&self, driver: &Driver) {
+        let book = std::mem::take(&mut *self.book());
+        for (raw, Exec { kept, .. }) in &book.execs {
+            for memory in kept {
+                // SAFETY: memory of a graph that nothing uses any more or, if that was never launched, none: then it is
+                // refused.
+                let _ = unsafe { (driver.mem_free)(memory.0) };
+            }
+            // SAFETY: made by `instantiate` and used by nobody after this: the caller is the destructor of the device. So
+            // for the others below.
+            let _ = unsafe { (driver.exec_destroy)(exec(*raw)) };
+        }
+        for (raw, _) in book.graphs.iter().filter(|(_, graph)| !graph.within) {
+            // SAFETY: as above.
+            let _ = unsafe { (driver.graph_destroy)(graph(*raw)) };
+        }
+        for stream in self.idle().drain(..) {
+            // SAFETY: as above.
+            let _ = unsafe { (driver.stream_destroy)(stream.raw()) };
+        }
+    }
+}
+
+/// Handles cross the seam as numbers and come back as what they were.
+fn graph(raw: RawGraph) -> CUgraph {
+    ptr::with_exposed_provenance_mut(raw.0 as usize)
+}
+
+fn node(raw: RawNode) -> CUgraphNode {
+    ptr::with_exposed_provenance_mut(raw.0 as usize)
+}
+
+fn exec(raw: RawExec) -> CUgraphExec {
+    ptr::with_exposed_provenance_mut(raw.0 as usize)
+}
+
+fn raw_graph(graph: CUgraph) -> RawGraph {
+    RawGraph(graph.expose_provenance() as u64)
+}
+
+fn raw_node(node: CUgraphNode) -> RawNode {
+    RawNode(node.expose_provenance() as u64)
+}
+
+/// Nodes as the driver takes them.
+type Nodes = SmallVec<[CUgraphNode; 8]>;
+
+fn nodes(raw: &[RawNode]) -> Nodes {
+    raw.iter().copied().map(node).collect()
+}
+
+impl CudaBackend {
+    /// See [`Backend::graph_create`](crate::device::backend::Backend::graph_create); so for the others.
+    pub(super) fn create_graph(&self) -> Result<RawGraph> {
+        let driver = self.cx.enter()?;
+        let mut graph = ptr::null_mut();
+        // SAFETY: `graph` outlives the call, which writes one handle; there are no flags.
+        self.cx.check(unsafe { (driver.graph_create)(&mut graph, 0) }, "cuGraphCreate")?;
+        let raw = raw_graph(graph);
+        self.graphs.book().graphs.insert(raw, Graph::default());
+        Ok(raw)
+    }
+
+    pub(super) fn destroy_graph(&self, raw: RawGraph) {
+        // The guard is gone at the end of the statement: what is dropped may do anything.
+        let left = self.graphs.book().graph_ended(raw);
+        if left.is_some() {
+            self.destroy(raw);
+        }
+    }
+
+    fn destroy(&self, raw: RawGraph) {
+        let Ok(driver) = self.cx.enter() else { return };
+        // SAFETY: made by `create_graph`, or by the driver for this file; its owner is done with it and so is the last exec
+        // that was made of it.
+        if let Err(error) = self.cx.check(unsafe { (driver.graph_destroy)(graph(raw)) }, "cuGraphDestroy") {
+            tracing::warn!(%error, "a graph was not destroyed");
+        }
+    }
+
+    /// The nodes of a graph, in the order in which they were added.
+    fn nodes_of(&self, graph: CUgraph) -> Result<Vec<CUgraphNode>> {
+        // SAFETY: a live graph, and room for as many nodes as said.
+        self.list("cuGraphGetNodes", |nodes, count| unsafe { (self.cx.driver.graph_get_nodes)(graph, nodes, count) })
+    }
+
+    /// The nodes that come right after a node.
+    fn dependents_of(&self, node: CUgraphNode) -> Result<Vec<CUgraphNode>> {
+        self.list("cuGraphNodeGetDependentNodes", |nodes, count| {
+            // SAFETY: a live node, and room for as many nodes as said.
+            unsafe { (self.cx.driver.graph_node_get_dependents)(node, nodes, count) }
+        })
+    }
+
+    /// The nodes that a node comes right after.
+    fn dependencies_of(&self, node: CUgraphNode) -> Result<Vec<CUgraphNode>> {
+        self.list("cuGraphNodeGetDependencies", |nodes, count| {
+            // SAFETY: a live node, and room for as many nodes as said.
+            unsafe { (self.cx.driver.graph_node_get_dependencies)(node, nodes, count) }
+        })
+    }
+
+    /// What a call that fills an array of nodes gives: it is called without one first, and says how many there are.
+    fn list(&self, call: &str, ask: impl Fn(*mut CUgraphNode, *mut usize) -> Code) -> Result<Vec<CUgraphNode>> {
+        self.cx.enter()?;
+        let mut count = 0;
+        self.cx.check(ask(ptr::null_mut(), &mut count), call)?;
+        let mut nodes = vec![ptr::null_mut(); count];
+        if count > 0 {
+            self.cx.check(ask(nodes.as_mut_ptr(), &mut count), call)?;
+            nodes.truncate(count);
+        }
+        Ok(nodes)
+    }
+
+    /// Takes a node out. What came after it comes after what that came after.
+    pub(super) fn remove_node(&self, raw: RawGraph, gone: RawNode) -> Result<()> {
+        let driver = self.cx.enter()?;
+        let (is_conditional, memory) = {
+            let mut book = self.graphs.book();
+            let graph = book.graph(raw);
+            (graph.conditionals.iter().any(|conditional| conditional.node == gone), graph.memory)
+        };
+        if is_conditional {
+            // Its handle would stay, and a graph with a handle that no node has is not instantiated.
+            return Err(self.usage("a condition cannot be taken out of a graph: build it without"));
+        }
+        if memory {
+            return Err(self.usage("nothing can be taken out of a graph that makes memory or gives it back"));
+        }
+        let gone = node(gone);
+        let after = self.dependents_of(gone)?;
+        let (mut from, mut to) = (Nodes::new(), Nodes::new());
+        for before in self.dependencies_of(gone)? {
+            let known = self.dependents_of(before)?;
+            for &after in after.iter().filter(|after| !known.contains(after)) {
+                from.push(before);
+                to.push(after);
+            }
+        }
+        if !from.is_empty() {
+            // SAFETY: nodes of this graph, as many in each array as said; none of these edges is there yet.
+            let code = unsafe { (driver.graph_add_dependencies)(graph(raw), from.as_ptr(), to.as_ptr(), from.len()) };
+            self.cx.check(code, "cuGraphAddDependencies")?;
+        }
+        // SAFETY: a node of this graph, which its caller, who owns the graph, does not name again.
+        self.cx.check(unsafe { (driver.graph_destroy_node)(gone) }, "cuGraphDestroyNode")
+    }
+
+    /// What was added to a graph cannot be taken out of it again.
+    fn spoil(&self, graph: RawGraph, why: &'static str) {
+        self.graphs.book().graph(graph).spoiled = Some(why);
+    }
+
+    fn check_unspoiled(&self, graph: RawGraph) -> Result<()> {
+        let spoiled = self.graphs.book().spoiled(graph);
+        spoiled.map_or(Ok(()), |why| Err(self.usage(&format!("the graph cannot be used any more: {why}"))))
+    }
+
+    fn usage(&self, text: &str) -> Error {
+        Error::new(ErrorKind::Usage, text).at(self.cx.name.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::device::{backend::HostCallback, cuda::host::Owner};
+
+    const GRAPH: RawGraph = RawGraph(1);
+    const BODY: RawGraph = RawGraph(2);
+    const INNER: RawGraph = RawGraph(3);
+
+    /// A function that nodes call; how many of it there are.
+    fn function() -> (Arc<Repeated>, Arc<AtomicUsize>) {
+        let inside = Arc::new(AtomicUsize::new(0));
+        let function: HostCallback = Arc::new({
+            let inside = Arc::clone(&inside);
+            move || {
+                inside.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        (Repeated::of(Owner::new(), &function), inside)
+    }
+
+    /// A graph with one within it, and another within that.
+    fn nested() -> Book {
+        let mut book = Book::default();
+        book.graphs.insert(GRAPH, Graph::default());
+        for (outer, body) in [(GRAPH, BODY), (BODY, INNER)] {
+            book.graph(outer).conditionals.push(Conditional { node: RawNode(9), body, again: None });
+            book.graphs.insert(body, Graph { within: true, ..Graph::default() });
+        }
+        book
+    }
+
+    #[test]
+    fn a_graph_stays_while_an_exec_of_it_does() {
+        let mut book = nested();
+        book.exec_made(RawExec(7), GRAPH);
+        book.exec_made(RawExec(8), GRAPH);
+        assert!(book.graph_ended(GRAPH).is_none(), "two execs of it live");
+        assert!(book.exec_ended(RawExec(7)).1.is_none(), "one exec of it lives");
+        let (exec, graph) = book.exec_ended(RawExec(8));
+        assert!(exec.is_some_and(|exec| exec.of == GRAPH));
+        assert!(graph.is_some_and(|(raw, left)| raw == GRAPH && left.len() == 3));
+        assert!(book.graphs.is_empty() && book.execs.is_empty());
+    }
+
+    #[test]
+    fn a_graph_without_execs_ends_at_once_and_one_within_it_only_with_it() {
+        let mut book = nested();
+        assert!(book.graph_ended(INNER).is_none() && book.graph_ended(BODY).is_none());
+        assert_eq!(book.graphs.len(), 3);
+        assert_eq!(book.graph_ended(GRAPH).map(|left| left.len()), Some(3));
+        assert!(book.graphs.is_empty());
+        assert!(book.graph_ended(GRAPH).is_none(), "twice");
+    }
+
+    #[test]
+    fn an_exec_keeps_what_it_may_call() {
+        let mut book = nested();
+        let [(outer, outside), (inner, inside), (new, anew)] = [(); 3].map(|()| function());
+        book.graph(GRAPH).functions.push(outer);
+        book.graph(INNER).functions.push(inner);
+        book.exec_made(RawExec(7), GRAPH);
+        book.exec_calls(RawExec(7), vec![Arc::clone(&new)]);
+        book.exec_calls(RawExec(7), vec![new]);
+        assert_eq!(book.execs[&RawExec(7)].functions.len(), 3, "one that comes twice is kept once");
+        drop(book.graph_ended(GRAPH));
+        book.graphs.clear();
+        let counts = || [&outside, &inside, &anew].map(Arc::strong_count);
+        assert_eq!(counts(), [2; 3]);
+        drop(book.exec_ended(RawExec(7)));
+        assert_eq!(counts(), [1; 3]);
+    }
+
+    #[test]
+    fn what_is_spoiled_within_spoils_the_whole() {
+        let mut book = nested();
+        assert_eq!(book.spoiled(GRAPH), None);
+        book.graph(INNER).spoiled = Some("why");
+        assert_eq!(book.spoiled(GRAPH), Some("why"));
+    }
+}

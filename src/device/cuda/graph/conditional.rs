@@ -1,0 +1,212 @@
+//! Graphs within nodes, which run as a flag in device memory says.
+//!
+//! The driver's conditional nodes look at a value of their own, which only a kernel can set, and only with a function that
+//! the driver adds to it when it is loaded. So before such a node comes a kernel of one thread which reads the flag and sets
+//! the value; for a loop the same kernel comes last in the graph within, once it is known what that consists of: when the
+//! whole is instantiated.
+//!
+//! ```text
+//!   ..after ──▶ set ──▶ node ──▶              while the flag is not 0:   everything ──▶ set
+//! ```
+//!
+//! The kernel is PTX, so that no compiler is needed.
+
+use std::ptr;
+
+use cudarc::driver::sys::{
+    CUDA_CONDITIONAL_NODE_PARAMS, CUgraphConditionalNodeType, CUgraphNode, CUgraphNodeParams, CUgraphNodeType,
+};
+
+use super::{CudaBackend, Graph, graph, node, raw_graph, raw_node};
+use crate::{
+    device::backend::{
+        Address, Arg, BodyArg, Condition, KernelDef, Known, Launch, NodeWork, Prototype, RawGraph, RawNode, Source,
+    },
+    error::Result,
+};
+
+/// What the driver lets be in a graph within a node.
+pub(super) const CAN_BE_THERE: &str =
+    "within a condition there can be kernels, copies and fills on the device, empty nodes, children and conditions";
+
+/// A graph within a node.
+#[derive(Debug)]
+pub(super) struct Conditional {
+    pub(super) node: RawNode,
+    pub(super) body: RawGraph,
+    /// For a loop.
+    pub(super) again: Option<Again>,
+}
+
+/// What the last node of a loop's graph does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Again {
+    handle: u64,
+    flag: Address,
+    /// If it is there.
+    node: Option<RawNode>,
+}
+
+static SET: KernelDef = KernelDef {
+    name: "wakeline_set_condition",
+    file: "conditional.rs",
+    declared: concat!(file!(), ":", line!()),
+    source: Source::Ptx(PTX),
+    prototype,
+    body: none,
+    known: Known::new(),
+};
+
+fn prototype() -> Prototype {
+    let function = "void wakeline_set_condition(unsigned long long handle, const unsigned int* flag)";
+    Prototype { types: String::new(), function: function.into() }
+}
+
+/// The emulated device looks at flags itself.
+fn none(_: &[BodyArg]) {}
+
+/// `cudaGraphSetConditional(handle, *flag != 0)`. The function is the driver's: no library has it.
+const PTX: &str = "
+.version 7.5
+.target sm_60
+.address_size 64
+.extern .func cudaGraphSetConditional(.param .b64 of, .param .b32 value);
+.visible .entry wakeline_set_condition(.param .u64 handle, .param .u64 flag)
+{
+    .reg .pred %set;
+    .reg .b32 %value;
+    .reg .b64 %handle, %flag;
+    ld.param.u64 %handle, [handle];
+    ld.param.u64 %flag, [flag];
+    cvta.to.global.u64 %flag, %flag;
+    ld.global.u32 %value, [%flag];
+    setp.ne.u32 %set, %value, 0;
+    selp.u32 %value, 1, 0, %set;
+    {
+        .param .b64 to_handle;
+        .param .b32 to_value;
+        st.param.b64 [to_handle], %handle;
+        st.param.b32 [to_value], %value;
+        call.uni cudaGraphSetConditional, (to_handle, to_value);
+    }
+    ret;
+}
+";
+
+impl CudaBackend {
+    /// # Safety
+    /// As [`Backend::graph_add_conditional`](crate::device::backend::Backend::graph_add_conditional).
+    pub(in super::super) unsafe fn add_conditional(
+        &self,
+        raw: RawGraph,
+        after: &[RawNode],
+        when: Condition,
+        flag: Address,
+    ) -> Result<(RawNode, RawGraph)> {
+        let driver = self.cx.enter()?;
+        let (Some(create), Some(add)) = (driver.graph_conditional_handle_create, driver.graph_add_node) else {
+            return Err(self.usage("conditions in graphs need a driver of CUDA 12.4 or newer"));
+        };
+        // Before there is a handle: a graph with a handle that no node has is not instantiated.
+        self.kernels.load(&self.cx, &SET).map_err(|error| error.advise(OLD))?;
+        let mut handle = 0;
+        // SAFETY: a live graph, as the seam's callers own what they name, and its context; `handle` outlives the call, which
+        // writes one number.
+        let code = unsafe { create(&mut handle, graph(raw), self.cx.raw(), 0, 0) };
+        self.cx.check(code, "cuGraphConditionalHandleCreate").map_err(|error| error.advise(OLD))?;
+        let spoil = |error| {
+            self.spoil(raw, "a condition could be added to it only in part");
+            error
+        };
+        // SAFETY: the caller vouches for the flag.
+        let setter = unsafe { self.add_setter(raw, after, handle, flag) }.map_err(spoil)?;
+        let mut params = CUgraphNodeParams {
+            type_: CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL,
+            // SAFETY: numbers and pointers and, where an enum stands, its first: zeros are good values for all of them.
+            ..unsafe { std::mem::zeroed() }
+        };
+        params.__bindgen_anon_1.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
+            handle,
+            type_: match when {
+                Condition::If => CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF,
+                Condition::While => CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_WHILE,
+            },
+            size: 1,
+            phGraph_out: ptr::null_mut(),
+            ctx: self.cx.raw(),
+        };
+        let (before, mut added): (_, CUgraphNode) = (node(setter), ptr::null_mut());
+        // SAFETY: a live graph and one node of it, with a plain edge; `added` and `params` outlive the call, which writes a
+        // handle to the one, reads the other and writes a pointer into it.
+        let code = unsafe { add(&mut added, graph(raw), &before, ptr::null(), 1, &mut params) };
+        let checked = self.cx.check(code, "cuGraphAddNode").map_err(|error| self.place(raw, error).advise(OLD));
+        checked.map_err(spoil)?;
+        // SAFETY: the driver has written a pointer there to an array of as many graphs as were asked for, one, which lives
+        // as long as the node.
+        let body = raw_graph(unsafe { params.__bindgen_anon_1.conditional.phGraph_out.read() });
+        let again = (when == Condition::While).then_some(Again { handle, flag, node: None });
+        let mut book = self.graphs.book();
+        book.graphs.insert(body, Graph { within: true, ..Graph::default() });
+        book.graph(raw).conditionals.push(Conditional { node: raw_node(added), body, again });
+        Ok((raw_node(added), body))
+    }
+
+    /// The kernel that sets a condition.
+    ///
+    /// # Safety
+    /// The flag is valid whenever the graph runs.
+    unsafe fn add_setter(&self, raw: RawGraph, after: &[RawNode], handle: u64, flag: Address) -> Result<RawNode> {
+        let args = [Arg::Scalar(bytemuck::bytes_of(&handle)), Arg::Scalar(bytemuck::bytes_of(&flag.0))];
+        let launch = Launch { kernel: &SET, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
+        // SAFETY: the arguments are the kernel's: a handle of this graph or of the one that it is within, and an address for
+        // which the caller vouches.
+        unsafe { self.add_node(raw, after, &NodeWork::Kernel(launch)) }
+    }
+
+    /// Has loops set their conditions after all that is in them, wherever they are in the graph.
+    pub(super) fn finish(&self, raw: RawGraph) -> Result<()> {
+        self.check_unspoiled(raw)?;
+        let loops: Vec<(RawGraph, RawGraph, Again)> = {
+            let book = self.graphs.book();
+            let graphs = book.all(raw).into_iter().filter_map(|raw| Some((raw, book.graphs.get(&raw)?)));
+            let all = graphs.flat_map(|(raw, graph)| graph.conditionals.iter().map(move |inner| (raw, inner)));
+            all.filter_map(|(raw, inner)| inner.again.map(|again| (raw, inner.body, again))).collect()
+        };
+        for (outer, body, again) in loops {
+            let leaves = self.leaves(body)?;
+            if leaves.as_slice() == again.node.as_slice() && again.node.is_some() {
+                continue;
+            }
+            if let Some(old) = again.node {
+                self.note_again(outer, body, None);
+                self.remove_node(body, old)?;
+            }
+            let leaves = self.leaves(body)?;
+            // SAFETY: whoever made the condition vouched for the flag.
+            let setter = unsafe { self.add_setter(body, &leaves, again.handle, again.flag) }?;
+            self.note_again(outer, body, Some(setter));
+        }
+        Ok(())
+    }
+
+    fn note_again(&self, outer: RawGraph, body: RawGraph, setter: Option<RawNode>) {
+        let mut book = self.graphs.book();
+        let inner = book.graph(outer).conditionals.iter_mut().find(|inner| inner.body == body);
+        if let Some(again) = inner.and_then(|inner| inner.again.as_mut()) {
+            again.node = setter;
+        }
+    }
+
+    /// The nodes that nothing comes after.
+    fn leaves(&self, raw: RawGraph) -> Result<Vec<RawNode>> {
+        let mut leaves = Vec::new();
+        for node in self.nodes_of(graph(raw))? {
+            if self.dependents_of(node)?.is_empty() {
+                leaves.push(raw_node(node));
+            }
+        }
+        Ok(leaves)
+    }
+}
+
+const OLD: &str = "conditions in graphs need a driver of CUDA 12.4 or newer, and a device that it has them for";

@@ -1,0 +1,361 @@
+//! Graphs instantiated: launched, and changed between launches.
+//!
+//! An instantiation, and the end of an exec, have the context to themselves (see `gate.rs`): launches of others wait as long
+//! as that takes, and the gate lets them go on if it takes too long. The other way round the instantiation would wait for a
+//! moment in which nobody launches, and there may be none.
+//!
+//! What the driver will not change is no failure but an answer ([`Refused`]), with its reason and, where it is known, the
+//! node. The exec is as it was then.
+
+use std::{mem::MaybeUninit, ptr};
+
+use cudarc::driver::sys::{
+    CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUgraphInstantiateResult,
+    CUgraphNode,
+};
+
+use super::{
+    CudaBackend,
+    conditional::CAN_BE_THERE,
+    exec, graph, node,
+    node::{copy, fill},
+    raw_node,
+};
+use crate::{
+    device::{
+        backend::{NodeWork, Place, RawExec, RawGraph, RawNode, RawStream, Refused},
+        cuda::{driver::Code, event, host::Repeated, peers, stream},
+    },
+    error::{Error, ErrorKind, Result},
+};
+
+/// Memory that the last launch made and no node gave back is given back before the next.
+const AUTO_FREE: u64 = 1;
+
+/// Whether an exec was changed.
+type Changed = Result<Result<(), Refused>>;
+
+impl CudaBackend {
+    pub(in super::super) fn instantiate(&self, raw: RawGraph) -> Result<RawExec> {
+        self.finish(raw)?;
+        let driver = self.cx.enter()?;
+        let memory = self.graphs.book().graph(raw).memory;
+        let mut made = ptr::null_mut();
+        // Of a kind that the driver writes into: nothing in it is looked at as what it may not be.
+        let mut params = MaybeUninit::new(CUDA_GRAPH_INSTANTIATE_PARAMS {
+            flags: if memory { AUTO_FREE } else { 0 },
+            hUploadStream: ptr::null_mut(),
+            hErrNode_out: ptr::null_mut(),
+            result_out: CUgraphInstantiateResult::CUDA_GRAPH_INSTANTIATE_SUCCESS,
+        });
+        let mut ask = || {
+            let _alone = self.gate.alone();
+            // SAFETY: a live graph, as the seam's callers own what they name; both results outlive the call.
+            unsafe { (driver.graph_instantiate)(&mut made, graph(raw), params.as_mut_ptr()) }
+        };
+        let mut code = ask();
+        if code == Code::OUT_OF_MEMORY && self.memory.trim(&self.cx)? {
+            code = ask();
+        }
+        if !code.is_success() {
+            // SAFETY: initialised above; the one is read as the number that it is, the other is a pointer.
+            let (result, node) = unsafe {
+                let params = params.as_ptr();
+                ((&raw const (*params).result_out).cast::<u32>().read(), (&raw const (*params).hErrNode_out).read())
+            };
+            return Err(self.not_instantiated(raw, code, result, node));
+        }
+        let raw_exec = RawExec(made.expose_provenance() as u64);
+        self.graphs.book().exec_made(raw_exec, raw);
+        Ok(raw_exec)
+    }
+
+    #[cold]
+    fn not_instantiated(&self, raw: RawGraph, code: Code, result: u32, node: CUgraphNode) -> Error {
+        let error = self.cx.fail(code, "cuGraphInstantiate");
+        if error.kind() != ErrorKind::Driver {
+            return error;
+        }
+        let Some(why) = not_instantiable(result) else { return error };
+        // Of a graph within this one, if it is none of this one's.
+        let which = self.nodes_of(graph(raw)).unwrap_or_default();
+        let which = match which.iter().position(|&known| known == node) {
+            _ if node.is_null() => String::new(),
+            Some(at) => format!("; it is node {} of {}, {}", at + 1, which.len(), self.kind_name(node)),
+            None => format!("; it is {} of a graph within it ({CAN_BE_THERE})", self.kind_name(node)),
+        };
+        self.usage(&format!("the graph is not instantiated: {why}{which} ({})", self.cx.driver.describe(code)))
+    }
+
+    /// For people: `a kernel`.
+    fn kind_name(&self, node: CUgraphNode) -> &'static str {
+        self.kind_of(node).map_or("of a kind that the driver does not tell", kind_name)
+    }
+
+    /// # Safety
+    /// As [`Backend::exec_destroy`](crate::device::backend::Backend::exec_destroy).
+    pub(in super::super) unsafe fn destroy_exec(&self, raw: RawExec) {
+        // The guard is gone at the end of the statement: what is dropped may do anything, and is dropped last.
+        let (ended, graph) = self.graphs.book().exec_ended(raw);
+        let Ok(driver) = self.cx.enter() else { return };
+        for memory in ended.iter().flat_map(|ended| &ended.kept) {
+            // SAFETY: memory of the last launch, which is done. If there was none it is refused.
+            let _ = unsafe { self.memory.free(&self.cx, *memory) };
+        }
+        {
+            let _alone = self.gate.alone();
+            // SAFETY: made by `instantiate`, and its owner, who calls this once, is done with it.
+            if let Err(error) = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy") {
+                tracing::warn!(%error, "an exec of a graph was not destroyed");
+            }
+        }
+        if let Some((graph, _)) = &graph {
+            self.destroy(*graph);
+        }
+    }
+
+    pub(in super::super) fn upload(&self, raw: RawExec, at: RawStream) -> Result<()> {
+        let driver = self.cx.enter()?;
+        self.gate.pass();
+        // SAFETY: a live exec and a live stream of this context: the seam's callers own what they name.
+        let mut code = unsafe { (driver.exec_upload)(exec(raw), stream(at)) };
+        if code == Code::OUT_OF_MEMORY && self.memory.trim(&self.cx)? {
+            // SAFETY: as above.
+            code = unsafe { (driver.exec_upload)(exec(raw), stream(at)) };
+        }
+        self.cx.check(code, "cuGraphUpload")
+    }
+
+    /// # Safety
+    /// As [`Backend::exec_launch`](crate::device::backend::Backend::exec_launch).
+    #[inline]
+    pub(in super::super) unsafe fn launch_exec(&self, raw: RawExec, at: RawStream) -> Result<()> {
+        let driver = self.cx.enter()?;
+        self.gate.pass();
+        // SAFETY: a live exec and a live stream of this context: the seam's callers own what they name. The caller vouches
+        // for what the nodes use.
+        let mut code = unsafe { (driver.exec_launch)(exec(raw), stream(at)) };
+        if code == Code::OUT_OF_MEMORY && self.memory.trim(&self.cx)? {
+            // SAFETY: as above; nothing was enqueued.
+            code = unsafe { (driver.exec_launch)(exec(raw), stream(at)) };
+        }
+        self.cx.check(code, "cuGraphLaunch")
+    }
+
+    /// # Safety
+    /// As [`Backend::exec_update`](crate::device::backend::Backend::exec_update).
+    pub(in super::super) unsafe fn update_exec(&self, raw: RawExec, from: RawGraph) -> Changed {
+        self.finish(from)?;
+        let driver = self.cx.enter()?;
+        // As in `instantiate`.
+        let mut info = MaybeUninit::new(CUgraphExecUpdateResultInfo {
+            result: CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS,
+            errorNode: ptr::null_mut(),
+            errorFromNode: ptr::null_mut(),
+        });
+        // SAFETY: a live exec and a live graph, as the seam's callers own what they name, used by this thread alone
+        // meanwhile; `info` outlives the call. For what the nodes do the caller vouches.
+        let code = unsafe { (driver.exec_update)(exec(raw), graph(from), info.as_mut_ptr()) };
+        // SAFETY: initialised above; the one is read as the number that it is, the other is a pointer.
+        let (result, refused) = unsafe {
+            let info = info.as_ptr();
+            ((&raw const (*info).result).cast::<u32>().read(), (&raw const (*info).errorNode).read())
+        };
+        let refused = (!refused.is_null()).then(|| raw_node(refused));
+        let changed = self.changed(code, "cuGraphExecUpdate", refused, not_updatable(result))?;
+        if changed.is_ok() {
+            let mut book = self.graphs.book();
+            let functions = book.functions(from);
+            book.exec_calls(raw, functions);
+        }
+        Ok(changed)
+    }
+
+    /// # Safety
+    /// As [`Backend::exec_set`](crate::device::backend::Backend::exec_set).
+    pub(in super::super) unsafe fn set_node(&self, raw: RawExec, of: RawNode, work: &NodeWork<'_>) -> Changed {
+        let driver = self.cx.enter()?;
+        let (exec, node, context) = (exec(raw), node(of), self.cx.raw());
+        let refused = |why: &str| Ok(Err(Refused { node: Some(of), why: why.into() }));
+        // SAFETY, for all of the calls below: a live exec and a node of the graph that it was made of, which lives as long
+        // as the exec; the seam's callers own what they name, and nobody else calls for this exec meanwhile. Parameters
+        // outlive the call, which copies them. For what the node does when it runs the caller vouches.
+        let (code, call, rule) = match work {
+            NodeWork::Kernel(launch) => {
+                let mut prepared = self.kernels.prepare(&self.cx, launch)?;
+                let params = prepared.node();
+                // SAFETY: above; the function is this context's and stays loaded, and its parameters are right and in
+                // place (`Prepared`).
+                let code = unsafe { (driver.exec_set_kernel)(exec, node, &params) };
+                (code, "cuGraphExecKernelNodeSetParams", "it is another kernel's node, or the kernel is too different")
+            }
+            NodeWork::Copy { bytes: 0, .. } | NodeWork::Fill { bytes: 0, .. } => {
+                return refused("it would do nothing: disable it");
+            }
+            NodeWork::Copy { to: Place::Device(to), from: Place::Device(from), .. }
+                if peers::contexts(driver, *to, *from).is_some() =>
+            {
+                return refused("it is a copy between devices that do not reach each other");
+            }
+            NodeWork::Copy { to, from, bytes } => {
+                let params = copy(*to, *from, *bytes);
+                // SAFETY: above.
+                let code = unsafe { (driver.exec_set_memcpy)(exec, node, &params, context) };
+                (
+                    code,
+                    "cuGraphExecMemcpyNodeSetParams",
+                    "both ends stay the kind of memory that they were, and where it is",
+                )
+            }
+            NodeWork::Fill { to, pattern, bytes } => {
+                self.check_fill(*to, *pattern, *bytes)?;
+                let params = fill(*to, *pattern, *bytes);
+                // SAFETY: above.
+                let code = unsafe { (driver.exec_set_memset)(exec, node, &params, context) };
+                (code, "cuGraphExecMemsetNodeSetParams", "the memory stays on the device where it was")
+            }
+            NodeWork::Host(function) => {
+                let known = {
+                    let book = self.graphs.book();
+                    let functions = book.execs.get(&raw).map(|exec| &exec.functions);
+                    functions.and_then(|functions| functions.iter().find(|known| known.is(function)).cloned())
+                };
+                let function = match known {
+                    Some(known) => known,
+                    None => Repeated::new(&self.cx, function)?,
+                };
+                let params = function.node();
+                // SAFETY: above; the function may be called with this number, or any, at any time.
+                let code = unsafe { (driver.exec_set_host)(exec, node, &params) };
+                if code.is_success() {
+                    self.graphs.book().exec_calls(raw, vec![function]);
+                }
+                (code, "cuGraphExecHostNodeSetParams", "it is no host function's node")
+            }
+            NodeWork::Child(child) => {
+                self.check_unspoiled(*child)?;
+                // SAFETY: above; the child is a live graph, which is copied.
+                let code = unsafe { (driver.exec_set_child)(exec, node, graph(*child)) };
+                if code.is_success() {
+                    let mut book = self.graphs.book();
+                    let functions = book.functions(*child);
+                    book.exec_calls(raw, functions);
+                }
+                (code, "cuGraphExecChildGraphNodeSetParams", "the child's nodes stay the same, in the same order")
+            }
+            NodeWork::Record(recorded) => {
+                // SAFETY: above; a live event.
+                let code = unsafe { (driver.exec_set_record)(exec, node, event(*recorded)) };
+                (code, "cuGraphExecEventRecordNodeSetEvent", "it is no node that records an event")
+            }
+            NodeWork::Wait(awaited) => {
+                // SAFETY: above; a live event.
+                let code = unsafe { (driver.exec_set_wait)(exec, node, event(*awaited)) };
+                (code, "cuGraphExecEventWaitNodeSetEvent", "it is no node that waits for an event")
+            }
+            NodeWork::Empty => return refused("an empty node has nothing to change"),
+            NodeWork::Free(_) => return refused("what makes memory or gives it back cannot be changed"),
+        };
+        self.changed(code, call, Some(of), Some(rule))
+    }
+
+    pub(in super::super) fn enable_node(&self, raw: RawExec, of: RawNode, enabled: bool) -> Changed {
+        let driver = self.cx.enter()?;
+        // SAFETY: as in `set_node`.
+        let code = unsafe { (driver.exec_set_enabled)(exec(raw), node(of), u32::from(enabled)) };
+        self.changed(code, "cuGraphNodeSetEnabled", Some(of), Some("only kernels, copies and fills can be passed over"))
+    }
+
+    /// What the driver answered to a change.
+    fn changed(&self, code: Code, call: &str, node: Option<RawNode>, rule: Option<&str>) -> Changed {
+        if code.is_success() {
+            return Ok(Ok(()));
+        }
+        let error = self.cx.fail(code, call);
+        if error.kind() != ErrorKind::Driver {
+            return Err(error);
+        }
+        let what = self.cx.driver.describe(code);
+        let why = rule.map_or_else(|| format!("{call}: {what}"), |rule| format!("{rule} ({call}: {what})"));
+        Ok(Err(Refused { node, why }))
+    }
+}
+
+/// Why the driver does not instantiate a graph.
+fn not_instantiable(result: u32) -> Option<&'static str> {
+    Some(match result {
+        2 => "its nodes wait for each other in a circle, or one is where it cannot be",
+        3 => "one of its nodes cannot be there, or not on this device",
+        4 => "its nodes belong to several contexts",
+        5 => "a condition of it has no node",
+        _ => return None,
+    })
+}
+
+/// Why the driver does not update an exec.
+fn not_updatable(result: u32) -> Option<&'static str> {
+    Some(match result {
+        2 => "there are other nodes, or they come after each other otherwise",
+        3 => "a node is of another kind",
+        4 | 7 => "a node has another kernel that is too different",
+        5 => "a parameter changed that cannot be: the kind of memory at an end of a copy, the device where memory is",
+        6 => "a node cannot be updated: what makes memory or gives it back, for instance",
+        8 => "an attribute of a node changed that cannot be",
+        _ => return None,
+    })
+}
+
+/// For people: what a node is, by the driver's number.
+fn kind_name(kind: u32) -> &'static str {
+    match kind {
+        0 => "a kernel",
+        1 => "a copy",
+        2 => "a fill",
+        3 => "a host function",
+        4 => "a child graph",
+        5 => "an empty node",
+        6 => "a wait for an event",
+        7 => "a record of an event",
+        10 => "one that makes memory",
+        11 => "one that gives memory back",
+        13 => "a condition",
+        _ => "one of a rare kind",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cudarc::driver::sys::CUgraphNodeType as Kind;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_updated_says_why() {
+        let changed = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED as u32;
+        assert!(not_updatable(changed).is_some_and(|why| why.contains("other nodes")));
+        let kind = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED as u32;
+        assert!(not_updatable(kind).is_some_and(|why| why.contains("kind")));
+        // Done, an error that says nothing, and what is not invented yet.
+        assert_eq!([0, 1, 99].map(not_updatable), [None; 3]);
+    }
+
+    #[test]
+    fn what_is_not_instantiated_says_why() {
+        let unused = CUgraphInstantiateResult::CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED as u32;
+        assert!(not_instantiable(unused).is_some_and(|why| why.contains("condition")));
+        assert_eq!([0, 1, 99].map(not_instantiable), [None; 3]);
+    }
+
+    #[test]
+    fn nodes_are_called_what_they_are() {
+        for (kind, name) in [
+            (Kind::CU_GRAPH_NODE_TYPE_MEMCPY, "a copy"),
+            (Kind::CU_GRAPH_NODE_TYPE_GRAPH, "a child graph"),
+            (Kind::CU_GRAPH_NODE_TYPE_MEM_FREE, "one that gives memory back"),
+            (Kind::CU_GRAPH_NODE_TYPE_CONDITIONAL, "a condition"),
+            (Kind::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, "one of a rare kind"),
+        ] {
+            assert_eq!(kind_name(kind as u32), name);
+        }
+    }
+}

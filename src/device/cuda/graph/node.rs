@@ -1,0 +1,282 @@
+//! A node for each thing that a stream can be given.
+//!
+//! What a copy, a fill or a kernel is in words of the driver is written once and used twice: when a node is added and when
+//! it is changed in an exec. The driver copies all parameters at the call. Copies and fills of nothing are empty nodes.
+//!
+//! Memory that a node makes has its address when the node is added, and memory behind it while a launch is between that
+//! node and the one that gives it back. It can be reached by its own device alone.
+
+use std::{mem::MaybeUninit, ptr};
+
+use cudarc::driver::sys::{
+    CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUgraphNode, CUmemorytype,
+};
+
+use super::{CudaBackend, graph, nodes, raw_node};
+use crate::{
+    device::{
+        backend::{Address, NodeWork, Pattern, Place, RawGraph, RawNode},
+        cuda::{driver::Code, event, host::Repeated, memory, peers},
+        human,
+    },
+    error::{Error, ErrorKind, Result},
+};
+
+/// A copy: one row of so many bytes.
+pub(super) fn copy(to: Place, from: Place, bytes: u64) -> CUDA_MEMCPY3D {
+    let end = |place: Place| match place {
+        Place::Host(memory) => (CUmemorytype::CU_MEMORYTYPE_HOST, memory, 0),
+        Place::Device(address) => (CUmemorytype::CU_MEMORYTYPE_DEVICE, ptr::null_mut(), address.0),
+    };
+    let ((to_kind, to_host, to_device), (from_kind, from_host, from_device)) = (end(to), end(from));
+    CUDA_MEMCPY3D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: from_kind,
+        srcHost: from_host.cast_const().cast(),
+        srcDevice: from_device,
+        srcArray: ptr::null_mut(),
+        reserved0: ptr::null_mut(),
+        // None: with one row there is no next, and a pitch has a limit that rows have not.
+        srcPitch: 0,
+        srcHeight: 0,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: to_kind,
+        dstHost: to_host.cast(),
+        dstDevice: to_device,
+        dstArray: ptr::null_mut(),
+        reserved1: ptr::null_mut(),
+        dstPitch: 0,
+        dstHeight: 0,
+        WidthInBytes: bytes as usize,
+        Height: 1,
+        Depth: 1,
+    }
+}
+
+/// A fill: one row. The pattern fits ([`CudaBackend::check_fill`]).
+pub(super) fn fill(to: Address, pattern: Pattern, bytes: u64) -> CUDA_MEMSET_NODE_PARAMS {
+    let value = match pattern.width {
+        1 => pattern.bits & 0xff,
+        2 => pattern.bits & 0xffff,
+        _ => pattern.bits,
+    };
+    CUDA_MEMSET_NODE_PARAMS {
+        dst: to.0,
+        pitch: 0,
+        value,
+        elementSize: pattern.width as u32,
+        width: bytes as usize / pattern.width,
+        height: 1,
+    }
+}
+
+/// For people: `copy to device of 4.0 MiB`.
+pub(super) fn describe(work: &NodeWork<'_>) -> String {
+    match work {
+        NodeWork::Kernel(launch) => format!("kernel `{}`", launch.kernel.name),
+        NodeWork::Copy { to, from, bytes } => {
+            format!("copy {} of {}", human::direction(*to, *from), human::bytes(*bytes))
+        }
+        NodeWork::Fill { bytes, .. } => format!("fill of {}", human::bytes(*bytes)),
+        NodeWork::Host(_) => "host function".into(),
+        NodeWork::Empty => "empty node".into(),
+        NodeWork::Child(_) => "child graph".into(),
+        NodeWork::Record(_) => "record of an event".into(),
+        NodeWork::Wait(_) => "wait for an event".into(),
+        NodeWork::Free(_) => "free".into(),
+    }
+}
+
+impl CudaBackend {
+    /// # Safety
+    /// As [`Backend::graph_add`](crate::device::backend::Backend::graph_add).
+    pub(in super::super) unsafe fn add_node(
+        &self,
+        raw: RawGraph,
+        after: &[RawNode],
+        work: &NodeWork<'_>,
+    ) -> Result<RawNode> {
+        let driver = self.cx.enter()?;
+        let (graph, after) = (graph(raw), nodes(after));
+        let (before, count) = (after.as_ptr(), after.len());
+        let mut node: CUgraphNode = ptr::null_mut();
+        let to = &raw mut node;
+        let context = self.cx.raw();
+        // SAFETY, for all of the calls below: a live graph and as many nodes of it as said, as the seam's callers own what
+        // they name; nobody else calls for this graph meanwhile. `node` outlives the call, which writes one handle, and so
+        // do the parameters, which it copies. For what the node does when it runs the caller vouches.
+        match work {
+            NodeWork::Kernel(launch) => {
+                let mut prepared = self.kernels.prepare(&self.cx, launch)?;
+                let params = prepared.node();
+                // SAFETY: above; the function is this context's and stays loaded, and its parameters are right and in
+                // place (`Prepared`).
+                let code = unsafe { (driver.graph_add_kernel_node)(to, graph, before, count, &params) };
+                let added = prepared.check(&self.cx, code, "cuGraphAddKernelNode");
+                return added.map(|()| raw_node(node)).map_err(|error| self.place(raw, error));
+            }
+            NodeWork::Copy { bytes: 0, .. } | NodeWork::Fill { bytes: 0, .. } | NodeWork::Empty => {
+                // SAFETY: above.
+                let code = unsafe { (driver.graph_add_empty_node)(to, graph, before, count) };
+                self.added(raw, work, code, "cuGraphAddEmptyNode")?;
+            }
+            NodeWork::Copy { to: Place::Device(into), from: Place::Device(from), bytes }
+                if let Some((into_cx, from_cx)) = peers::contexts(driver, *into, *from) =>
+            {
+                let bytes = *bytes as usize;
+                return self.capture_one(raw, after, "cuMemcpyPeerAsync", |stream| {
+                    // SAFETY: above, as far as it applies; each context is that of the device that the driver says the
+                    // memory is on.
+                    unsafe { (driver.memcpy_peer_async)(into.0, into_cx, from.0, from_cx, bytes, stream) }
+                });
+            }
+            NodeWork::Copy { to: into, from, bytes } => {
+                let params = copy(*into, *from, *bytes);
+                // SAFETY: above.
+                let code = unsafe { (driver.graph_add_memcpy_node)(to, graph, before, count, &params, context) };
+                self.added(raw, work, code, "cuGraphAddMemcpyNode")?;
+            }
+            NodeWork::Fill { to: into, pattern, bytes } => {
+                self.check_fill(*into, *pattern, *bytes)?;
+                let params = fill(*into, *pattern, *bytes);
+                // SAFETY: above.
+                let code = unsafe { (driver.graph_add_memset_node)(to, graph, before, count, &params, context) };
+                self.added(raw, work, code, "cuGraphAddMemsetNode")?;
+            }
+            NodeWork::Host(function) => {
+                let function = Repeated::new(&self.cx, function)?;
+                let params = function.node();
+                // SAFETY: above; the function may be called with this number, or any, at any time.
+                let code = unsafe { (driver.graph_add_host_node)(to, graph, before, count, &params) };
+                self.added(raw, work, code, "cuGraphAddHostNode")?;
+                self.graphs.book().graph(raw).functions.push(function);
+            }
+            NodeWork::Child(child) => {
+                self.check_unspoiled(*child)?;
+                // SAFETY: above; the child is another live graph, which is copied.
+                let code = unsafe { (driver.graph_add_child_node)(to, graph, before, count, super::graph(*child)) };
+                self.added(raw, work, code, "cuGraphAddChildGraphNode").map_err(|error| {
+                    error.advise("a child may have no conditions, and may not make memory or give it back")
+                })?;
+                let mut book = self.graphs.book();
+                let functions = book.functions(*child);
+                book.graph(raw).functions.extend(functions);
+            }
+            NodeWork::Record(recorded) => {
+                // SAFETY: above; a live event.
+                let code = unsafe { (driver.graph_add_record_node)(to, graph, before, count, event(*recorded)) };
+                self.added(raw, work, code, "cuGraphAddEventRecordNode")?;
+            }
+            NodeWork::Wait(awaited) => {
+                // SAFETY: above; a live event.
+                let code = unsafe { (driver.graph_add_wait_node)(to, graph, before, count, event(*awaited)) };
+                self.added(raw, work, code, "cuGraphAddEventWaitNode")?;
+            }
+            NodeWork::Free(address) => {
+                // SAFETY: above; an address that is none of a node's of this graph is refused.
+                let code = unsafe { (driver.graph_add_free_node)(to, graph, before, count, address.0) };
+                self.added(raw, work, code, "cuGraphAddMemFreeNode")?;
+                let mut book = self.graphs.book();
+                let graph = book.graph(raw);
+                graph.memory = true;
+                graph.kept.retain(|kept| kept != address);
+            }
+        }
+        Ok(raw_node(node))
+    }
+
+    pub(in super::super) fn add_alloc(
+        &self,
+        raw: RawGraph,
+        after: &[RawNode],
+        bytes: u64,
+    ) -> Result<(RawNode, Address)> {
+        let driver = self.cx.enter()?;
+        let after = nodes(after);
+        let mut node: CUgraphNode = ptr::null_mut();
+        // Of a kind that the driver writes into: nothing in it is looked at as what it may not be.
+        let mut params = MaybeUninit::new(CUDA_MEM_ALLOC_NODE_PARAMS {
+            poolProps: memory::pool_props(self.cx.device),
+            accessDescs: ptr::null(),
+            accessDescCount: 0,
+            bytesize: bytes as usize,
+            dptr: 0,
+        });
+        // SAFETY: a live graph and as many nodes of it as said, as the seam's callers own what they name; both results
+        // outlive the call, which writes a handle to the one and an address to the other.
+        let code = unsafe {
+            (driver.graph_add_alloc_node)(&mut node, graph(raw), after.as_ptr(), after.len(), params.as_mut_ptr())
+        };
+        if !code.is_success() {
+            let error = self.cx.fail(code, "cuGraphAddMemAllocNode");
+            let place = format!("a graph's memory of {}", human::bytes(bytes));
+            return Err(self.place(raw, error.at(place)));
+        }
+        // SAFETY: initialised above, and this field, a number, by the driver again.
+        let address = Address(unsafe { (&raw const (*params.as_ptr()).dptr).read() });
+        let mut book = self.graphs.book();
+        let graph = book.graph(raw);
+        graph.memory = true;
+        graph.kept.push(address);
+        Ok((raw_node(node), address))
+    }
+
+    /// What the driver answered to a node.
+    fn added(&self, graph: RawGraph, work: &NodeWork<'_>, code: Code, call: &str) -> Result<()> {
+        if code.is_success() {
+            return Ok(());
+        }
+        let error = self.cx.fail(code, call);
+        if error.is_device_lost() {
+            return Err(error);
+        }
+        Err(self.place(graph, error.at(format!("graph node, {}", describe(work)))))
+    }
+
+    /// An error of a node within a condition says what can be there.
+    pub(super) fn place(&self, graph: RawGraph, error: Error) -> Error {
+        let within = self.graphs.book().graphs.get(&graph).is_some_and(|graph| graph.within);
+        if within && error.kind() == ErrorKind::Driver { error.advise(super::conditional::CAN_BE_THERE) } else { error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_one_row_between_the_places() {
+        let mut host = 0_u8;
+        let bytes = 5 << 32;
+        let params = copy(Place::Device(Address(0x1000)), Place::Host(&raw mut host), bytes);
+        assert_eq!((params.WidthInBytes as u64, params.Height, params.Depth), (bytes, 1, 1));
+        assert_eq!(
+            (params.srcMemoryType, params.dstMemoryType),
+            (CUmemorytype::CU_MEMORYTYPE_HOST, CUmemorytype::CU_MEMORYTYPE_DEVICE)
+        );
+        assert_eq!((params.srcHost, params.srcDevice), ((&raw const host).cast(), 0));
+        assert!(params.dstHost.is_null() && params.dstDevice == 0x1000);
+    }
+
+    #[test]
+    fn a_fill_counts_patterns_and_keeps_their_low_bytes() {
+        for (width, value, count) in [(1, 0x44, 64), (2, 0x3344, 32), (4, 0x1122_3344, 16)] {
+            let params = fill(Address(0x1000), Pattern { width, bits: 0x1122_3344 }, 64);
+            assert_eq!((params.value, params.elementSize as usize, params.width), (value, width, count));
+            assert_eq!((params.dst, params.height), (0x1000, 1));
+        }
+    }
+
+    #[test]
+    fn nodes_are_told_as_people_would() {
+        let device = Place::Device(Address(0));
+        let copy = NodeWork::Copy { to: device, from: Place::Host(ptr::null_mut()), bytes: 4 << 20 };
+        assert_eq!(describe(&copy), "copy to device of 4.0 MiB");
+    }
+}
