@@ -31,6 +31,7 @@ pub(super) use run::{Start, Told, place, task};
 use super::{Added, Flow, Place};
 use crate::{
     condition::PortId,
+    graph::Graph,
     hub::Envelope,
     memory::Plain,
     operator::{InputHandle, OutputHandle},
@@ -57,7 +58,12 @@ struct Settings {
     whole: Vec<PortId>,
     at_start: bool,
     most: Option<usize>,
+    checked: bool,
+    inspect: Option<Inspect>,
 }
+
+/// Is shown each graph.
+type Inspect = Arc<dyn Fn(&Graph) + Send + Sync>;
 
 /// Operators of one flow: `&one`, or several of them in a tuple, an array or a vector.
 pub trait Operators {
@@ -221,6 +227,35 @@ impl Section {
     /// one. Otherwise each is captured after the first round that it fits.
     pub fn at_start(&mut self) -> &mut Self {
         self.settings.at_start = true;
+        self
+    }
+
+    /// Captures everything twice, and compares: what the host decides (a scalar that counts up, a branch that it takes) is
+    /// baked into a graph, and where it decides differently the second time that is an error which names the operator. For
+    /// tests: what the host does in `compute` it does twice then.
+    pub fn checked(&mut self) -> &mut Self {
+        self.settings.checked = true;
+        self
+    }
+
+    /// Shows each graph when it has been captured: to count its nodes, say, or to draw it ([`Graph::to_dot`]).
+    ///
+    /// ```
+    /// # use wakeline::{operator::MapPorts, prelude::*};
+    /// # struct Pass;
+    /// # impl Operator for Pass {
+    /// #     type Ports = MapPorts<Envelope<f32>, Envelope<f32>>;
+    /// #     async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+    /// #         let x = ports.input.take()?;
+    /// #         ports.output.send(x).await
+    /// #     }
+    /// # }
+    /// # let mut flow = Flow::new("net");
+    /// # let one = flow.add("one", Pass);
+    /// flow.replay("net", &one).inspect(|graph| println!("{}", graph.to_dot()));
+    /// ```
+    pub fn inspect(&mut self, show: impl Fn(&Graph) + Send + Sync + 'static) -> &mut Self {
+        self.settings.inspect = Some(Arc::new(show));
         self
     }
 

@@ -7,7 +7,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{Section, Settings, USUAL_SHAPES, table::Lengths};
+use super::{Inspect, Section, Settings, USUAL_SHAPES, table::Lengths};
 use crate::{
     condition::{PortId, Room},
     device::Device,
@@ -33,6 +33,8 @@ pub(in crate::flow) struct Plan {
     pub(super) row_bytes: Lengths,
     pub(super) at_start: bool,
     pub(super) most: usize,
+    pub(super) checked: bool,
+    pub(super) inspect: Option<Inspect>,
 }
 
 /// A port at the edge.
@@ -146,6 +148,8 @@ impl Planner<'_> {
             row_bytes,
             at_start: self.settings.at_start,
             most: self.settings.most.unwrap_or(USUAL_SHAPES),
+            checked: self.settings.checked,
+            inspect: self.settings.inspect.clone(),
         })
     }
 

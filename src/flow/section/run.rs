@@ -215,6 +215,15 @@ impl Running {
 
     fn capture(&mut self, shape: Shape) -> Result<()> {
         let (replay, graph) = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
+        if self.plan.checked {
+            let (_, again) = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
+            if let Some((whose, node)) = graph.differs_from(&again) {
+                return Err(decides(whose.as_deref(), &node));
+            }
+        }
+        if let Some(inspect) = &self.plan.inspect {
+            inspect(&graph);
+        }
         replay.upload(&self.passing()?.stream)?;
         tracing::debug!(
             section = &*self.plan.name,
@@ -297,6 +306,19 @@ impl Running {
                 flushed
             })
             .await
+    }
+}
+
+/// What was captured twice is not the same.
+fn decides(whose: Option<&str>, node: &str) -> Error {
+    let text = format!(
+        "captured twice, {node} is not the same: the host decides that anew in each run, and every replay would do as it did \
+         when it was captured; let it come with a message, or leave the operator out of the section"
+    );
+    let error = Error::new(ErrorKind::Usage, text);
+    match whose {
+        Some(name) => error.at(operator(name)),
+        None => error,
     }
 }
 
