@@ -560,7 +560,13 @@ on_both!(what_a_capture_cannot_hold_is_an_error_that_names_the_operator, async |
     let told = refused(&device, false, waits).await;
     assert!(told.contains("its `compute` waits for something of the host's"), "{told}");
 
-    let awaits = odd(|_, cx| async { cx.stream()?.completed().await }.boxed());
+    let awaits = odd(|x, cx| {
+        async move {
+            increment::launch(cx.stream()?, x)?;
+            cx.stream()?.completed().await
+        }
+        .boxed()
+    });
     let told = refused(&device, true, awaits).await;
     assert!(told.contains("the work of stream `one` is captured, and none of it has run"), "{told}");
 
