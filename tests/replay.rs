@@ -5,12 +5,9 @@
 
 mod common;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use common::*;
@@ -268,18 +265,51 @@ on_both!(an_envelope_that_is_changed_in_place_crosses_the_edge_again, async |dev
     assert_eq!(section(&report, "net"), (5, 1, 1));
 });
 
+/// Sends the sum of all that it is given.
+struct Total;
+
+impl Operator for Total {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let x = ports.input.take()?;
+        let mut total = ports.output.blank().await?;
+        total.set_len(1)?;
+        sum::launch(cx.stream()?, &x, &mut total)?;
+        ports.output.send(total).await
+    }
+}
+
+on_both!(what_does_not_have_the_rows_of_the_inputs_is_sent_whole, async |device: Device| {
+    let rows = [8, 8, 1, 5, 2, 8, 3];
+    let replayed = alone(&device, &rows, Total, |flow, one| {
+        flow.replay("net", one).buckets([8]).rows(one.input, ROW).whole(one.output);
+    });
+    let (replayed, report) = replayed.await.unwrap();
+    let sums: Vec<_> = batches(&rows).iter().map(|batch| vec![batch.iter().sum::<u32>()]).collect();
+    assert_eq!(replayed, sums);
+    assert_eq!(section(&report, "net"), (6, 1, 1));
+
+    let unsaid = alone(&device, &rows, Total, |flow, one| {
+        flow.replay("net", one).buckets([8]).rows(one.input, ROW);
+    });
+    let told = unsaid.await.err().unwrap().to_string();
+    says(&told, &["operator `one`: port `output`", "it sends 1 elements for 8 rows", "say `.whole(..)`"]);
+});
+
 on_both!(padding_is_zero_whatever_was_there_before, async |device: Device| {
-    /// Sends the sum of all that it is given.
+    /// Sends the sum of all that it is given, and leaves something else where that was.
     struct Sum;
 
     impl Operator for Sum {
         type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
 
         async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
-            let x = ports.input.take()?;
+            let mut x = ports.input.take()?;
             let mut total = ports.output.blank().await?;
             total.set_len(1)?;
             sum::launch(cx.stream()?, &x, &mut total)?;
+            increment::launch(cx.stream()?, &mut x)?;
             ports.output.send(total).await
         }
     }
@@ -472,7 +502,9 @@ on_both!(what_comes_with_a_message_goes_on_with_what_is_replayed_of_it, async |d
             if self.0 == 4 {
                 cx.finish();
             }
-            cx.insert_metadata("number", self.0);
+            if self.0 != 3 {
+                cx.insert_metadata("number", self.0);
+            }
             let mut envelope = ports.output.blank().await?;
             envelope.space().await?[..4].fill(self.0);
             envelope.set_len(4)?;
@@ -480,14 +512,14 @@ on_both!(what_comes_with_a_message_goes_on_with_what_is_replayed_of_it, async |d
         }
     }
 
-    struct Check(Shared<(u32, u32)>);
+    struct Check(Shared<(Option<u32>, u32)>);
 
     impl Operator for Check {
         type Ports = SinkPorts<Envelope<u32>>;
 
         async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
             let envelope = ports.input.take()?;
-            let number = *cx.metadata().get::<u32>("number").unwrap();
+            let number = cx.metadata().get::<u32>("number").copied();
             let first = envelope.read().await?[0];
             lock(&self.0).push((number, first));
             Ok(())
@@ -508,7 +540,7 @@ on_both!(what_comes_with_a_message_goes_on_with_what_is_replayed_of_it, async |d
     let report = flow.run().await.unwrap();
     assert_eq!(section(&report, "net"), (3, 1, 1));
     // 3 (x + 1) + 1, the first element of each.
-    assert_eq!(*lock(&seen), [(1, 7), (2, 10), (3, 13), (4, 16)]);
+    assert_eq!(*lock(&seen), [(Some(1), 7), (Some(2), 10), (None, 13), (Some(4), 16)]);
 });
 
 /// What a flow with `operator` in a section fails with; and with `at_start`, before anything was streamed.
@@ -971,50 +1003,44 @@ on_both!(a_section_that_cannot_go_on_is_named_with_what_it_waits_for, async |dev
     says(&error.to_string(), &["`cross` of section `net` waits for a message in hub `never.output -> cross.right`"]);
 });
 
-/// Adds one, and traps where it is told to.
-#[kernel(unsafe(cuda = "kernels/trap_at.cu"))]
-fn trap_at(x: &mut [u32], what: u32) {
-    for x in x {
-        assert_ne!(*x, what, "a trap");
-        *x += 1;
-    }
-}
-
-struct Trap;
-
-impl Operator for Trap {
-    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
-
-    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
-        let mut x = ports.input.take()?;
-        trap_at::launch(cx.stream()?, &mut x, 7)?;
-        ports.output.send(x).await
-    }
-}
-
-/// On a GPU it is a test of its own: `tests/fault_replay.rs`.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f2_a_kernel_that_traps_in_a_replay_ends_the_flow_and_names_whose_it_was() {
-    let device = emulated();
-    let mut flow = Flow::new("trap");
-    let read = flow.add("read", SendEach::new((0..20).map(|n| vec![n; 16])));
+on_both!(a_section_is_stepped_through_and_stopped_like_an_operator, async |device: Device| {
+    let seen = shared();
+    let mut flow = Flow::new("steps");
+    let hub = Hub::bounded(1).envelope_bytes(64);
+    let read = flow.add("read", SendEach::new(batches(&[1, 1])));
     let one = flow.add("one", Increment).on(&device);
-    let two = flow.add("two", Trap).on(&device);
-    let collect = flow.add("collect", Collect(shared()));
-    flow.connect_with(read.output, one.input, Hub::bounded(2).envelope_bytes(64));
+    let two = flow.add("two", Increment).on(&device);
+    let collect = flow.add("collect", Collect(seen.clone()));
+    flow.connect_with(read.output, one.input, hub);
     flow.connect(one.output, two.input);
     flow.connect(two.output, collect.input);
     flow.replay("net", (&one, &two));
-    let bystander = Stream::named(&device, "bystander").unwrap();
-    let held = hold(&bystander);
-    let waits = tokio::spawn(bystander.completed());
-    let since = std::time::Instant::now();
-    let error = within(flow.run()).await.unwrap_err();
-    let waiter = within(waits).await.unwrap().unwrap_err();
-    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
-    assert!(error.is_device_lost() && waiter.is_device_lost(), "{error}, {waiter}");
-    says(&error.to_string(), &["unfinished was the work of", "net (one, two)"]);
-    drop(held);
-    drop((flow, bystander));
-    freed(&device).await;
-}
+    let mut steps = flow.steps().unwrap();
+    let mut runs = Vec::new();
+    while let Some(step) = steps.next().await {
+        runs.push(step.to_string());
+    }
+    let of = |name: &str| runs.iter().filter(|run| run.starts_with(&format!("{name}:"))).cloned().collect::<Vec<_>>();
+    assert_eq!(of("one"), ["one: run 1", "one: run 2", "one: ended"], "{runs:?}");
+    assert_eq!(of("two"), [""; 0], "it is one with the other");
+    let report = steps.run_on().await.unwrap();
+    assert_eq!(section(&report, "net"), (1, 1, 1));
+    assert_eq!(*lock(&seen), [[2, 3, 4, 5], [1002, 1003, 1004, 1005]]);
+
+    let (mut flow, many) = (Flow::new("stop"), vec![vec![1_u32; 4]; 100_000]);
+    let read = flow.add("read", SendEach::new(many));
+    let one = flow.add("one", Increment).on(&device);
+    let collect = flow.add("collect", Collect(shared()));
+    flow.connect_with(read.output, one.input, hub);
+    flow.connect(one.output, collect.input);
+    flow.replay("net", &one);
+    let running = flow.spawn().unwrap();
+    let handle = running.handle();
+    until("some rounds", || handle.status()[1].runs > 3).await;
+    assert_eq!(&*handle.status()[1].name, "one");
+    handle.stop();
+    let report = running.await.unwrap();
+    let (replayed, ..) = section(&report, "net");
+    assert!(replayed > 2 && report.untaken == 0, "what was sent was replayed: {report}");
+    assert_eq!(report.operator("read").unwrap().messages_out, report.operator("collect").unwrap().messages_in);
+});
