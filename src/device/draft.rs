@@ -1,11 +1,14 @@
 //! What is known of a graph on this side of the seam: its nodes as people know them, and what comes after what.
 
-use std::sync::Arc;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
 
 use smallvec::SmallVec;
 
 use super::{
-    backend::{NodeWork, Place, RawNode},
+    backend::{Arg, NodeWork, Place, RawNode},
     human,
 };
 
@@ -28,6 +31,8 @@ pub(crate) struct Node {
     pub(crate) after: Few,
     /// All that it comes after, directly or not.
     ancestors: Set,
+    /// Of what it does beside that: sizes, shapes and values, but no addresses.
+    pub(crate) digest: u64,
     /// It was taken out.
     pub(crate) removed: bool,
 }
@@ -88,7 +93,33 @@ pub(crate) fn name_of(work: &NodeWork<'_>) -> String {
     }
 }
 
+/// Two captures of the same code have the same, unless the host has decided differently.
+pub(crate) fn digest_of(work: &NodeWork<'_>) -> u64 {
+    let mut digest = DefaultHasher::new();
+    match work {
+        NodeWork::Kernel(launch) => {
+            (launch.grid, launch.block, launch.shared_bytes).hash(&mut digest);
+            for arg in launch.args {
+                match arg {
+                    Arg::Slice { len, bytes, write, .. } => (len, bytes, write).hash(&mut digest),
+                    Arg::Scalar(bytes) => bytes.hash(&mut digest),
+                }
+            }
+        }
+        NodeWork::Fill { pattern, bytes, .. } => (pattern.width, pattern.bits, bytes).hash(&mut digest),
+        // All that there is to say of the others is in their names.
+        _ => {}
+    }
+    digest.finish()
+}
+
 impl Draft {
+    pub(crate) fn set_digest(&mut self, node: usize, digest: u64) {
+        if let Some(node) = self.nodes.get_mut(node) {
+            node.digest = digest;
+        }
+    }
+
     pub(crate) fn add(
         &mut self,
         raw: SmallVec<[RawNode; 1]>,
@@ -102,7 +133,7 @@ impl Draft {
             ancestors.add_all(&self.nodes[node].ancestors);
             ancestors.add(node);
         }
-        self.nodes.push(Node { raw, kind, name, label, after, ancestors, removed: false });
+        self.nodes.push(Node { raw, kind, name, label, after, ancestors, digest: 0, removed: false });
         self.nodes.len() - 1
     }
 

@@ -33,7 +33,7 @@ use super::{
         Address, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork,
         Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
     },
-    draft::{Draft, Few, Kind, name_of},
+    draft::{Draft, Few, Kind, digest_of, name_of},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -178,7 +178,9 @@ impl Recorder {
         // SAFETY: the same contract.
         let node = unsafe { self.inner.graph_add(state.graph, &before, work) }?;
         let label = state.label.clone();
-        Ok(state.draft.add(smallvec![node], Kind::of(work), name_of(work), label, after))
+        let node = state.draft.add(smallvec![node], Kind::of(work), name_of(work), label, after);
+        state.draft.set_digest(node, digest_of(work));
+        Ok(node)
     }
 
     /// A node that joins these.

@@ -8,7 +8,7 @@ use std::{
     thread::available_parallelism,
 };
 
-use super::{Checked, Connection, Copied, Flow, link, spawn, thread, wiring::Wiring};
+use super::{Checked, Connection, Copied, Flow, link, section, spawn, thread, wiring::Wiring};
 use crate::{
     condition::{self, Need, PortFacts, PortId, Room, room_problem},
     device::Device,
@@ -19,8 +19,17 @@ use crate::{
     sync::lock,
 };
 
-/// A plan for every connection, in their order, and what is worth telling.
-pub(super) fn plan(flow: &Flow) -> Result<(Vec<LinkPlan>, Checked)> {
+/// What is known of a flow that can run.
+pub(super) struct Planned {
+    /// One for every connection, in their order.
+    pub(super) links: Vec<LinkPlan>,
+    /// What is worth telling.
+    pub(super) checked: Checked,
+    pub(super) sections: Vec<section::Plan>,
+}
+
+/// Finds every problem, or plans the flow.
+pub(super) fn plan(flow: &Flow) -> Result<Planned> {
     let (flow, mut problems) = (&Wiring::new(flow), Vec::new());
     names(flow, &mut problems);
     ports(flow, &mut problems);
@@ -29,12 +38,13 @@ pub(super) fn plan(flow: &Flow) -> Result<(Vec<LinkPlan>, Checked)> {
     conditions(flow, &mut problems);
     own_threads(flow, &mut problems);
     links(flow, &mut problems);
+    let sections = section::plans(flow, &mut problems);
     let mut plans = hubs(flow, &mut problems);
     if problems.is_empty() {
         warn_of_small_pools(flow);
         ends_with(flow, &mut plans);
         let checked = Checked { copies: copies(flow, &plans) };
-        return Ok((plans, checked));
+        return Ok(Planned { links: plans, checked, sections });
     }
     let told = match &problems[..] {
         [one] => one.clone(),
@@ -437,6 +447,7 @@ fn plan_of(flow: &Wiring<'_>, connection: &Connection, near: &Device, problems: 
         priority: priority(flow, connection.from.operator).min(priority(flow, connection.to.operator)),
         times: times(flow, connection.to),
         stepped: false,
+        captured: None,
     }
 }
 
@@ -501,7 +512,7 @@ fn capacity(flow: &Flow, connection: &Connection) -> usize {
 }
 
 /// What `connect_with` said, then what the ports' attributes say.
-fn wanted(flow: &Flow, connection: &Connection) -> Hub {
+pub(super) fn wanted(flow: &Flow, connection: &Connection) -> Hub {
     connection.hub.or(decl(flow, connection.to).hub).or(decl(flow, connection.from).hub)
 }
 
@@ -536,11 +547,11 @@ fn device(flow: &Flow, port: PortId) -> Device {
     device_of(flow, port.operator)
 }
 
-fn device_of(flow: &Flow, operator: usize) -> Device {
+pub(super) fn device_of(flow: &Flow, operator: usize) -> Device {
     lock(&flow.entries[operator].place).device.clone().unwrap_or_else(Device::host)
 }
 
-fn decl(flow: &Flow, port: PortId) -> &PortDecl {
+pub(super) fn decl(flow: &Flow, port: PortId) -> &PortDecl {
     &flow.entries[port.operator].ports[port.port]
 }
 
@@ -548,6 +559,6 @@ pub(super) fn hub_name(flow: &Flow, connection: &Connection) -> String {
     format!("{} -> {}", port_name(flow, connection.from), port_name(flow, connection.to))
 }
 
-fn port_name(flow: &Flow, port: PortId) -> String {
+pub(super) fn port_name(flow: &Flow, port: PortId) -> String {
     format!("{}.{}", flow.entries[port.operator].name, decl(flow, port).name)
 }

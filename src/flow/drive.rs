@@ -27,9 +27,10 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    DeviceReport, HubReport, Report, Running,
+    DeviceReport, HubReport, Report, Running, SectionReport,
     connect::MakeLink,
     link::{self, Attached, Linking},
+    section,
     spawn::{Threads, spawn},
     thread::{OwnThread, at_home},
 };
@@ -57,6 +58,7 @@ pub(super) struct Member {
 }
 
 /// A hub to be made.
+#[derive(Clone)]
 pub(super) struct Joint {
     pub(super) plan: LinkPlan,
     pub(super) make: MakeLink,
@@ -90,6 +92,7 @@ pub(super) struct Start {
     pub(super) own_threads: Vec<Option<OwnThread>>,
     pub(super) joints: Vec<Joint>,
     pub(super) links: Vec<ToLink>,
+    pub(super) sections: Vec<section::Start>,
     /// The operators are wanted back. Otherwise each is dropped after its `stop`, where that ran.
     pub(super) keep: bool,
 }
@@ -116,12 +119,13 @@ impl Drop for Watched {
 }
 
 async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
-    let Start { control, mut crew, threads, own_threads, joints, links, keep } = start;
+    let Start { control, mut crew, threads, own_threads, joints, links, sections, keep } = start;
+    let told: Vec<_> = sections.iter().map(|section| section.told.clone()).collect();
     let _watched = Watched(control.clone());
     let clock = TickClock::start();
     let first_to_stop = first_to_stop(crew.len(), &joints, &links);
     let mut failure = None;
-    match until_abort(&control, build(&mut crew, joints, links)).await {
+    match until_abort(&control, build(&mut crew, joints, links, &control)).await {
         Ok(hubs) => control.set_hubs(hubs),
         Err(error) => failure = Some(error),
     }
@@ -163,7 +167,7 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
             first_to_stop: &first_to_stop,
             control: &control,
         };
-        (crew, failure) = keeper.run(crew).await;
+        (crew, failure) = keeper.run(crew, sections).await;
     } else {
         for member in &mut crew {
             let closing = caught(async {
@@ -176,7 +180,7 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
         }
     }
     if failure.is_none() {
-        failure = done(&mut crew, &hubs, &control).await.err();
+        failure = done(&mut crew, &told, &hubs, &control).await.err();
     }
 
     let mut report = Report { setup, ..Report::default() };
@@ -210,6 +214,7 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
         let counts = Counts { taken: hub.counts().1 - consumed, dropped: 0, untaken: hub.queued() as u64 };
         report.hubs.push(HubReport::new(hub.name(), counts));
     }
+    report.sections = told.iter().map(|section| SectionReport::new(section)).collect();
     drop(attached);
     report.untaken = report.hubs.iter().map(|hub| hub.untaken).sum();
     report.elapsed = clock.elapsed();
@@ -246,7 +251,7 @@ async fn last_phase(member: Member, keep: bool) -> (Tally, Option<Box<dyn Seat>>
     (tally, None, stopped.and(dropped.await))
 }
 
-fn operator(name: &str) -> String {
+pub(super) fn operator(name: &str) -> String {
     format!("operator `{name}`")
 }
 
@@ -281,7 +286,7 @@ fn first_to_stop(operators: usize, joints: &[Joint], links: &[ToLink]) -> Vec<bo
 }
 
 /// Makes the hubs and gives each operator its ends. Where there is no memory for one, what streams still use is waited for.
-async fn build(crew: &mut [Member], joints: Vec<Joint>, links: Vec<ToLink>) -> Result<Hubs> {
+async fn build(crew: &mut [Member], joints: Vec<Joint>, links: Vec<ToLink>, control: &Control) -> Result<Hubs> {
     let mut ends: Vec<Ends> = crew.iter().map(|_| HashMap::new()).collect();
     let mut hubs = Vec::with_capacity(joints.len());
     for joint in joints {
@@ -299,6 +304,9 @@ async fn build(crew: &mut [Member], joints: Vec<Joint>, links: Vec<ToLink>) -> R
         ends[joint.from.0].entry(joint.from.1).or_default().push(sender);
         ends[joint.to.0].entry(joint.to.1).or_default().push(receiver);
         let Joint { from, to, writer_waits, reader_waits, .. } = joint;
+        // Within a section a round waits at the edge.
+        let waits = control.section(from.0).is_none_or(|section| control.section(to.0) != Some(section));
+        let (writer_waits, reader_waits) = (writer_waits && waits, reader_waits && waits);
         hubs.push(Joined { state, from: from.0, to: to.0, writer_waits, reader_waits });
     }
     let mut linked = Vec::with_capacity(links.len());
@@ -315,7 +323,12 @@ async fn build(crew: &mut [Member], joints: Vec<Joint>, links: Vec<ToLink>) -> R
 }
 
 /// Resolves when all that the flow has enqueued is done: what nobody waited for may still have failed.
-async fn done(crew: &mut [Member], hubs: &Hubs, control: &Control) -> Result<()> {
+async fn done(crew: &mut [Member], sections: &[Arc<section::Told>], hubs: &Hubs, control: &Control) -> Result<()> {
+    for section in sections {
+        if let Some(last) = section.last() {
+            until_abort(control, last.completed()).await.map_err(|error| error.at(section::place(&section.name)))?;
+        }
+    }
     for member in crew {
         for last in member.seat.last() {
             until_abort(control, last.completed()).await.map_err(|error| error.at(operator(&member.name)))?;
@@ -376,9 +389,9 @@ async fn abortable<T>(control: &Control, node: &Arc<Node>, work: impl Future<Out
     .await
 }
 
-/// Of an operator that has failed; an abort is nobody's failure.
-fn blamed(control: &Control, error: Error, name: &str) -> Error {
-    if control.is_aborted() && error.is_cancelled() { aborted(control) } else { error.at(operator(name)) }
+/// Of what has failed at this place; an abort is nobody's failure.
+pub(super) fn blamed(control: &Control, error: Error, place: &str) -> Error {
+    if control.is_aborted() && error.is_cancelled() { aborted(control) } else { error.at(place) }
 }
 
 fn aborted(control: &Control) -> Error {
@@ -399,19 +412,26 @@ struct Keeper<'a> {
 }
 
 /// What a task says at its end.
-struct Ended {
-    member: Member,
-    outcome: Result<()>,
+pub(super) struct Ended {
+    pub(super) member: Member,
+    /// Its own, or its section.
+    pub(super) place: String,
+    pub(super) outcome: Result<()>,
 }
 
 impl Keeper<'_> {
     /// Runs all operators to their ends; gives them back, and the first failure.
-    async fn run(&self, crew: Vec<Member>) -> (Vec<Member>, Option<Error>) {
+    async fn run(&self, crew: Vec<Member>, sections: Vec<section::Start>) -> (Vec<Member>, Option<Error>) {
         let nodes = &self.control.nodes;
         let (tell, mut ended) = mpsc::unbounded_channel();
         let mut back: Vec<Option<Member>> = crew.iter().map(|_| None).collect();
         let mut left = crew.len();
+        let mut members: Vec<Vec<Member>> = sections.iter().map(|_| Vec::new()).collect();
         for (mut member, node) in crew.into_iter().zip(nodes) {
+            if let Some(section) = self.control.section(member.index) {
+                members[section].push(member);
+                continue;
+            }
             let (tell, node, control) = (tell.clone(), node.clone(), self.control.clone());
             let (index, name) = (member.index, member.name.clone());
             let task = async move {
@@ -419,7 +439,7 @@ impl Keeper<'_> {
                 let running = caught(attended(&node, &member.device, member.seat.run())).await;
                 // Before its ports are closed: whoever loses something then finds why.
                 if let Err(error) = &running {
-                    control.fail(blamed(&control, error.again(), &member.name));
+                    control.fail(blamed(&control, error.again(), &operator(&member.name)));
                 }
                 // Its token goes after its ports have closed: their closing may wake others.
                 let closing = caught(async {
@@ -430,12 +450,19 @@ impl Keeper<'_> {
                 // Also other tasks of its own are gone before it is.
                 member.seat.settled().await;
                 node.end();
-                let _ = tell.send(Ended { member, outcome });
+                let _ = tell.send(Ended { place: operator(&member.name), member, outcome });
             };
             match &self.own_threads[index] {
                 Some(thread) => thread.spawn(task),
                 None => spawn(self.threads, &name, task),
             }
+        }
+        for (section, mut members) in sections.into_iter().zip(members) {
+            let order = section.plan.members.clone();
+            members.sort_by_key(|member| order.iter().position(|index| *index == member.index));
+            let (name, node) = (section.plan.name.clone(), nodes[order[0]].clone());
+            let task = section::task(section, members, node, self.control.clone(), tell.clone());
+            spawn(self.threads, &name, task);
         }
         drop(tell);
 
@@ -451,7 +478,7 @@ impl Keeper<'_> {
                     if let Err(error) = ended.outcome {
                         // What is cancelled after a failure is not one.
                         if failure.is_none() {
-                            failure = Some(self.control.fail(blamed(self.control, error, &ended.member.name)));
+                            failure = Some(self.control.fail(blamed(self.control, error, &ended.place)));
                             nodes.iter().for_each(|node| node.abort());
                         }
                     }
@@ -526,9 +553,9 @@ impl Keeper<'_> {
             // nobody has any more. One that refuses by itself has nothing left to do.
             let elsewhere = lacks.waits_beside_its_ports() && !node.has_refused();
             stuck |= elsewhere || !lacks.room.is_empty();
-            let (name, lacks) = (&self.control.names[*index], lacks.all());
+            let lacks = lacks.all();
             if !lacks.is_empty() {
-                waits.push(format!("`{name}` waits for {}", lacks.join(" and for ")));
+                waits.push(format!("{} waits for {}", self.control.whose(*index), lacks.join(" and for ")));
             }
         }
         let of_chunks = link::hubs(&self.hubs.links);

@@ -18,6 +18,7 @@ mod link;
 mod local;
 mod report;
 mod running;
+mod section;
 mod service;
 mod spawn;
 mod steps;
@@ -40,8 +41,11 @@ pub use connect::{Branch, Targets};
 pub use egress::Egress;
 pub use ingress::{Ingress, SendError};
 pub use local::LocalFlow;
-pub use report::{DeviceReport, HubReport, OperatorReport, Report};
+pub use report::{DeviceReport, HubReport, OperatorReport, Report, SectionReport};
 pub use running::Running;
+#[doc(hidden)]
+pub use section::AnyAdded;
+pub use section::{Operators, Section};
 pub use service::{ResponseFuture, Service};
 pub use steps::{Step, Steps};
 
@@ -55,7 +59,7 @@ use crate::{
     memory::Allocator,
     operator::{
         Operator, OutputHandle, PortDecl, Ports,
-        control::Control,
+        control::{Control, Section as Shared},
         lane::OwnStreams,
         seat::{self, How, Seat, Setting, Surroundings},
     },
@@ -89,6 +93,7 @@ pub struct Flow {
     entries: Vec<Entry>,
     connections: Vec<Connection>,
     links: Vec<link::Linking>,
+    sections: Vec<Section>,
     mode: CompletionMode,
     device_times: bool,
     gates: Gates,
@@ -315,6 +320,7 @@ impl Flow {
             entries: Vec::new(),
             connections: Vec::new(),
             links: Vec::new(),
+            sections: Vec::new(),
             mode: CompletionMode::default(),
             device_times: false,
             gates: Gates::default(),
@@ -416,7 +422,7 @@ impl Flow {
     /// # Errors
     /// [`Setup`](ErrorKind::Setup) with every problem of how it was put together, as [`run`](Self::run).
     pub fn check(&self) -> Result<Checked> {
-        check::plan(self).map(|(_, checked)| checked)
+        check::plan(self).map(|planned| planned.checked)
     }
 
     /// Runs the flow to its end, on the present tokio runtime. It can be run again: the operators go on from where they
@@ -452,7 +458,7 @@ impl Flow {
     /// `keep`: the operators are wanted back.
     /// `stepped`: no run begins, and no hub moves anything, but by hand.
     fn launch(&mut self, keep: bool, stepped: bool) -> Result<Running> {
-        let (plans, checked) = check::plan(self)?;
+        let check::Planned { links: plans, checked, sections } = check::plan(self)?;
         spawn::require_runtime(self.threads)?;
         checked.trace(&self.name);
         if self.entries.iter().any(|entry| entry.seat.is_none()) {
@@ -460,7 +466,9 @@ impl Flow {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let own_threads = self.own_threads()?;
-        let control = Control::new(self.name.clone(), self.entries.iter().map(|entry| entry.name.clone()).collect());
+        let names = self.entries.iter().map(|entry| entry.name.clone()).collect();
+        let shared = sections.iter().map(|plan| Shared { name: plan.name.clone(), operators: plan.members.clone() });
+        let control = Control::new(self.name.clone(), names, shared.collect());
         if stepped {
             control.set_stepped(true);
         }
@@ -483,7 +491,7 @@ impl Flow {
             seat.enter(setting, node.clone(), surroundings.clone());
             crew.push(drive::Member { index, name: entry.name.clone(), device, seat });
         }
-        let joints = plans
+        let joints: Vec<_> = plans
             .into_iter()
             .zip(&self.connections)
             .map(|(mut plan, connection)| {
@@ -504,7 +512,14 @@ impl Flow {
             port: self.entries[link.port.operator].ports[link.port.port].name,
         });
         let (links, threads) = (links.collect(), self.threads);
-        Ok(drive::launch(drive::Start { control, crew, threads, own_threads, joints, links, keep }))
+        let sections = sections.into_iter().map(|plan| section::Start {
+            interior: plan.interior.iter().map(|at| joints[*at].clone()).collect(),
+            mode: self.mode,
+            told: section::Told::new(&plan.name),
+            plan,
+        });
+        let sections = sections.collect();
+        Ok(drive::launch(drive::Start { control, crew, threads, own_threads, joints, links, sections, keep }))
     }
 
     fn hub_names(&self) -> Vec<Arc<str>> {

@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use super::section::Told;
 use crate::{
     device::{Device, ticks::TickClock},
     hub::queue::Counts,
@@ -17,6 +18,8 @@ pub struct Report {
     pub operators: Vec<OperatorReport>,
     /// In the order of connecting.
     pub hubs: Vec<HubReport>,
+    /// In the order in which they were said.
+    pub sections: Vec<SectionReport>,
     /// Those that its operators were on, the host left out.
     pub devices: Vec<DeviceReport>,
     /// From the call to the last `stop`.
@@ -76,6 +79,27 @@ pub struct HubReport {
     pub untaken: u64,
 }
 
+/// How the rounds of a [section](crate::flow::Section) went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SectionReport {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Rounds that were launches of a graph.
+    pub replayed: u64,
+    /// Rounds in which its operators ran.
+    pub streamed: u64,
+    /// Graphs that were captured.
+    pub captured: u64,
+}
+
+impl SectionReport {
+    pub(super) fn new(told: &Told) -> Self {
+        let [replayed, streamed, captured] = told.counts();
+        Self { name: told.name.clone(), replayed, streamed, captured }
+    }
+}
+
 impl DeviceReport {
     pub(super) fn new(device: &Device) -> Self {
         Self { name: device.name().into(), memory_peak: device.memory_peak() }
@@ -93,6 +117,11 @@ impl Report {
     /// The report of one hub, by its name (`read.lines -> upper.lines`).
     pub fn hub(&self, name: &str) -> Option<&HubReport> {
         self.hubs.iter().find(|hub| &*hub.name == name)
+    }
+
+    /// The report of one section, by its name.
+    pub fn section(&self, name: &str) -> Option<&SectionReport> {
+        self.sections.iter().find(|section| &*section.name == name)
     }
 
     /// The report of one device, by its name (`cuda:0`).
@@ -150,6 +179,12 @@ impl fmt::Display for Report {
         write!(f, "{:.3} ms in all", self.elapsed.as_secs_f64() * 1e3)?;
         for DeviceReport { name, memory_peak } in &self.devices {
             write!(f, "\n{name}: at most {memory_peak} bytes of memory in use")?;
+        }
+        for SectionReport { name, replayed, streamed, captured } in &self.sections {
+            write!(
+                f,
+                "\nsection `{name}`: {replayed} rounds replayed, {streamed} streamed, {captured} graphs captured"
+            )?;
         }
         for HubReport { name, passed, dropped, untaken } in self.hubs.iter().filter(|hub| hub.dropped + hub.untaken > 0)
         {

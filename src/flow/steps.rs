@@ -178,6 +178,8 @@ impl Flow {
         let running = self.launch(false, true)?;
         let control = running.handle().0;
         let operators = control.nodes.len();
+        // Of a section the first is asked, for all of them.
+        let ended = (0..operators).map(|operator| control.is_counted(operator)).collect();
         let hub_names = self.hub_names();
         Ok(Steps {
             running,
@@ -187,7 +189,7 @@ impl Flow {
             asked: None,
             moved: true,
             settling: None,
-            ended: vec![false; operators],
+            ended,
             began: vec![false; operators],
             log: None,
             hub_logs: Vec::new(),

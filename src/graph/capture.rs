@@ -1,13 +1,13 @@
 //! Capture: work that was written for streams, recorded instead of run.
 
-use std::{fmt, ops::Range};
+use std::{fmt, ops::Range, sync::Arc};
 
 use super::{Graph, Sketch, copies};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     memory::{DeviceSlice, DeviceSliceMut, Plain},
-    stream::Stream,
+    stream::{Stream, capture::Capture},
 };
 
 /// A capture that goes on: its streams, and what the host gives it and takes of it.
@@ -65,6 +65,16 @@ impl Capturing {
         let other = self.sketch.capture.stream(name, Default::default())?;
         other.wait_for(&self.origin)?;
         Ok(other)
+    }
+
+    /// What it is made with, for those who capture what others have written.
+    pub(crate) fn capture(&self) -> &Arc<Capture> {
+        &self.sketch.capture
+    }
+
+    /// All of its streams are joined.
+    pub(crate) fn join(&self) -> Result<()> {
+        self.sketch.capture.streams().iter().try_for_each(|stream| self.origin.wait_for(stream))
     }
 
     /// Says that the copies from this host memory are the inputs': they are taken out of the graph, and each is one of

@@ -58,7 +58,7 @@ use crate::{
         recorder::Recorder,
     },
     error::{Error, ErrorKind, Result},
-    memory::hold::Hold,
+    memory::{Memory, hold::Hold},
     stream::capture::{Capture, Kept},
 };
 
@@ -245,6 +245,29 @@ impl Graph {
     /// [`Driver`](ErrorKind::Driver) for what the driver does not make an exec of.
     pub fn instantiate(&self) -> Result<Exec> {
         Exec::new(self)
+    }
+
+    /// Whether its nodes write this memory, which was there before it.
+    pub(crate) fn writes(&self, memory: &Memory) -> bool {
+        self.0.hold.writes(memory)
+    }
+
+    /// The first node that does something else than the one of another capture of the same code, addresses left aside: whose
+    /// it is, and what it is.
+    pub(crate) fn differs_from(&self, other: &Self) -> Option<(Option<Arc<str>>, String)> {
+        let (mine, theirs) = (self.0.recorder.state(), other.0.recorder.state());
+        let same = |one: &draft::Node, other: &draft::Node| {
+            (&one.name, &one.label, &one.after, one.digest) == (&other.name, &other.label, &other.after, other.digest)
+        };
+        let (mut mine, mut theirs) = (mine.draft.all(), theirs.draft.all());
+        loop {
+            let (at, node) = match (mine.next(), theirs.next()) {
+                (None, None) => return None,
+                (Some((_, one)), Some((_, other))) if same(one, other) => continue,
+                (Some(node), _) | (None, Some(node)) => node,
+            };
+            return Some((node.label.clone(), format!("node {at}, `{}`", node.name)));
+        }
     }
 
     /// Its own, and those of its children, and of theirs.

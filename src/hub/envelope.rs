@@ -47,6 +47,11 @@ impl RawEnvelope {
         Self { memory: Some(memory), bytes: 0, home, stamp: None, abroad: None }
     }
 
+    /// One without a home, for work on this stream.
+    pub(crate) fn on(stream: &Stream, bytes: usize) -> Result<Self> {
+        Ok(Self::new(stream.alloc::<u8>(bytes)?.into_memory(), Weak::new()))
+    }
+
     #[inline]
     pub(crate) fn memory(&self) -> &Memory {
         match &self.memory {
@@ -56,7 +61,7 @@ impl RawEnvelope {
     }
 
     #[inline]
-    pub(super) fn memory_mut(&mut self) -> &mut Memory {
+    pub(crate) fn memory_mut(&mut self) -> &mut Memory {
         match &mut self.memory {
             Some(memory) => memory,
             None => unreachable!("an envelope has its memory until it is dropped"),
@@ -319,6 +324,16 @@ impl<T: Plain> Message for Envelope<T> {
 
     fn size_in_bytes(&self) -> usize {
         self.raw.bytes
+    }
+
+    const IS_ENVELOPE: bool = true;
+
+    fn into_envelope(self) -> Option<RawEnvelope> {
+        Some(self.raw)
+    }
+
+    fn of_envelope(envelope: RawEnvelope) -> Option<Self> {
+        Some(Self::of_raw(envelope))
     }
 }
 

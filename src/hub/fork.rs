@@ -83,7 +83,7 @@ impl<'a> Copier<'a> {
         if from.bytes() > arrivals.bytes() {
             return Err(wrong(super::too_small(from.bytes(), arrivals.bytes())));
         }
-        let Some(mut to) = arrivals.take() else {
+        let Some(mut to) = arrivals.take()? else {
             return Err(wrong("a message forks more envelopes than it shows".into()));
         };
         to.stand_in_for(from);

@@ -28,7 +28,7 @@ pub(crate) struct Kept<M> {
 }
 
 impl<M: Message> Kept<M> {
-    pub(super) fn new(blanks: std::result::Result<Arc<Pool>, Error>) -> Self {
+    pub(crate) fn new(blanks: std::result::Result<Arc<Pool>, Error>) -> Self {
         Self { backlog: Backlog::new(), blanks }
     }
 
@@ -42,7 +42,7 @@ impl<M: Message> Kept<M> {
     }
 
     pub(super) fn blank(&self) -> Result<Option<RawEnvelope>> {
-        self.blanks.as_ref().map(Pool::take).map_err(Error::again)
+        self.blanks.as_ref().map_err(Error::again)?.take()
     }
 
     pub(super) fn poll_blank(&self, waker: &Waker) -> Answer {

@@ -63,6 +63,8 @@ pub(crate) struct LinkPlan {
     pub(crate) times: Option<Since>,
     /// It moves nothing by itself: it is stepped through.
     pub(crate) stepped: bool,
+    /// It is made in a capture, and its writer works on this stream of that.
+    pub(crate) captured: Option<Stream>,
 }
 
 /// A hub at work.
@@ -165,8 +167,24 @@ pub(crate) type Ends<M> = (Sender<M>, Receiver<M>, Arc<dyn HubState>);
 /// Makes a hub: allocates its envelopes and its copy stream. `again`: copies a message that is read and stays.
 pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Result<Ends<M>> {
     let name = &plan.name;
-    let pool = |bytes: Option<usize>, at: &Device| -> Result<Option<Arc<Pool>>> {
+    let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
+    let copies = || match (plan.reader_bytes, plan.captured.as_ref().and_then(Stream::capture)) {
+        // The host copies within itself.
+        (None, _) => Ok(None),
+        _ if copier.is_host() => Ok(None),
+        (_, Some(capture)) => capture.stream(&format!("copies of {name}"), Default::default()).map(Some),
+        (_, None) => {
+            let stream = Stream::with_priority(copier, format!("copies of {name}"), plan.priority)?;
+            stream.set_completion_mode(plan.mode);
+            Ok(Some(stream))
+        }
+    };
+    let captured = if plan.captured.is_some() { copies()? } else { None };
+    let pool = |bytes: Option<usize>, at: &Device, captured: &Option<Stream>| -> Result<Option<Arc<Pool>>> {
         let Some(bytes) = bytes else { return Ok(None) };
+        if let Some(stream) = captured {
+            return Ok(Some(Pool::captured(name, bytes, stream)));
+        }
         let made = Pool::new(name, plan.envelopes, bytes, at, &plan.near);
         made.map(Some).map_err(|error| {
             let place = if at.is_host() { "the host" } else { at.name() };
@@ -176,21 +194,13 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
     };
     // A device's first: it has less, and says so sooner.
     let (blanks, arrivals) = if plan.writer.is_host() {
-        let arrivals = pool(plan.reader_bytes, &plan.reader)?;
-        (pool(plan.writer_bytes, &plan.writer)?, arrivals)
+        let arrivals = pool(plan.reader_bytes, &plan.reader, &captured)?;
+        (pool(plan.writer_bytes, &plan.writer, &plan.captured)?, arrivals)
     } else {
-        (pool(plan.writer_bytes, &plan.writer)?, pool(plan.reader_bytes, &plan.reader)?)
+        let blanks = pool(plan.writer_bytes, &plan.writer, &plan.captured)?;
+        (blanks, pool(plan.reader_bytes, &plan.reader, &captured)?)
     };
-    let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
-    let copies = match &arrivals {
-        // The host copies within itself.
-        Some(_) if !copier.is_host() => {
-            let stream = Stream::with_priority(copier, format!("copies of {name}"), plan.priority)?;
-            stream.set_completion_mode(plan.mode);
-            Some(stream)
-        }
-        _ => None,
-    };
+    let copies = if plan.captured.is_some() { captured } else { copies()? };
     let link = Arc::new(Link {
         name: name.clone(),
         queue: Queue::new(plan.capacity, plan.full),
@@ -327,7 +337,7 @@ impl<M: Message> Link<M> {
         if envelope.bytes() > arrivals.bytes() {
             return Err(Error::new(ErrorKind::Usage, super::too_small(envelope.bytes(), arrivals.bytes())));
         }
-        let Some(mut arrival) = arrivals.take() else { return Ok(false) };
+        let Some(mut arrival) = arrivals.take()? else { return Ok(false) };
         arrival.relieve(envelope);
         let short = usize::from(planted::is(Planted::ShortCopy));
         transfer::copy(copies, envelope.memory(), arrival.memory_mut(), envelope.bytes().saturating_sub(short))?;

@@ -117,6 +117,29 @@ pub trait Message: Send + 'static {
     fn size_in_bytes(&self) -> usize {
         size_of_val(self)
     }
+
+    /// It is an envelope and nothing else: such messages may cross the edge of a section that is replayed.
+    #[doc(hidden)]
+    const IS_ENVELOPE: bool = false;
+
+    /// That envelope.
+    #[doc(hidden)]
+    fn into_envelope(self) -> Option<RawEnvelope>
+    where
+        Self: Sized,
+    {
+        None
+    }
+
+    /// The message that this envelope is.
+    #[doc(hidden)]
+    fn of_envelope(envelope: RawEnvelope) -> Option<Self>
+    where
+        Self: Sized,
+    {
+        drop(envelope);
+        None
+    }
 }
 
 /// Any host data as a message.

@@ -3,7 +3,7 @@
 //! Most outputs have one reader, and pay for no more than the look at which of the three it is: what they ask for each
 //! message is inlined, and what the others do is not (`inline(never)`), for it would fill the caller's registers.
 
-use std::{fmt, task::Waker};
+use std::{fmt, sync::Arc, task::Waker};
 
 use super::{
     Message, Outcome,
@@ -11,6 +11,7 @@ use super::{
     envelope::RawEnvelope,
     fan::{End, Fan},
     kept::{Kept, Stamped},
+    pool::Pool,
     queue::Answer,
     sender::Sender,
 };
@@ -124,13 +125,17 @@ impl<M: Message> Outlet<M> {
 
     /// The same for one of several workers, who takes its blank envelopes from here.
     pub(crate) fn for_worker(&self) -> Self {
-        let blanks = match self {
+        Self::Kept(Kept::new(self.blanks()))
+    }
+
+    /// The blank envelopes, or why there are none.
+    pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
+        match self {
             Self::Nobody => Err(self.closed()),
             Self::One(sender) => sender.blanks(),
             Self::Several(fan) => fan.blanks(),
             Self::Kept(_) => Err(self.closed()),
-        };
-        Self::Kept(Kept::new(blanks))
+        }
     }
 
     /// Sends what lies in `place`, if there is room; otherwise it stays there. `origin`: the stream that it carries.

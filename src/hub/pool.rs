@@ -3,6 +3,9 @@
 //! They are allocated when the hub is made and lent again and again, the longest at home first: what was still in
 //! flight on it has then had the most time to end. Memory that comes home may still be in use by a stream; its own
 //! record of uses orders the next user after that, so nobody waits here.
+//!
+//! In a capture it is another thing: each envelope is made as it is taken, on the stream that takes it, and dropped as it
+//! comes home. The memory is the graph's own, which hands it out again where its edges order the uses, and there alone.
 
 use std::{
     collections::VecDeque,
@@ -19,6 +22,7 @@ use crate::{
     device::Device,
     error::Result,
     memory::{Memory, Owned},
+    stream::Stream,
     sync::lock,
 };
 
@@ -37,13 +41,21 @@ pub(crate) struct Pool {
     /// Who takes from here without being a hub's writer.
     waiting: Mutex<Vec<Waker>>,
     waited_for: AtomicBool,
+    /// In a capture: who takes from here works on this stream.
+    captured: Option<Stream>,
 }
 
 impl Pool {
     /// `count` envelopes of `bytes` bytes where `at` is: in its memory, or, if that is the host, page-locked for
     /// `near`.
     pub(crate) fn new(hub: &Arc<str>, count: usize, bytes: usize, at: &Device, near: &Device) -> Result<Arc<Self>> {
-        let pool = Self {
+        let pool = Self::empty(hub, bytes);
+        pool.add(count, at, near)?;
+        Ok(Arc::new(pool))
+    }
+
+    fn empty(hub: &Arc<str>, bytes: usize) -> Self {
+        Self {
             hub: hub.clone(),
             count: AtomicUsize::new(0),
             bytes,
@@ -52,9 +64,21 @@ impl Pool {
             listener: OnceLock::new(),
             waiting: Mutex::default(),
             waited_for: AtomicBool::new(false),
-        };
-        pool.add(count, at, near)?;
-        Ok(Arc::new(pool))
+            captured: None,
+        }
+    }
+
+    /// For who works on a captured stream. It never runs out of envelopes.
+    pub(crate) fn captured(hub: &Arc<str>, bytes: usize, stream: &Stream) -> Arc<Self> {
+        let (count, idle) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(usize::MAX));
+        Arc::new(Self { count, idle, captured: Some(stream.clone()), ..Self::empty(hub, bytes) })
+    }
+
+    /// The home of one envelope, which is lent with so many valid bytes.
+    pub(crate) fn of_one(hub: &Arc<str>, memory: Owned) -> Arc<Self> {
+        let pool = Self { count: AtomicUsize::new(1), ..Self::empty(hub, memory.bytes()) };
+        pool.put(memory);
+        Arc::new(pool)
     }
 
     /// So many more; all of them, or none. Whoever waits for one is for the caller to tell.
@@ -71,6 +95,10 @@ impl Pool {
     pub(crate) fn listen(&self, listener: Listener) {
         // A pool has one hub for all its life.
         let _ = self.listener.set(listener);
+    }
+
+    pub(crate) fn hub(&self) -> &Arc<str> {
+        &self.hub
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -93,15 +121,31 @@ impl Pool {
     }
 
     /// An envelope with nothing valid in it, if one is at home.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<RawEnvelope> {
+    ///
+    /// # Errors
+    /// In a capture, where it is made.
+    pub(crate) fn take(self: &Arc<Self>) -> Result<Option<RawEnvelope>> {
         let mut home = lock(&self.home);
-        let memory = home.pop_front()?;
+        let Some(memory) = home.pop_front() else {
+            drop(home);
+            return self.make();
+        };
         self.idle.store(home.len(), Ordering::Release);
         drop(home);
-        Some(RawEnvelope::new(memory, Arc::downgrade(self)))
+        Ok(Some(RawEnvelope::new(memory, Arc::downgrade(self))))
+    }
+
+    #[cold]
+    fn make(self: &Arc<Self>) -> Result<Option<RawEnvelope>> {
+        let Some(stream) = &self.captured else { return Ok(None) };
+        let memory = stream.alloc::<u8>(self.bytes)?.into_memory();
+        Ok(Some(RawEnvelope::new(memory, Arc::downgrade(self))))
     }
 
     pub(super) fn put(&self, memory: Owned) {
+        if self.captured.is_some() {
+            return;
+        }
         let mut home = lock(&self.home);
         home.push_back(memory);
         self.idle.store(home.len(), Ordering::Release);

@@ -114,7 +114,7 @@ impl<M: Message> Sender<M> {
     pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
         self.check()?;
         match &self.link.blanks {
-            Some(blanks) => Ok(blanks.take()),
+            Some(blanks) => blanks.take(),
             None => self.blanks().map(|_| None),
         }
     }
@@ -332,7 +332,7 @@ impl<M: Message> Sender<M> {
 /// A message leaves its sender, which works on the stream `origin`: what was done to it is marked, for whoever comes after
 /// that elsewhere. True if its envelopes carry that.
 #[inline]
-pub(super) fn depart<M: Message>(message: &mut M, origin: Option<&Stream>) -> Result<bool> {
+pub(crate) fn depart<M: Message>(message: &mut M, origin: Option<&Stream>) -> Result<bool> {
     let (mut ready, mut stamped) = (Ok(()), false);
     for name in M::EVENTS {
         message.events(name, &mut |ticket| {

@@ -199,6 +199,11 @@ impl Hold {
         }
     }
 
+    /// Whether nodes write this memory.
+    pub(crate) fn writes(&self, memory: &Memory) -> bool {
+        memory.tie.get().is_some_and(|tie| lock(&self.state).find(tie).is_some_and(|tied| tied.writes))
+    }
+
     /// A node of this graph makes this memory.
     pub(super) fn made(&self, memory: &Memory, address: Address) {
         lock(&self.state).made.push((memory.tie().clone(), address));

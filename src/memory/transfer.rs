@@ -2,7 +2,7 @@
 
 use super::{DeviceSlice, DeviceSliceMut, Memory, Plain};
 use crate::{
-    device::backend::Pattern,
+    device::backend::{Address, Pattern},
     error::{Error, ErrorKind, Result},
     stream::{Stream, Ticket},
 };
@@ -50,6 +50,23 @@ fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
     from.note_read(ticket.clone());
     to.note_write(ticket.clone());
     Ok(ticket)
+}
+
+/// Enqueues zeros for the bytes from `from` to before `until`.
+pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) -> Result<()> {
+    let until = until.min(to.bytes());
+    if from >= until {
+        return Ok(());
+    }
+    let start = Address(to.address()?.0 + from as u64);
+    let _turn = to.turn();
+    to.before_write(stream)?;
+    let zeros = Pattern { width: 1, bits: 0 };
+    // SAFETY: the bytes lie in the memory, as was just seen to; it stays valid until the fill is done, as the ticket is
+    // noted in it.
+    let ticket = stream.enqueue(|backend, raw| unsafe { backend.fill(raw, start, zeros, (until - from) as u64) })?;
+    to.note_write(ticket);
+    Ok(())
 }
 
 impl Stream {

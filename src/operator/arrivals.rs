@@ -162,6 +162,11 @@ impl<M: Message> Arrivals<M> {
         left
     }
 
+    /// Bytes of the first message, if there is one.
+    pub(super) fn first_bytes(&self) -> Option<usize> {
+        self.receiver.peek(0, |_, message| message.size_in_bytes())
+    }
+
     /// The stamp of the message that was taken last. Asked once.
     #[inline]
     fn stamp(&self, message: &mut M) -> Option<Ticket> {
@@ -314,6 +319,18 @@ impl<M: Message> Intake<M> {
         Ok(self.taken.drain(..))
     }
 
+    /// The next message, if there is one, for one who takes it in the operator's place: what it brings along is `carry`'s.
+    pub(super) fn take_for(&mut self, from: &mut Arrivals<M>, carry: &Carry) -> Result<Option<M>> {
+        let mut place = None;
+        from.take(&mut place, false)?;
+        let Some(Parcel { mut message, baggage }) = place else { return Ok(None) };
+        self.traffic.count(&message);
+        // Whoever looks for it finds none of a run.
+        let _ = from.stamp(&mut message);
+        carry.receive(baggage)?;
+        Ok(Some(message))
+    }
+
     /// Puts the next message where a worker finds it, with all that came with it. False if there is none.
     pub(super) fn hand_over(&mut self, from: &mut Arrivals<M>, inlet: &mut Inlet<M>, again: bool) -> Result<bool> {
         let (mut place, before) = (None, from.last);
@@ -401,6 +418,12 @@ impl Waits {
 
 /// Where a dispatcher puts the messages of one connection for a worker.
 pub(super) struct Inlet<M: Message>(Sender<M>);
+
+impl<M: Message> Inlet<M> {
+    pub(super) fn put(&mut self, message: M) -> Result<()> {
+        self.0.hand_on(Parcel::with(message, None), None)
+    }
+}
 
 impl<M: Message> Arrivals<M> {
     /// A worker's end, and where its messages are put.

@@ -243,7 +243,7 @@ impl Carry {
 
     /// Polls something of the operator's, inside the span of what it works on.
     #[inline]
-    pub(super) fn within<R>(&self, poll: impl FnOnce() -> R) -> R {
+    pub(crate) fn within<R>(&self, poll: impl FnOnce() -> R) -> R {
         /// Left also if the operator panics: its thread goes on with others.
         struct Leave<'a>(&'a Carry);
 

@@ -371,7 +371,7 @@ fn spread<P: Ports>(ports: &mut P, own: &Cx, named: &[(PortId, Option<Need>)]) -
         return Err(error);
     }
     let (lane, carry) = (own.lane.clone(), own.carry().clone());
-    let set = P::bind(&mut Binder { lane, carry, named, ends: &mut ends, worker: true })?;
+    let set = P::bind(&mut Binder { lane, carry, named, ends: &mut ends })?;
     Ok((set, inlets))
 }
 

@@ -41,7 +41,9 @@ pub struct Handle(pub(crate) Arc<Control>);
 pub(crate) struct Control {
     pub(crate) name: Arc<str>,
     pub(crate) names: Vec<Arc<str>>,
+    /// By operator. Those of a section have one together.
     pub(crate) nodes: Vec<Arc<Node>>,
+    sections: Vec<Section>,
     pub(crate) rest: Arc<Rest>,
     /// While it runs.
     hubs: Mutex<Arc<Hubs>>,
@@ -52,6 +54,13 @@ pub(crate) struct Control {
     failure: OnceLock<Error>,
     /// The flow's own task.
     pub(crate) keeper: AtomicWaker,
+}
+
+/// Operators whose runs are one task's.
+pub(crate) struct Section {
+    pub(crate) name: Arc<str>,
+    /// Their numbers.
+    pub(crate) operators: Vec<usize>,
 }
 
 /// A hub at work, and the operators that it joins.
@@ -113,11 +122,22 @@ pub struct OperatorStatus {
 }
 
 impl Control {
-    pub(crate) fn new(name: Arc<str>, names: Vec<Arc<str>>) -> Arc<Self> {
+    pub(crate) fn new(name: Arc<str>, names: Vec<Arc<str>>, sections: Vec<Section>) -> Arc<Self> {
         let rest = Rest::new(names.len());
+        let mut nodes: Vec<_> = (0..names.len()).map(|operator| Node::new(operator, &rest)).collect();
+        for Section { operators, .. } in &sections {
+            for (&first, &other) in
+                operators.first().into_iter().flat_map(|first| operators[1..].iter().map(move |other| (first, other)))
+            {
+                // Its token is the section's.
+                nodes[other].end();
+                nodes[other] = nodes[first].clone();
+            }
+        }
         Arc::new(Self {
             name,
-            nodes: (0..names.len()).map(|operator| Node::new(operator, &rest)).collect(),
+            nodes,
+            sections,
             names,
             rest,
             hubs: Mutex::default(),
@@ -127,6 +147,26 @@ impl Control {
             failure: OnceLock::new(),
             keeper: AtomicWaker::new(),
         })
+    }
+
+    /// The section that an operator is in.
+    pub(crate) fn section(&self, operator: usize) -> Option<usize> {
+        self.sections.iter().position(|section| section.operators.contains(&operator))
+    }
+
+    /// Another operator has its node, too, and comes before it.
+    pub(crate) fn is_counted(&self, operator: usize) -> bool {
+        let section = self.section(operator).map(|section| &self.sections[section]);
+        section.is_some_and(|section| section.operators.first() != Some(&operator))
+    }
+
+    /// `two`, or `two` of section `net`.
+    pub(crate) fn whose(&self, operator: usize) -> String {
+        let name = &self.names[operator];
+        match self.section(operator) {
+            Some(section) => format!("`{name}` of section `{}`", self.sections[section].name),
+            None => format!("`{name}`"),
+        }
     }
 
     pub(crate) fn set_hubs(&self, hubs: Hubs) {

@@ -21,7 +21,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{Metadata, Reply},
     memory::{Account, Allocator, Buffer, HostAccess, Plain, Reservation},
-    stream::{DeviceTime, Stream, Ticket},
+    stream::{DeviceTime, Stream, Ticket, capture::Capture},
 };
 
 /// An operator's surroundings: its name, its device and stream, and the wait for its next run.
@@ -456,6 +456,42 @@ impl Cx {
     pub(crate) fn carry(&self) -> &Arc<Carry> {
         &self.carry
     }
+
+    /// From now on it works on streams of this capture, and what its messages bring along is kept apart. What it had before.
+    pub(super) fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<Uncaptured> {
+        let lane = self.lane()?.captured(capture);
+        let carry = Arc::new(Carry::new(self.name.clone(), self.carry.policy(), self.node.clone()));
+        Ok(Uncaptured {
+            lane: self.lane.replace(lane),
+            carry: std::mem::replace(&mut self.carry, carry),
+            stream: self.stream.take(),
+            timed: std::mem::take(&mut self.timed),
+        })
+    }
+
+    /// As before the capture, which was no run.
+    pub(super) fn leave_capture(&mut self, before: Uncaptured) {
+        let Uncaptured { lane, carry, stream, timed } = before;
+        (self.lane, self.carry, self.stream, self.timed) = (lane, carry, stream, timed);
+        self.running = false;
+        self.stop_clock();
+    }
+
+    /// What a run has asked of the next ones, which a replay would not ask.
+    pub(super) fn asked_for_more(&self) -> Option<&'static str> {
+        if self.finished {
+            return Some("it calls `Cx::finish`");
+        }
+        (!self.awaited.is_empty()).then_some("it calls `Cx::run_after`")
+    }
+}
+
+/// What an operator has beside a capture.
+pub(super) struct Uncaptured {
+    lane: Option<Arc<Lane>>,
+    carry: Arc<Carry>,
+    stream: Option<Stream>,
+    timed: bool,
 }
 
 impl fmt::Debug for Cx {

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     arrivals::{Arrivals, Intake, Wait, Waits},
+    edge::{self, Entry, Passing},
     handle::InputHandle,
     plan::{Binder, Plan, PortKind, PortOptions},
     ports::{AnyPort, InputPort, Port, Traffic},
@@ -19,7 +20,7 @@ use super::{
 use crate::{
     condition::{Counted, PortState, Readiness},
     error::{Error, ErrorKind, Result},
-    hub::Message,
+    hub::{Message, RawEnvelope},
     planted::{self, Planted},
     stream::Ticket,
 };
@@ -239,12 +240,30 @@ impl<M: Message> AnyPort for Input<M> {
         Ok(())
     }
 
+    fn entry(&mut self) -> Option<&mut dyn Entry> {
+        if M::IS_ENVELOPE { Some(self) } else { None }
+    }
+
     fn leave(&mut self) -> Vec<Traffic> {
         vec![self.arrivals.leave()]
     }
 
     fn left(&mut self, left: Vec<Traffic>) {
         left.into_iter().for_each(|left| self.intake.left(&self.arrivals, left));
+    }
+}
+
+impl<M: Message> Entry for Input<M> {
+    fn first(&mut self) -> Result<Option<usize>> {
+        edge::first(&mut self.arrivals)
+    }
+
+    fn take(&mut self, passing: &Passing) -> Result<RawEnvelope> {
+        edge::take(&mut self.intake, &mut self.arrivals, passing)
+    }
+
+    fn feed(&mut self, envelope: RawEnvelope) -> Result<Box<dyn Any + Send>> {
+        edge::feed(&self.arrivals, envelope)
     }
 }
 

@@ -278,6 +278,10 @@ impl<M: Message> AnyPort for Inputs<M> {
         false
     }
 
+    fn connections(&self) -> u64 {
+        self.connections.len() as u64
+    }
+
     fn has_ended(&self) -> bool {
         Self::has_ended(self)
     }

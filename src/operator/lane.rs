@@ -8,6 +8,8 @@
 //!          none did                          ──> the device's default stream; outputs carry none
 //! ```
 //!
+//! In a capture, for a section that is replayed, it has another lane, whose streams are the capture's.
+//!
 //! A message is stamped with a ticket: the point of its sender's stream at which its own work is done (see
 //! `hub/stamps.rs`). Where it carries envelopes, their memory keeps the order and the stamp is only there to
 //! be looked at; where it carries none, the operator's stream waits for the stamp as the message is taken.
@@ -23,7 +25,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::Message,
-    stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
+    stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket, capture::Capture},
     sync::lock,
 };
 
@@ -45,13 +47,21 @@ pub(crate) struct Lane {
     /// `None`: it was asked to have none of its own.
     pool: Option<StreamPool>,
     mode: CompletionMode,
-    own: OnceLock<PooledStream>,
+    /// Its streams are this one's.
+    capture: Option<Arc<Capture>>,
+    own: OnceLock<Taken>,
     state: Mutex<State>,
+}
+
+/// A stream of its own: of a pool, to which it goes back, or of a capture.
+struct Taken {
+    stream: Stream,
+    _pooled: Option<PooledStream>,
 }
 
 #[derive(Default)]
 struct State {
-    named: Vec<(Box<str>, PooledStream)>,
+    named: Vec<(Box<str>, Taken)>,
     /// It asked for a stream of its own and got none.
     refused: bool,
     /// Of messages without envelopes, one a stream: what work on the operator's stream has to come after.
@@ -93,9 +103,23 @@ impl Lane {
             device: device.clone(),
             pool,
             mode,
+            capture: None,
             own: OnceLock::new(),
             state: Mutex::default(),
         }))
+    }
+
+    /// The same operator's in a capture.
+    pub(super) fn captured(&self, capture: &Arc<Capture>) -> Arc<Self> {
+        Arc::new(Self {
+            name: self.name.clone(),
+            device: self.device.clone(),
+            pool: self.pool.clone(),
+            mode: self.mode,
+            capture: Some(capture.clone()),
+            own: OnceLock::new(),
+            state: Mutex::default(),
+        })
     }
 
     /// A run begins. True if it chooses its stream anew.
@@ -113,12 +137,12 @@ impl Lane {
     /// The stream for its work.
     pub(super) fn stream(&self) -> Result<Stream> {
         if let Some(own) = self.own.get() {
-            return Ok(own.stream().clone());
+            return Ok(own.stream.clone());
         }
         let mut state = lock(&self.state);
         if !state.refused {
             if let Some(own) = self.take(&self.name)? {
-                let stream = own.stream().clone();
+                let stream = own.stream.clone();
                 stream.join(&state.loose)?;
                 state.loose.clear();
                 state.received.clear();
@@ -146,17 +170,24 @@ impl Lane {
         Ok(stream)
     }
 
-    fn take(&self, name: &str) -> Result<Option<PooledStream>> {
+    fn take(&self, name: &str) -> Result<Option<Taken>> {
+        if let Some(capture) = &self.capture {
+            let stream = capture.stream(name, Default::default())?;
+            return Ok(Some(Taken { stream, _pooled: None }));
+        }
         let Some(pool) = &self.pool else { return Ok(None) };
         let taken = pool.take_as(name)?;
-        Ok(taken.inspect(|stream| stream.set_completion_mode(self.mode)))
+        Ok(taken.map(|pooled| {
+            pooled.set_completion_mode(self.mode);
+            Taken { stream: pooled.stream().clone(), _pooled: Some(pooled) }
+        }))
     }
 
     /// A further stream of the pool.
     pub(super) fn named(&self, name: &str) -> Result<Stream> {
         let mut state = lock(&self.state);
         if let Some((_, stream)) = state.named.iter().find(|(known, _)| **known == *name) {
-            return Ok(stream.stream().clone());
+            return Ok(stream.stream.clone());
         }
         let refused = |error: Error| error.at(format!("stream `{name}` of `{}`", self.name));
         let Some(pool) = &self.pool else {
@@ -165,7 +196,7 @@ impl Lane {
         };
         let taken = self.take(&format!("{}, {name}", self.name)).map_err(refused)?;
         let pooled = taken.ok_or_else(|| refused(pool.used_up()))?;
-        let stream = pooled.stream().clone();
+        let stream = pooled.stream.clone();
         state.named.push((name.into(), pooled));
         Ok(stream)
     }
@@ -192,7 +223,7 @@ impl Lane {
     /// A message has been taken. `loose`: it carries no envelopes.
     fn received(&self, ticket: &Ticket, loose: bool) -> Result<()> {
         if let Some(own) = self.own.get() {
-            return if loose { own.wait(ticket) } else { Ok(()) };
+            return if loose { own.stream.wait(ticket) } else { Ok(()) };
         }
         let mut state = lock(&self.state);
         note(&mut state.received, ticket);
@@ -208,13 +239,13 @@ impl Lane {
     /// Its own stream, if it has one.
     #[inline]
     pub(super) fn own(&self) -> Option<&Stream> {
-        self.own.get().map(PooledStream::stream)
+        self.own.get().map(|own| &own.stream)
     }
 
     /// The present ends of the streams that its run may have used.
     pub(super) fn run_ends(&self) -> SmallVec<[Ticket; 2]> {
         let state = lock(&self.state);
-        let named = state.named.iter().map(|(_, stream)| stream.stream());
+        let named = state.named.iter().map(|(_, taken)| &taken.stream);
         let borrowed = state.borrowed.iter().map(|(stream, _)| stream);
         self.own().into_iter().chain(borrowed).chain(named).map(Stream::ticket).collect()
     }
@@ -222,14 +253,14 @@ impl Lane {
     /// The last work of each stream that it has used.
     pub(super) fn last(&self) -> Vec<Ticket> {
         let state = lock(&self.state);
-        let named = state.named.iter().map(|(_, stream)| stream.stream());
+        let named = state.named.iter().map(|(_, taken)| &taken.stream);
         self.own().into_iter().chain(named).chain(&state.lenders).map(Stream::ticket).collect()
     }
 }
 
 impl fmt::Debug for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lane").field("own", &self.own.get()).field("pool", &self.pool).finish_non_exhaustive()
+        f.debug_struct("Lane").field("own", &self.own()).field("pool", &self.pool).finish_non_exhaustive()
     }
 }
 

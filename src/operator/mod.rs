@@ -13,6 +13,7 @@ pub(crate) mod carry;
 mod concurrent;
 pub(crate) mod control;
 mod cx;
+mod edge;
 mod fruitless;
 mod functions;
 mod handle;
@@ -22,12 +23,14 @@ pub(crate) mod lane;
 pub(crate) mod lent;
 mod linked;
 pub(crate) mod local;
+pub(crate) mod member;
 pub(crate) mod node;
 mod output;
 pub(crate) mod permit;
 mod plan;
 mod ports;
 pub(crate) mod quiet;
+pub(crate) mod rounds;
 pub(crate) mod seat;
 pub(crate) mod shown;
 pub(crate) mod watchers;
@@ -53,6 +56,8 @@ pub(crate) use plan::{PortDecl, PortKind};
 pub use ports::Ports;
 
 pub use crate::hub::Reply;
+#[doc(hidden)]
+pub use edge::{Blank, Entry, Exit, Passing};
 #[doc(hidden)]
 pub use ports::{AnyPort, InputPort, LinkPort, OutputPort, Port, Traffic};
 

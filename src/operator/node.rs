@@ -335,6 +335,11 @@ impl Node {
         self.defaults.fetch_or(method as u8, Ordering::Relaxed);
     }
 
+    /// What was said of the methods was another operator's: one node may be several operators'.
+    pub(super) fn forget_defaults(&self) {
+        self.defaults.store(0, Ordering::Relaxed);
+    }
+
     pub(super) fn is_default(&self, method: Method) -> bool {
         self.defaults.load(Ordering::Relaxed) & method as u8 != 0
     }

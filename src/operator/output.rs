@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     carry::Carry,
+    edge::{self, Blank, Exit, Passing},
     handle::OutputHandle,
     lane::Lane,
     plan::{Binder, Plan, PortKind, PortOptions},
@@ -21,7 +22,9 @@ use super::{
 use crate::{
     condition::{self, Counted, PortState, Readiness, Room},
     error::Result,
-    hub::{Envelope, Message, Outcome, Reply, baggage::Parcel, kept::Backlog, outlet::Outlet, queue::Answer},
+    hub::{
+        Envelope, Message, Outcome, RawEnvelope, Reply, baggage::Parcel, kept::Backlog, outlet::Outlet, queue::Answer,
+    },
     memory::Plain,
     stream::Stream,
 };
@@ -350,6 +353,10 @@ impl<M: Message> AnyPort for Output<M> {
         self.closes |= closes;
     }
 
+    fn exit(&mut self) -> Option<&mut dyn Exit> {
+        if M::IS_ENVELOPE { Some(self) } else { None }
+    }
+
     fn closes(&self) -> bool {
         self.closes
     }
@@ -383,6 +390,24 @@ impl<M: Message> AnyPort for Output<M> {
     }
 }
 
+impl<M: Message> Exit for Output<M> {
+    fn blank(&mut self) -> Result<Blank> {
+        edge::blank(&self.to)
+    }
+
+    fn send(&mut self, envelope: RawEnvelope, passing: &Passing) -> Result<()> {
+        edge::send(&mut self.backlog, envelope, passing)
+    }
+
+    fn keep(&mut self, stream: &Stream) -> Box<dyn Any + Send> {
+        edge::keep(&self.to, stream)
+    }
+
+    fn kept(&mut self) -> Vec<RawEnvelope> {
+        edge::kept(&mut self.to)
+    }
+}
+
 impl<M: Message> Port for Output<M> {
     type Handle = OutputHandle<M>;
 
@@ -392,7 +417,8 @@ impl<M: Message> Port for Output<M> {
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
         let room = if binder.need(name, options.need).1 { Room::Unconditional } else { options.room };
-        let to = if binder.worker { binder.end(name)? } else { Outlet::new(binder.ends(name)?) };
+        // Of a worker's, or in a capture, it keeps what is sent.
+        let to = if binder.has::<Outlet<M>>(name) { binder.end(name)? } else { Outlet::new(binder.ends(name)?) };
         let (lane, carry) = (binder.lane.clone(), binder.carry.clone());
         Ok(Self { to, room, traffic: Traffic::default(), lane, carry, chosen: None, backlog: None, closes: false })
     }

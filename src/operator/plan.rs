@@ -27,9 +27,13 @@ pub(crate) struct PortDecl {
     pub(crate) kind: PortKind,
     pub(crate) hub: Hub,
     pub(crate) carries_envelopes: bool,
+    /// Its messages are envelopes and nothing else.
+    pub(crate) is_envelope: bool,
     pub(crate) element_bytes: usize,
     /// What an input waits for, by its attribute.
     pub(crate) need: Need,
+    /// What an input waits for of each message, beside that it is there.
+    pub(crate) wanted: Wanted,
     /// What an output waits for.
     pub(crate) room: Room,
 }
@@ -52,8 +56,10 @@ impl Plan {
             kind,
             hub: options.hub,
             carries_envelopes: M::CARRIES_ENVELOPES,
+            is_envelope: M::IS_ENVELOPE,
             element_bytes: M::ELEMENT_BYTES,
             need: options.need,
+            wanted: options.wanted,
             room: options.room,
         });
         PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1, name }
@@ -65,8 +71,10 @@ impl Plan {
             kind: PortKind::Link(role),
             hub: Hub::default(),
             carries_envelopes: false,
+            is_envelope: false,
             element_bytes: 1,
             need: options.need,
+            wanted: options.wanted,
             room: options.room,
         });
         PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1, name }
@@ -177,8 +185,6 @@ pub struct Binder<'a> {
     pub(crate) named: &'a [(PortId, Option<Need>)],
     /// By port, in the order of connecting.
     pub(crate) ends: &'a mut HashMap<&'static str, Vec<Box<dyn Any + Send>>>,
-    /// For one of several workers of the operator: its outputs keep what is sent.
-    pub(crate) worker: bool,
 }
 
 impl Binder<'_> {
@@ -190,6 +196,11 @@ impl Binder<'_> {
             Some(_) => (named.filter_map(|(_, need)| *need).max_by_key(|need| need.least).unwrap_or_default(), true),
             None => (options, false),
         }
+    }
+
+    /// Whether the ends of a port are of this kind.
+    pub(super) fn has<T: 'static>(&self, name: &str) -> bool {
+        self.ends.get(name).and_then(|ends| ends.first()).is_some_and(|end| end.is::<T>())
     }
 
     pub(super) fn end<T: 'static>(&mut self, name: &'static str) -> Result<T> {

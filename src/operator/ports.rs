@@ -5,7 +5,10 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::plan::{Binder, Plan, PortOptions};
+use super::{
+    edge::{Entry, Exit},
+    plan::{Binder, Plan, PortOptions},
+};
 use tokio::time::Instant;
 
 #[cfg(doc)]
@@ -267,6 +270,18 @@ pub trait AnyPort: PortState {
     }
     /// That has been sent.
     fn settle(&mut self) {}
+    /// How many hubs it has messages from; one for an output, which sends to all of its own at once.
+    fn connections(&self) -> u64 {
+        1
+    }
+    /// As a section uses it that is replayed, if it is an input of envelopes.
+    fn entry(&mut self) -> Option<&mut dyn Entry> {
+        None
+    }
+    /// As a section uses it that is replayed, if it is an output of envelopes.
+    fn exit(&mut self) -> Option<&mut dyn Exit> {
+        None
+    }
     /// Sends what it has taken over.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let _ = cx;

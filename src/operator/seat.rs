@@ -11,6 +11,7 @@ use super::{
     Binder, Cx, Operator, Plan, Ports, Traffic,
     control::Control,
     lane::OwnStreams,
+    member::{Driven, InCapture},
     node::{Method, Node},
 };
 use crate::{
@@ -69,7 +70,7 @@ pub(crate) struct How {
 
 /// One operator, its ports while it runs, and its surroundings.
 #[async_trait]
-pub(crate) trait Seat: Send {
+pub(crate) trait Seat: Driven {
     /// Gives it its surroundings. From here on it can be stopped.
     fn enter(&mut self, setting: Setting, node: Arc<Node>, flow: Arc<Surroundings>);
     /// Gives it its ends.
@@ -90,9 +91,11 @@ pub(crate) trait Seat: Send {
 }
 
 pub(crate) struct Place<O: Operator> {
-    operator: O,
-    ports: Option<O::Ports>,
-    cx: Option<Cx>,
+    pub(super) operator: O,
+    pub(super) ports: Option<O::Ports>,
+    pub(super) cx: Option<Cx>,
+    /// While it is captured.
+    pub(super) in_capture: Option<InCapture<O::Ports>>,
     tally: Tally,
     /// For the flow's next run.
     conditions: Vec<When>,
@@ -106,7 +109,8 @@ pub(crate) fn seat<O: Operator>(
 ) -> (Box<dyn Seat>, Plan, <O::Ports as Ports>::Handles) {
     let mut plan = Plan { flow, operator: index, ports: Vec::new(), conditions: Vec::new() };
     let handles = O::Ports::declare(&mut plan);
-    let place = Place { operator, ports: None, cx: None, tally: Tally::default(), conditions: Vec::new() };
+    let place =
+        Place { operator, ports: None, cx: None, in_capture: None, tally: Tally::default(), conditions: Vec::new() };
     (Box::new(place), plan, handles)
 }
 
@@ -141,7 +145,13 @@ fn nothing_left_out<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mu
     Ok(())
 }
 
-fn unbound() -> Error {
+/// An operator's ports, with these ends.
+pub(super) fn bound<P: Ports>(cx: &Cx, ends: &mut Ends) -> Result<P> {
+    let (lane, carry, named) = (cx.lane.clone(), cx.carry().clone(), cx.named().clone());
+    P::bind(&mut Binder { lane, carry, named: &named, ends })
+}
+
+pub(super) fn unbound() -> Error {
     Error::new(ErrorKind::Usage, "an operator runs only as part of a flow")
 }
 
@@ -154,9 +164,7 @@ impl<O: Operator> Seat for Place<O> {
 
     fn bind(&mut self, mut ends: Ends) -> Result<()> {
         let cx = self.cx.as_mut().ok_or_else(unbound)?;
-        let (lane, carry, named) = (cx.lane.clone(), cx.carry().clone(), cx.named().clone());
-        let mut binder = Binder { lane, carry, named: &named, ends: &mut ends, worker: false };
-        let mut ports = O::Ports::bind(&mut binder)?;
+        let mut ports: O::Ports = bound(cx, &mut ends)?;
         ports.visit(&mut |_, port| {
             cx.ports_tell |= port.tells();
             cx.linked |= port.is_linked();

@@ -115,6 +115,11 @@ impl Capture {
         Ok(stream)
     }
 
+    /// Its streams so far.
+    pub(crate) fn streams(&self) -> Vec<Stream> {
+        lock(&self.made).clone()
+    }
+
     /// Nothing more is recorded. Its tickets count as passed, and nobody waits for them.
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);

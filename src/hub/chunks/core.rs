@@ -119,7 +119,7 @@ impl<T: Plain> Places<T> {
 impl<T: Plain> Blanks<Envelopes<T>> for Places<T> {
     fn take(&mut self, place: Place) -> Option<Envelopes<T>> {
         let pool = self.all.get(place)?.pool.as_ref()?;
-        pool.take().map(|raw| Arc::new(Envelope::of_raw(raw)))
+        pool.take().ok()?.map(|raw| Arc::new(Envelope::of_raw(raw)))
     }
 
     fn count(&self, place: Place) -> usize {

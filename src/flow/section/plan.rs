@@ -1,0 +1,368 @@
+//! What a section is made of, and what is wrong with that: before anything runs.
+//!
+//! ```text
+//!   connections    both ends within ──> interior      one end within ──> the edge, an input or an output
+//!   operators      in an order in which each comes after those whose messages it takes
+//! ```
+
+use std::{collections::HashSet, sync::Arc};
+
+use super::{Inspect, Section, Settings, USUAL_SHAPES, table::Lengths};
+use crate::{
+    condition::{PortId, Room},
+    device::Device,
+    flow::{Connection, check, link, wiring::Wiring},
+    hub::queue::Full,
+    operator::{PortDecl, PortKind},
+    sync::lock,
+};
+
+/// A section that can run.
+#[derive(Clone)]
+pub(in crate::flow) struct Plan {
+    pub(in crate::flow) name: Arc<str>,
+    /// The operators' numbers in the flow, in order.
+    pub(in crate::flow) members: Vec<usize>,
+    pub(super) device: Device,
+    pub(super) inputs: Vec<Edge>,
+    pub(super) outputs: Vec<Edge>,
+    /// The numbers of the connections within.
+    pub(in crate::flow) interior: Vec<usize>,
+    pub(super) buckets: Option<Vec<usize>>,
+    /// Bytes of a row at each input.
+    pub(super) row_bytes: Lengths,
+    pub(super) at_start: bool,
+    pub(super) most: usize,
+    pub(super) checked: bool,
+    pub(super) inspect: Option<Inspect>,
+}
+
+/// A port at the edge.
+#[derive(Clone)]
+pub(super) struct Edge {
+    /// Whose it is, by its place in the order.
+    pub(super) member: usize,
+    pub(super) port: &'static str,
+    pub(super) element_bytes: usize,
+    /// Of an output: it has not the inputs' rows.
+    pub(super) whole: bool,
+}
+
+/// A plan for each of a flow's sections.
+pub(in crate::flow) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> Vec<Plan> {
+    let (mut names, mut taken) = (HashSet::new(), HashSet::new());
+    let mut plans = Vec::new();
+    for section in &flow.sections {
+        let before = problems.len();
+        let mut problem = |what: String| problems.push(format!("section `{}`: {what}", section.name));
+        if !names.insert(&section.name) {
+            problem("another has the same name: give each its own".into());
+        }
+        let Some(members) = members(flow, section, &mut taken, &mut problem) else { continue };
+        let plan = Planner { flow, members: &members, settings: &section.settings }.plan(section, &mut problem);
+        if problems.len() == before {
+            plans.extend(plan);
+        }
+    }
+    plans
+}
+
+/// The numbers of its operators.
+fn members(
+    flow: &Wiring<'_>,
+    section: &Section,
+    taken: &mut HashSet<usize>,
+    problem: &mut impl FnMut(String),
+) -> Option<Vec<usize>> {
+    let (mut members, mut wrong) = (Vec::new(), false);
+    for (name, place) in &section.members {
+        let found = flow.entries.iter().position(|entry| Arc::ptr_eq(&entry.place, place));
+        let what = match found {
+            None => format!("operator `{name}` is one of another flow"),
+            Some(at) if members.contains(&at) => format!("operator `{name}` is named twice"),
+            Some(at) if !taken.insert(at) => format!("operator `{name}` is in another section, too: it can be in one"),
+            Some(at) => {
+                members.push(at);
+                continue;
+            }
+        };
+        problem(what);
+        wrong = true;
+    }
+    if members.is_empty() && !wrong {
+        problem("it has no operators: name at least one".into());
+    }
+    (!wrong && !members.is_empty()).then_some(members)
+}
+
+struct Planner<'a> {
+    flow: &'a Wiring<'a>,
+    members: &'a [usize],
+    settings: &'a Settings,
+}
+
+impl Planner<'_> {
+    fn plan(&self, section: &Section, problem: &mut impl FnMut(String)) -> Option<Plan> {
+        let device = self.operators(problem)?;
+        self.sizes(problem);
+        let order = self.order(problem)?;
+        self.whole(problem);
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        for (member, &operator) in order.iter().enumerate() {
+            for (port, decl) in self.flow.entries[operator].ports.iter().enumerate() {
+                let id = PortId { flow: self.flow.id, operator, port, name: decl.name };
+                self.port(id, decl, problem);
+                if self.is_at_edge(id, problem) {
+                    let edge = Edge {
+                        member,
+                        port: decl.name,
+                        element_bytes: decl.element_bytes.max(1),
+                        whole: self.settings.whole.contains(&id) || self.settings.buckets.is_none(),
+                    };
+                    if !decl.is_envelope {
+                        problem(format!(
+                            "the messages at `{}`, on its edge, are no envelopes alone: only `Envelope<T>` crosses it; take \
+                             the operator on the other side into the section, or leave this one out",
+                            check::port_name(self.flow, id)
+                        ));
+                    }
+                    if decl.kind == PortKind::Output { outputs.push(edge) } else { inputs.push((id, edge)) }
+                }
+            }
+        }
+        if inputs.is_empty() {
+            problem("no message comes into it from outside, so nothing would ever say that it is to run".into());
+        }
+        self.named_ports(&inputs, &outputs, &order, problem);
+        let rows =
+            |id: PortId| self.settings.rows.iter().rev().find(|(port, _)| *port == id).map_or(1, |(_, rows)| *rows);
+        let row_bytes = inputs.iter().map(|(id, edge)| rows(*id).max(1) * edge.element_bytes).collect();
+        Some(Plan {
+            name: section.name.clone(),
+            interior: self.interior().map(|(at, _)| at).collect(),
+            members: order,
+            device,
+            inputs: inputs.into_iter().map(|(_, edge)| edge).collect(),
+            outputs,
+            buckets: self.settings.buckets.clone(),
+            row_bytes,
+            at_start: self.settings.at_start,
+            most: self.settings.most.unwrap_or(USUAL_SHAPES),
+            checked: self.settings.checked,
+            inspect: self.settings.inspect.clone(),
+        })
+    }
+
+    fn name(&self, operator: usize) -> &str {
+        &self.flow.entries[operator].name
+    }
+
+    fn has(&self, port: PortId) -> bool {
+        port.flow == self.flow.id && self.members.contains(&port.operator)
+    }
+
+    /// With their numbers.
+    fn interior(&self) -> impl Iterator<Item = (usize, &Connection)> {
+        let all = self.flow.connections.iter().enumerate();
+        all.filter(|(_, connection)| self.has(connection.from) && self.has(connection.to))
+    }
+
+    /// Where they all are.
+    fn operators(&self, problem: &mut impl FnMut(String)) -> Option<Device> {
+        let device = check::device_of(self.flow, self.members[0]);
+        for &operator in self.members {
+            let (name, entry) = (self.name(operator), &self.flow.entries[operator]);
+            let own = check::device_of(self.flow, operator);
+            if own.is_host() {
+                problem(format!(
+                    "operator `{name}` is on the host, which has no graphs: put it on a device, `.on(&device)`"
+                ));
+            } else if own != device && !device.is_host() {
+                let first = self.name(self.members[0]);
+                problem(format!("`{first}` is on {device} and `{name}` on {own}: a graph is one device's"));
+            }
+            if entry.workers > 0 {
+                problem(format!(
+                    "operator `{name}` has several runs at a time, and a section has one: add it without `concurrent`"
+                ));
+            }
+            if entry.stays {
+                problem(format!("operator `{name}` is a `LocalOperator`: make it an `Operator`"));
+            }
+            let place = lock(&entry.place);
+            if place.own_thread.is_some() {
+                problem(format!("operator `{name}` has a thread of its own, and a section is one task"));
+            }
+            if !place.conditions.is_empty() {
+                problem(format!(
+                    "operator `{name}` has a condition of its own, and a section runs when there is a message at each of its \
+                     inputs: give it to an operator before the section"
+                ));
+            }
+        }
+        (!device.is_host()).then_some(device)
+    }
+
+    fn sizes(&self, problem: &mut impl FnMut(String)) {
+        let Settings { buckets, rows, at_start, most, .. } = self.settings;
+        match buckets {
+            Some(buckets) if buckets.is_empty() => problem("its list of buckets is empty".into()),
+            Some(buckets) if buckets.contains(&0) => problem("a bucket of 0 rows holds nothing: at least 1".into()),
+            Some(_) if most.is_some() => {
+                problem("it has buckets, and a number of graphs without: say one, `buckets` or `at_most`".into());
+            }
+            None if *at_start => problem(
+                "it is to be captured at the start, when nobody knows the sizes yet: say them, `buckets`".into(),
+            ),
+            None if !rows.is_empty() => problem("it has rows and no buckets: say both, or none".into()),
+            _ => {}
+        }
+        for (port, _) in rows.iter().filter(|(_, elements)| *elements == 0) {
+            problem(format!("a row of 0 elements at `{}`: at least 1", port.name));
+        }
+    }
+
+    /// One in which each comes after those whose messages it takes.
+    fn order(&self, problem: &mut impl FnMut(String)) -> Option<Vec<usize>> {
+        let before =
+            |operator: usize| self.interior().filter(move |(_, connection)| connection.to.operator == operator);
+        let mut left = self.members.to_vec();
+        left.sort_unstable();
+        let mut order: Vec<usize> = Vec::new();
+        while !left.is_empty() {
+            let is_next = |operator: &usize| before(*operator).all(|(_, link)| order.contains(&link.from.operator));
+            let Some(at) = left.iter().position(is_next) else {
+                let names: Vec<_> = left.iter().map(|operator| format!("`{}`", self.name(*operator))).collect();
+                problem(format!("{} take each other's messages: a graph has no loops", names.join(", ")));
+                return None;
+            };
+            order.push(left.remove(at));
+        }
+        Some(order)
+    }
+
+    /// It hangs together within itself, and outside of it nothing leads from one operator to another.
+    fn whole(&self, problem: &mut impl FnMut(String)) {
+        let mut reached = vec![self.members[0]];
+        let mut at = 0;
+        while let Some(operator) = reached.get(at).copied() {
+            at += 1;
+            for (_, Connection { from, to, .. }) in self.interior() {
+                for (one, other) in [(from.operator, to.operator), (to.operator, from.operator)] {
+                    if one == operator && !reached.contains(&other) {
+                        reached.push(other);
+                    }
+                }
+            }
+        }
+        if let Some(apart) = self.members.iter().find(|member| !reached.contains(member)) {
+            let (first, apart) = (self.name(self.members[0]), self.name(*apart));
+            problem(format!("nothing within it leads from `{first}` to `{apart}` or back: make two sections of it"));
+        }
+        let joined = self.flow.connections.iter().filter(|joined| joined.from.flow == joined.to.flow);
+        let joined = joined.map(|joined| (joined.from.operator, joined.to.operator));
+        let all: Vec<_> = joined.chain(link::drained_through(&self.flow.links)).collect();
+        for &member in self.members {
+            let outside = |operator: &usize| !self.members.contains(operator);
+            let mut seen: Vec<usize> = Vec::new();
+            let mut next: Vec<usize> =
+                all.iter().filter(|(from, to)| *from == member && outside(to)).map(|(_, to)| *to).collect();
+            while let Some(operator) = next.pop() {
+                if seen.contains(&operator) {
+                    continue;
+                }
+                seen.push(operator);
+                for (_, to) in all.iter().filter(|(from, _)| *from == operator) {
+                    if outside(to) {
+                        next.push(*to);
+                    } else if *to != member {
+                        let (from, through, to) = (self.name(member), self.name(operator), self.name(*to));
+                        problem(format!(
+                            "`{to}` takes what `{from}` sends by way of `{through}`, which is no part of it: it would wait \
+                             for itself; take `{through}` in, or make two sections"
+                        ));
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What a port waits for is one message, or room for one.
+    fn port(&self, port: PortId, decl: &PortDecl, problem: &mut impl FnMut(String)) {
+        let name = || check::port_name(self.flow, port);
+        let waits = match decl.kind {
+            PortKind::Link(_) => {
+                problem(format!("`{}` is linked to a hub of chunks, which is in no graph", name()));
+                return;
+            }
+            PortKind::Output => decl.room != Room::default(),
+            PortKind::Input | PortKind::Inputs => {
+                !decl.need.is_default() || decl.wanted.done || decl.wanted.event.is_some()
+            }
+        };
+        if waits {
+            problem(format!(
+                "`{}` waits for another thing than one message, or room for one: within a section a run is one message each",
+                name()
+            ));
+        }
+    }
+
+    /// Whether it joins an operator to one outside.
+    fn is_at_edge(&self, port: PortId, problem: &mut impl FnMut(String)) -> bool {
+        let flow = self.flow;
+        let (mut inside, mut outside) = (0, 0);
+        let mut count = |connection: &Connection, other: PortId| {
+            if self.has(other) {
+                inside += 1;
+                if check::wanted(flow, connection).full != Full::Hold {
+                    let hub = check::hub_name(flow, connection);
+                    problem(format!("hub `{hub}` drops messages, or keeps one: within a section each is taken once"));
+                }
+            } else {
+                outside += 1;
+            }
+        };
+        flow.leaving(port).for_each(|(_, connection)| count(connection, connection.to));
+        let arriving = flow.arriving(port.operator).filter(|connection| connection.to == port);
+        arriving.for_each(|connection| count(connection, connection.from));
+        let name = || check::port_name(flow, port);
+        if inside > 0 && outside > 0 {
+            problem(format!(
+                "`{}` is connected to operators of it and to others: take those in, or give the operator another port for them",
+                name()
+            ));
+        }
+        if outside > 0 && check::decl(flow, port).kind == PortKind::Inputs {
+            problem(format!("`{}`, on its edge, has any number of connections: make it an `Input`", name()));
+        }
+        outside > 0
+    }
+
+    /// Those that were named are at the edge.
+    fn named_ports(
+        &self,
+        inputs: &[(PortId, Edge)],
+        outputs: &[Edge],
+        order: &[usize],
+        problem: &mut impl FnMut(String),
+    ) {
+        let mut not_there = |port: &PortId, what: &str| {
+            let known = port.flow == self.flow.id && port.operator < self.flow.entries.len();
+            let name = if known { check::port_name(self.flow, *port) } else { port.name.into() };
+            problem(format!("{what} of `{name}` are said, which is none of the ports on its edge"));
+        };
+        for (port, _) in &self.settings.rows {
+            if !inputs.iter().any(|(id, _)| id == port) {
+                not_there(port, "the rows");
+            }
+        }
+        for port in &self.settings.whole {
+            let is_it = |edge: &Edge| order[edge.member] == port.operator && edge.port == port.name;
+            if port.flow != self.flow.id || !outputs.iter().any(is_it) {
+                not_there(port, "whole messages");
+            }
+        }
+    }
+}

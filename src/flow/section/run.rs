@@ -1,0 +1,334 @@
+//! A section's task: its rounds, from the first message to the end.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use tokio::sync::mpsc;
+
+use super::{
+    capture::{Replay, Source, capture, lengths, with_port},
+    plan::Plan,
+    table::{Shape, Table, Way},
+};
+use crate::{
+    condition::Readiness,
+    error::{Error, ErrorKind, Result},
+    flow::drive::{Ended, Joint, Member, blamed, operator},
+    hub::{MergePolicy, RawEnvelope},
+    operator::{
+        Blank, Passing, attend::attended, carry::Carry, control::Control, node::Node, rounds::Rounds, seat::caught,
+    },
+    stream::{CompletionMode, PooledStream, StreamPool, Ticket},
+    sync::lock,
+};
+
+/// A section that is to run.
+pub(in crate::flow) struct Start {
+    pub(in crate::flow) plan: Plan,
+    /// The hubs within, to be made again in each capture.
+    pub(in crate::flow) interior: Vec<Joint>,
+    pub(in crate::flow) mode: CompletionMode,
+    pub(in crate::flow) told: Arc<Told>,
+}
+
+/// What is known of a section outside of its task.
+#[derive(Debug, Default)]
+pub(in crate::flow) struct Told {
+    pub(in crate::flow) name: Arc<str>,
+    replayed: AtomicU64,
+    streamed: AtomicU64,
+    captured: AtomicU64,
+    /// The end of its replays.
+    last: Mutex<Option<Ticket>>,
+}
+
+impl Told {
+    pub(in crate::flow) fn new(name: &Arc<str>) -> Arc<Self> {
+        Arc::new(Self { name: name.clone(), ..Self::default() })
+    }
+
+    /// Rounds that were replayed and streamed, and graphs that were captured.
+    pub(in crate::flow) fn counts(&self) -> [u64; 3] {
+        [&self.replayed, &self.streamed, &self.captured].map(|count| count.load(Ordering::Relaxed))
+    }
+
+    pub(in crate::flow) fn last(&self) -> Option<Ticket> {
+        lock(&self.last).clone()
+    }
+}
+
+/// `section `net``
+pub(in crate::flow) fn place(name: &str) -> String {
+    format!("section `{name}`")
+}
+
+/// Runs a section to its end, and says so of each of its operators.
+pub(in crate::flow) async fn task(
+    start: Start,
+    members: Vec<Member>,
+    node: Arc<Node>,
+    control: Arc<Control>,
+    tell: mpsc::UnboundedSender<Ended>,
+) {
+    let (name, device) = (start.plan.name.clone(), start.plan.device.clone());
+    let mut running = Running::new(start, members, &node);
+    let outcome = caught(attended(&node, &device, running.run())).await;
+    // Before its ports are closed: whoever loses something then finds why.
+    if let Err(error) = &outcome {
+        control.fail(blamed(&control, error.again(), &place(&name)));
+    }
+    let mut members = running.end();
+    for member in &mut members {
+        let closing = caught(async {
+            member.seat.leave_capture();
+            member.seat.close();
+            Ok(())
+        });
+        if let Err(error) = closing.await {
+            tracing::warn!(%error, operator = &*member.name, "closing an operator's ports panicked");
+        }
+        member.seat.settled().await;
+    }
+    node.end();
+    let mut outcome = Some(outcome);
+    for member in members {
+        // Said once, with the first of them.
+        let outcome = outcome.take().unwrap_or(Ok(()));
+        let _ = tell.send(Ended { member, place: place(&name), outcome });
+    }
+}
+
+struct Running {
+    plan: Plan,
+    interior: Vec<Joint>,
+    mode: CompletionMode,
+    told: Arc<Told>,
+    members: Vec<Member>,
+    rounds: Rounds,
+    carry: Arc<Carry>,
+    table: Table<Replay>,
+    /// Of the replays. After the graphs, in the order of dropping.
+    stream: Option<PooledStream>,
+    count: u64,
+}
+
+impl Running {
+    fn new(start: Start, members: Vec<Member>, node: &Arc<Node>) -> Self {
+        let Start { plan, interior, mode, told } = start;
+        let (rounds, carry) = (Rounds::new(node), Carry::new(plan.name.clone(), MergePolicy::default(), node.clone()));
+        let table = Table::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
+        Self { plan, interior, mode, told, members, rounds, carry: Arc::new(carry), table, stream: None, count: 0 }
+    }
+
+    /// Its operators back. What it has captured goes.
+    fn end(self) -> Vec<Member> {
+        self.members
+    }
+
+    async fn run(&mut self) -> Result<()> {
+        for member in &mut self.members {
+            member.seat.only_computes().map_err(|error| error.at(operator(&member.name)))?;
+        }
+        if self.plan.at_start {
+            for shape in self.table.shapes() {
+                self.capture(shape)?;
+            }
+        }
+        while self.next().await {
+            // A hub that drops messages may have done so with the one that was there.
+            let Some(lengths) = lengths(&mut self.members, &self.plan.inputs)? else { continue };
+            let goes_on = match self.table.way(&lengths) {
+                Way::Replayed { graph, rows } => self.replay(graph, rows).await?,
+                Way::Streamed => self.stream().await?,
+                Way::Captured(shape) => {
+                    let goes_on = self.stream().await?;
+                    if goes_on {
+                        self.capture(shape)?;
+                    }
+                    goes_on
+                }
+            };
+            self.count += 1;
+            self.rounds.ended(self.count);
+            if !goes_on || self.members.iter().any(|member| member.seat.has_finished()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a message at each input of the edge, and for room at each output.
+    async fn next(&mut self) -> bool {
+        let Self { rounds, members, plan, told, .. } = self;
+        let last = |members: &Vec<Member>| {
+            members.iter().flat_map(|member| member.seat.last()).chain(told.last()).collect::<Vec<_>>()
+        };
+        let ask = |members: &mut Vec<Member>, task: &mut Context<'_>| {
+            let mut asked = Readiness::READY;
+            for (edges, is_output) in [(&plan.inputs, false), (&plan.outputs, true)] {
+                for edge in edges {
+                    members[edge.member].seat.visit(&mut |name, port| {
+                        if name == edge.port {
+                            let port = port.state();
+                            asked =
+                                asked | if is_output { port.poll_room(1, task) } else { port.poll_count(1, task).more };
+                        }
+                    });
+                }
+            }
+            asked
+        };
+        rounds.next(members, last, ask).await
+    }
+
+    /// Each operator runs once. False if one can no longer.
+    async fn stream(&mut self) -> Result<bool> {
+        for member in &mut self.members {
+            if !member.seat.round().await.map_err(|error| error.at(operator(&member.name)))? {
+                return Ok(false);
+            }
+        }
+        self.told.streamed.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// The stream of its replays: taken when the first of them is made ready.
+    fn passing(&mut self) -> Result<Passing> {
+        let stream = match &self.stream {
+            Some(pooled) => pooled.stream().clone(),
+            None => {
+                let names: Vec<_> = self.members.iter().map(|member| &*member.name).collect();
+                let name = format!("{} ({})", self.plan.name, names.join(", "));
+                let pool = StreamPool::default_of(&self.plan.device)?;
+                let taken = pool.take_as(&name)?.ok_or_else(|| pool.used_up())?;
+                taken.set_completion_mode(self.mode);
+                self.stream.insert(taken).stream().clone()
+            }
+        };
+        Ok(Passing { carry: self.carry.clone(), stream })
+    }
+
+    fn capture(&mut self, shape: Shape) -> Result<()> {
+        let (replay, graph) = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
+        if self.plan.checked {
+            let (_, again) = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
+            if let Some((whose, node)) = graph.differs_from(&again) {
+                return Err(decides(whose.as_deref(), &node));
+            }
+        }
+        if let Some(inspect) = &self.plan.inspect {
+            inspect(&graph);
+        }
+        replay.upload(&self.passing()?.stream)?;
+        tracing::debug!(
+            section = &*self.plan.name,
+            rows = shape.rows,
+            nodes = graph.nodes().len(),
+            own_bytes = graph.own_bytes(),
+            "captured"
+        );
+        self.told.captured.fetch_add(1, Ordering::Relaxed);
+        self.table.add(shape, replay);
+        Ok(())
+    }
+
+    /// One launch in place of all operators' runs. False if nobody takes what comes out any more.
+    async fn replay(&mut self, graph: usize, rows: Option<usize>) -> Result<bool> {
+        let carry = self.carry.clone();
+        carry.begin();
+        carry.within(|| self.enqueue(graph, rows))?;
+        let sent = self.flush().await;
+        carry.end();
+        carry.let_go();
+        if sent.as_ref().is_err_and(Error::is_reader_gone) {
+            return Ok(false);
+        }
+        sent?;
+        self.members.iter_mut().for_each(|member| member.seat.count_run());
+        self.told.replayed.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    fn enqueue(&mut self, graph: usize, rows: Option<usize>) -> Result<()> {
+        let passing = self.passing()?;
+        let Self { plan, members, table, told, .. } = self;
+        let stream = &passing.stream;
+        let mut messages: Vec<Option<RawEnvelope>> = Vec::with_capacity(plan.inputs.len());
+        for edge in &plan.inputs {
+            let member = &mut members[edge.member];
+            let taken = with_port(member, edge.port, |port| port.entry().map(|entry| entry.take(&passing)))?;
+            messages.push(Some(taken));
+        }
+        let replay = table.get(graph).ok_or_else(|| Error::new(ErrorKind::Usage, "a graph that is not there"))?;
+        replay.feed(stream, &messages)?;
+        replay.launch(stream)?;
+        for (output, edge) in plan.outputs.iter().enumerate() {
+            let member = &mut members[edge.member];
+            let passed_on = match &replay.outputs[output].from {
+                Source::Input(input) => messages[*input].take(),
+                Source::Own(_) => None,
+            };
+            let mut envelope = match passed_on {
+                Some(message) => message,
+                None => {
+                    let blank = with_port(member, edge.port, |port| port.exit().map(|exit| exit.blank()))?;
+                    replay.blank(output, blank, stream)?
+                }
+            };
+            replay.fetch(stream, output, rows, &mut envelope)?;
+            with_port(member, edge.port, |port| port.exit().map(|exit| exit.send(envelope, &passing)))?;
+        }
+        *lock(&told.last) = Some(stream.ticket());
+        Ok(())
+    }
+
+    /// Waits until all outputs have sent what they were given.
+    async fn flush(&mut self) -> Result<()> {
+        let Self { rounds, members, plan, .. } = self;
+        rounds
+            .until_sent(|task| {
+                let mut flushed = Poll::Ready(Ok(()));
+                for edge in &plan.outputs {
+                    let member = &mut members[edge.member];
+                    let polled = with_port(member, edge.port, |port| Some(Ok(port.poll_flush(task))));
+                    match polled.map_or_else(|error| Poll::Ready(Err(error)), |polled| polled) {
+                        Poll::Ready(Ok(())) => {}
+                        Poll::Pending if flushed.is_ready() => flushed = Poll::Pending,
+                        Poll::Pending => {}
+                        failed => return failed,
+                    }
+                }
+                flushed
+            })
+            .await
+    }
+}
+
+/// What was captured twice is not the same.
+fn decides(whose: Option<&str>, node: &str) -> Error {
+    let text = format!(
+        "captured twice, {node} is not the same: the host decides that anew in each run, and every replay would do as it did \
+         when it was captured; let it come with a message, or leave the operator out of the section"
+    );
+    let error = Error::new(ErrorKind::Usage, text);
+    match whose {
+        Some(name) => error.at(operator(name)),
+        None => error,
+    }
+}
+
+impl Replay {
+    /// Where an output goes.
+    fn blank(&self, output: usize, blank: Blank, stream: &crate::Stream) -> Result<RawEnvelope> {
+        match (blank, &self.outputs[output].from) {
+            (Blank::Lent(envelope), _) => Ok(envelope),
+            (Blank::PassedOn, Source::Own(like)) => RawEnvelope::on(stream, like.memory().bytes()),
+            _ => Err(Error::new(ErrorKind::Usage, "an envelope that was there is there no more")),
+        }
+    }
+}

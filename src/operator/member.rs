@@ -1,0 +1,233 @@
+//! [`Driven`]: an operator as a member of a section, which drives it round by round.
+//!
+//! ```text
+//!   streamed    round: its ports are ready ──> compute, awaited ──> one message in at each input, one out at each output
+//!   captured    enter ──> ports of the capture ──> compute, polled once ──> the same ──> leave: its own ports again
+//!   replayed    nothing of it runs: it is counted
+//! ```
+//!
+//! What it does has to be the same in all three. So it has a `compute` and nothing else that runs: what it would do in a
+//! loop of its own, after its device work, or when it says whether it may run, no replay does.
+
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use async_trait::async_trait;
+use tokio::task::coop::unconstrained;
+
+use super::{
+    AnyPort, Cx, Operator, Ports,
+    cx::Uncaptured,
+    node::Method,
+    ports::Traffic,
+    seat::{Ends, Place, bound, caught, unbound},
+    shown::InRun,
+};
+use crate::{
+    condition::Readiness,
+    error::{Error, ErrorKind, Result},
+    stream::{Stream, capture::Capture},
+};
+
+/// See the [module](self).
+#[async_trait]
+pub(crate) trait Driven: Send {
+    /// An error if it has methods that a replay would not call.
+    fn only_computes(&mut self) -> Result<()>;
+    /// Shows each of its ports: its own, or in a capture those of that.
+    fn visit(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort));
+    /// One run. False if it can have none any more.
+    async fn round(&mut self) -> Result<bool>;
+    /// It has said that it wants no further run.
+    fn has_finished(&self) -> bool;
+    /// A round was replayed: as good as a run.
+    fn count_run(&mut self);
+    /// It works on streams of this capture until it leaves it: its own one.
+    fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<Stream>;
+    /// Its ports for the capture.
+    fn bind_captured(&mut self, ends: Ends) -> Result<()>;
+    /// One run in the capture.
+    fn run_captured(&mut self) -> Result<()>;
+    /// Its own ports and streams again.
+    fn leave_capture(&mut self);
+}
+
+/// What a captured operator has beside the capture.
+pub(super) struct InCapture<P> {
+    /// Its own, once it has others.
+    ports: Option<P>,
+    cx: Uncaptured,
+}
+
+/// What has passed each port until now.
+fn traffic<P: Ports>(ports: &mut P) -> Vec<(&'static str, Traffic, u64)> {
+    let mut all = Vec::new();
+    ports.visit(&mut |name, port| all.push((name, port.traffic(), port.connections())));
+    all
+}
+
+/// In one run each input takes one message of each connection, and each output sends one.
+fn one_each<P: Ports>(before: &[(&'static str, Traffic, u64)], ports: &mut P) -> Result<()> {
+    let mut wrong = None;
+    let mut before = before.iter();
+    ports.visit(&mut |name, port| {
+        let Some((_, before, connections)) = before.next() else { return };
+        let passed = port.traffic().messages - before.messages;
+        if passed != *connections && wrong.is_none() {
+            let does = if port.is_output() { "sends" } else { "takes" };
+            wrong = Some(format!(
+                "a run of it {does} {passed} messages at `{name}`: within a section that is replayed an operator takes one \
+                 at each input and sends one at each output, in every run"
+            ));
+        }
+    });
+    wrong.map_or(Ok(()), |text| Err(Error::new(ErrorKind::Usage, text)))
+}
+
+fn is_no_replay(what: &str) -> Error {
+    let text = format!("{what}, which no replay does: leave the operator out of the section");
+    Error::new(ErrorKind::Usage, text)
+}
+
+/// Why `compute` was pending.
+fn waits(for_what: Option<InRun>) -> Error {
+    let what = match for_what {
+        Some(InRun::Receives) => "for a message",
+        Some(InRun::Sends) => "for room, or for a blank envelope",
+        None => "for something of the host's: a look at data, a timer, a channel, another task",
+    };
+    let text = format!(
+        "its `compute` waits {what}: a capture polls it once, and no replay waits for that again; let it only enqueue, or \
+         leave the operator out of the section"
+    );
+    Error::new(ErrorKind::Usage, text)
+}
+
+impl<O: Operator> Place<O> {
+    fn parts(&mut self) -> Result<(&mut O, &mut O::Ports, &mut Cx)> {
+        match (&mut self.ports, &mut self.cx) {
+            (Some(ports), Some(cx)) => Ok((&mut self.operator, ports, cx)),
+            _ => Err(unbound()),
+        }
+    }
+}
+
+#[async_trait]
+impl<O: Operator> Driven for Place<O> {
+    fn only_computes(&mut self) -> Result<()> {
+        let (operator, ports, cx) = self.parts()?;
+        let node = cx.node().clone();
+        node.forget_defaults();
+        let _ = operator.may_run(ports, cx);
+        drop(operator.after(ports, cx));
+        drop(operator.run(ports, cx));
+        let methods = [(Method::Run, "run"), (Method::MayRun, "may_run"), (Method::After, "after")];
+        match methods.into_iter().find(|(method, _)| !node.is_default(*method)) {
+            Some((_, name)) => Err(is_no_replay(&format!("it has a `{name}` of its own"))),
+            None => Ok(()),
+        }
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {
+        if let Some(ports) = &mut self.ports {
+            ports.visit(visit);
+        }
+    }
+
+    async fn round(&mut self) -> Result<bool> {
+        let (operator, ports, cx) = self.parts()?;
+        let carry = cx.carry().clone();
+        let ready = poll_fn(|task| {
+            carry.poll_port(InRun::Receives, task, |task| match ports.poll_ready(task) {
+                Readiness::READY if ports.claim() => Ok(true),
+                Readiness::READY => {
+                    // Its hub has dropped the message for a newer one.
+                    task.waker().wake_by_ref();
+                    Err(Readiness::READY)
+                }
+                asked if asked.is_never() => Ok(false),
+                asked => Err(asked),
+            })
+        });
+        if !ready.await {
+            return Ok(false);
+        }
+        let before = traffic(ports);
+        cx.begin_run(ports);
+        let ran = {
+            let mut run = pin!(caught(operator.compute(ports, cx)));
+            poll_fn(|task| carry.within(|| run.as_mut().poll(task))).await
+        };
+        cx.end_run();
+        cx.stop_clock();
+        carry.let_go();
+        if ran.as_ref().is_err_and(Error::is_reader_gone) {
+            let mut gone = false;
+            ports.visit(&mut |_, port| gone |= port.reader_gone());
+            if gone {
+                return Ok(false);
+            }
+        }
+        ran?;
+        one_each(&before, ports)?;
+        Ok(true)
+    }
+
+    fn has_finished(&self) -> bool {
+        self.cx.as_ref().is_some_and(Cx::has_finished)
+    }
+
+    fn count_run(&mut self) {
+        if let Some(cx) = &mut self.cx {
+            cx.runs += 1;
+        }
+    }
+
+    fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<Stream> {
+        let cx = self.cx.as_mut().ok_or_else(unbound)?;
+        self.in_capture = Some(InCapture { ports: None, cx: cx.enter_capture(capture)? });
+        cx.stream().cloned()
+    }
+
+    fn bind_captured(&mut self, mut ends: Ends) -> Result<()> {
+        let (Some(cx), Some(beside)) = (&self.cx, &mut self.in_capture) else { return Err(unbound()) };
+        let ports = bound(cx, &mut ends)?;
+        beside.ports = self.ports.replace(ports);
+        Ok(())
+    }
+
+    fn run_captured(&mut self) -> Result<()> {
+        let (operator, ports, cx) = self.parts()?;
+        let node = cx.node().clone();
+        let before = traffic(ports);
+        cx.begin_run(ports);
+        // Nobody is woken: what is pending now will be pending at every replay. Tokio's budget is the task's, and nothing
+        // of the operator's.
+        let polled =
+            pin!(caught(unconstrained(operator.compute(ports, cx)))).poll(&mut Context::from_waker(Waker::noop()));
+        match polled {
+            Poll::Ready(ran) => ran?,
+            Poll::Pending => return Err(waits(node.shown().in_run())),
+        }
+        one_each(&before, ports)?;
+        if let Some(asks) = cx.asked_for_more() {
+            return Err(is_no_replay(asks));
+        }
+        if !cx.metadata().is_empty() {
+            return Err(is_no_replay("it gives messages metadata of its own"));
+        }
+        Ok(())
+    }
+
+    fn leave_capture(&mut self) {
+        let (Some(cx), Some(InCapture { ports, cx: before })) = (&mut self.cx, self.in_capture.take()) else { return };
+        if let Some(ports) = ports {
+            self.ports = Some(ports);
+        }
+        cx.leave_capture(before);
+    }
+}

@@ -1,0 +1,146 @@
+//! [`Rounds`]: the wait of a section of operators for its next round.
+//!
+//! It is for the section what [`Cx::ready`](super::Cx::ready) is for an operator: all that comes in and all room at its edge
+//! is asked for at once, and while nothing is there the section is at rest, by the one node that all of its operators share.
+//!
+//! ```text
+//!   next ──> the last round has ended ──> ended, aborted, held? ──> the edge's ports ──> a round
+//!      ^                                                                  │ not ready
+//!      └── woken: all of it again ──── parked, unless it comes by itself <┘
+//! ```
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, Waker, ready},
+};
+
+use super::{cx::runs::LONGEST_STREAK, node::Node, permit::Permit, shown::InRun};
+use crate::{
+    condition::{Readiness, Status},
+    error::Result,
+    stream::Ticket,
+};
+
+/// See the [module](self).
+pub(crate) struct Rounds {
+    node: Arc<Node>,
+    /// The node's own, for ports to keep.
+    waker: Waker,
+    /// Rounds since others last had a turn.
+    streak: u32,
+}
+
+impl Rounds {
+    pub(crate) fn new(node: &Arc<Node>) -> Self {
+        Self { waker: Waker::from(node.clone()), node: node.clone(), streak: 0 }
+    }
+
+    /// A round has ended, one of so many.
+    pub(crate) fn ended(&self, rounds: u64) {
+        self.node.shown.ran(rounds);
+    }
+
+    /// Waits until there may be another round, and begins it. False if there will be none. `ask`: all that it waits for;
+    /// `last`: its work so far.
+    pub(crate) async fn next<T>(
+        &mut self,
+        of: &mut T,
+        last: impl Fn(&T) -> Vec<Ticket>,
+        mut ask: impl FnMut(&mut T, &mut Context<'_>) -> Readiness,
+    ) -> bool {
+        poll_fn(|task| {
+            if self.node.is_face(task.waker()) {
+                let waker = self.waker.clone();
+                self.poll_next(&mut Context::from_waker(&waker), of, &last, &mut ask)
+            } else {
+                self.poll_next(task, of, &last, &mut ask)
+            }
+        })
+        .await
+    }
+
+    /// Waits in the middle of a round until what it sends has gone.
+    pub(crate) async fn until_sent(
+        &mut self,
+        mut flush: impl FnMut(&mut Context<'_>) -> Poll<Result<()>>,
+    ) -> Result<()> {
+        poll_fn(|task| {
+            self.node.poll_port(&self.waker, InRun::Sends, task, |task| match flush(task) {
+                Poll::Ready(flushed) => Ok(flushed),
+                Poll::Pending => Err(Readiness::WAIT),
+            })
+        })
+        .await
+    }
+
+    fn poll_next<T>(
+        &mut self,
+        task: &mut Context<'_>,
+        of: &mut T,
+        last: &impl Fn(&T) -> Vec<Ticket>,
+        ask: &mut impl FnMut(&mut T, &mut Context<'_>) -> Readiness,
+    ) -> Poll<bool> {
+        if self.node.is_finishing() {
+            if let Some(permit) = self.held_by() {
+                permit.leave(last(of));
+            }
+            return Poll::Ready(false);
+        }
+        self.streak += 1;
+        if self.streak == LONGEST_STREAK || self.node.is_aborted() {
+            self.streak = 0;
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.node.is_held() && !self.may_begin(|| last(of)) {
+            return Poll::Pending;
+        }
+        let budget = ready!(tokio::task::coop::poll_proceed(task));
+        self.node.resume();
+        let asked = ask(of, task);
+        if asked.is_never() {
+            return Poll::Ready(false);
+        }
+        if !asked.is_ready() {
+            return self.wait(asked);
+        }
+        budget.made_progress();
+        if let Some(permit) = self.held_by() {
+            permit.begin();
+        }
+        self.node.show_running();
+        Poll::Ready(true)
+    }
+
+    fn wait(&self, asked: Readiness) -> Poll<bool> {
+        self.node.show(asked.status(None));
+        match self.held_by() {
+            Some(permit) => permit.refuse(),
+            None if asked.needs_others() => self.node.park(),
+            None => {}
+        }
+        Poll::Pending
+    }
+
+    /// Who steps through its rounds.
+    fn held_by(&self) -> Option<&Permit> {
+        if self.node.is_held() { self.node.permit() } else { None }
+    }
+
+    /// It is paused, or stepped through: may a round begin all the same?
+    #[cold]
+    fn may_begin(&self, last: impl Fn() -> Vec<Ticket>) -> bool {
+        if let Some(permit) = self.node.permit()
+            && permit.come(false, last)
+        {
+            if !self.node.is_paused() {
+                return true;
+            }
+            permit.refuse();
+        }
+        // Not at rest: somebody may let it go on.
+        self.node.show(Status::WaitEvent);
+        false
+    }
+}
