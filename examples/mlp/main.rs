@@ -145,7 +145,7 @@ async fn run(device: &Device, net: &Arc<Net>, load: &Load, most: usize, replay: 
     flow.connect_with(layers[LAYERS - 1].out, answers.answers, hub);
     if replay {
         let buckets = (0..).map(|n| 1 << n).take_while(|size| *size < most).chain([most]);
-        flow.replay("mlp", &layers).buckets(buckets).rows(layers[0].rows, WIDTH).at_start();
+        flow.replay("mlp", layers.iter().collect::<Vec<_>>()).buckets(buckets).rows(layers[0].rows, WIDTH).at_start();
     }
     let report = flow.run().await?;
     let sent: usize = load.sizes.iter().sum();
