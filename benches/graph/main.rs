@@ -3,12 +3,16 @@
 //! ```text
 //! cargo bench --bench graph                        everything
 //! cargo bench --bench graph -- shapes              32 empty kernels: in a line, in two branches, forked and joined
+//! cargo bench --bench graph -- chain               32 operators, streamed and replayed: host time a message
 //! cargo bench --bench graph -- mlp                 a perceptron with cuBLAS: queries a second
 //! ```
 //!
 //! All in one process, alternating. Needs a CUDA device. With `WAKELINE_DEVICE=emulated` ours runs on the emulated device,
 //! which says that the bench works and nothing of what it measures; limits are then 0.
 
+mod chain;
+#[path = "../support/cpu.rs"]
+mod cpu;
 #[path = "../support/figure.rs"]
 mod figure;
 #[path = "../support/gpu.rs"]
@@ -48,6 +52,9 @@ fn main() -> Result<()> {
     let is_asked = |name: &str| which.is_empty() || which.iter().any(|asked| asked == name);
     if is_asked("shapes") {
         shapes::measure(&device, gpu.as_ref())?;
+    }
+    if is_asked("chain") {
+        chain::measure(&device)?;
     }
     if is_asked("mlp") {
         mlp::measure(&device, gpu.as_ref())?;
