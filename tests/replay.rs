@@ -12,6 +12,7 @@ use std::sync::{
 
 use common::*;
 use wakeline::{
+    device::{Emulated, Simulation},
     flow::{Added, SectionReport},
     graph::{Graph, NodeKind},
     memory::Allocator,
@@ -1044,3 +1045,82 @@ on_both!(a_section_is_stepped_through_and_stopped_like_an_operator, async |devic
     assert!(replayed > 2 && report.untaken == 0, "what was sent was replayed: {report}");
     assert_eq!(report.operator("read").unwrap().messages_out, report.operator("collect").unwrap().messages_in);
 });
+
+on_both!(an_output_may_fan_out_within_a_section_and_a_port_take_many, async |device: Device| {
+    struct Sums;
+
+    #[derive(Ports)]
+    struct SumsPorts {
+        #[input]
+        parts: Inputs<Envelope<u32>>,
+        #[output]
+        output: Output<Envelope<u32>>,
+    }
+
+    impl Operator for Sums {
+        type Ports = SumsPorts;
+
+        async fn compute(&mut self, ports: &mut SumsPorts, cx: &mut Cx) -> Result<()> {
+            let mut parts = ports.parts.take()?;
+            let mut sum = parts.next().expect("one of each connection");
+            for part in parts {
+                add_to::launch(cx.stream()?, &mut sum, &part)?;
+            }
+            ports.output.send(sum).await
+        }
+    }
+
+    let run = async |replay: bool| {
+        let (seen, graphs) = (shared(), shared());
+        let mut flow = Flow::new("fan out");
+        let hub = Hub::bounded(1).envelope_bytes(4096);
+        let read = flow.add("read", SendEach::new(batches(&[2, 2, 1, 2])));
+        let one = flow.add("one", Increment).on(&device);
+        let left = flow.add("left", Affine(2, 7)).on(&device);
+        let right = flow.add("right", Increment).on(&device);
+        let sums = flow.add("sums", Sums).on(&device);
+        let collect = flow.add("collect", Collect(seen.clone()));
+        flow.connect_with(read.output, one.input, hub);
+        flow.connect(one.output, [left.input, right.input]);
+        flow.connect_with(left.output, sums.parts, hub);
+        flow.connect(right.output, sums.parts);
+        flow.connect(sums.output, collect.input);
+        if replay {
+            let hear = graphs.clone();
+            let net = flow.replay("net", (&one, &left, &right, &sums));
+            net.buckets([2]).rows(one.input, ROW).inspect(move |graph: &Graph| lock(&hear).push(graph.clone()));
+        }
+        let report = flow.run().await.unwrap();
+        let (seen, graph) = (lock(&seen).clone(), lock(&graphs).pop());
+        (seen, report, graph)
+    };
+    let (streamed, ..) = run(false).await;
+    let (replayed, report, graph) = run(true).await;
+    assert_eq!(replayed, streamed);
+    assert_eq!(section(&report, "net"), (3, 1, 1));
+    let graph = graph.expect("it was captured");
+    // One of the two is sent a copy: that is a node, too.
+    assert_eq!(graph.nodes().iter().filter(|node| node.kind == NodeKind::Copy).count(), 1, "{}", graph.to_dot());
+    assert!(!comes_after(&graph, "left", "right"), "{}", graph.to_dot());
+});
+
+/// In any order of what the device and the tasks do.
+#[tokio::test(start_paused = true)]
+async fn whatever_comes_first_the_bytes_are_the_same() {
+    let rows = [1, 2, 3, 1, 9, 4, 2];
+    let plain = emulated();
+    let (chained, _) = chain(&plain, &rows, false).await;
+    let (joined, _) = fork_and_join(&plain, &rows, false).await;
+    for seed in 0..40 {
+        let simulation = Simulation::new(seed);
+        let run = async {
+            let device = Device::simulated(&simulation, Emulated::new()).race_checked();
+            let (both, report) = chain(&device, &rows, true).await;
+            assert_eq!(both, chained, "seed {seed}");
+            assert_eq!(section(&report, "net"), (3, 4, 3), "seed {seed}");
+            let (both, _) = fork_and_join(&device, &rows, true).await;
+            assert_eq!(both, joined, "seed {seed}");
+        };
+        simulation.run(run).await;
+    }
+}

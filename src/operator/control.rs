@@ -126,9 +126,8 @@ impl Control {
         let rest = Rest::new(names.len());
         let mut nodes: Vec<_> = (0..names.len()).map(|operator| Node::new(operator, &rest)).collect();
         for Section { operators, .. } in &sections {
-            for (&first, &other) in
-                operators.first().into_iter().flat_map(|first| operators[1..].iter().map(move |other| (first, other)))
-            {
+            let Some((&first, others)) = operators.split_first() else { continue };
+            for &other in others {
                 // Its token is the section's.
                 nodes[other].end();
                 nodes[other] = nodes[first].clone();

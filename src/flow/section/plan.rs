@@ -106,7 +106,8 @@ impl Planner<'_> {
         let device = self.operators(problem)?;
         self.sizes(problem);
         let order = self.order(problem)?;
-        self.whole(problem);
+        self.hangs_together(problem);
+        self.is_one_step(problem);
         let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
         for (member, &operator) in order.iter().enumerate() {
             for (port, decl) in self.flow.entries[operator].ports.iter().enumerate() {
@@ -241,8 +242,7 @@ impl Planner<'_> {
         Some(order)
     }
 
-    /// It hangs together within itself, and outside of it nothing leads from one operator to another.
-    fn whole(&self, problem: &mut impl FnMut(String)) {
+    fn hangs_together(&self, problem: &mut impl FnMut(String)) {
         let mut reached = vec![self.members[0]];
         let mut at = 0;
         while let Some(operator) = reached.get(at).copied() {
@@ -259,6 +259,10 @@ impl Planner<'_> {
             let (first, apart) = (self.name(self.members[0]), self.name(*apart));
             problem(format!("nothing within it leads from `{first}` to `{apart}` or back: make two sections of it"));
         }
+    }
+
+    /// Outside of it nothing leads from one operator to another.
+    fn is_one_step(&self, problem: &mut impl FnMut(String)) {
         let joined = self.flow.connections.iter().filter(|joined| joined.from.flow == joined.to.flow);
         let joined = joined.map(|joined| (joined.from.operator, joined.to.operator));
         let all: Vec<_> = joined.chain(link::drained_through(&self.flow.links)).collect();

@@ -296,7 +296,7 @@ impl Running {
                 for edge in &plan.outputs {
                     let member = &mut members[edge.member];
                     let polled = with_port(member, edge.port, |port| Some(Ok(port.poll_flush(task))));
-                    match polled.map_or_else(|error| Poll::Ready(Err(error)), |polled| polled) {
+                    match polled.unwrap_or_else(|error| Poll::Ready(Err(error))) {
                         Poll::Ready(Ok(())) => {}
                         Poll::Pending if flushed.is_ready() => flushed = Poll::Pending,
                         Poll::Pending => {}
