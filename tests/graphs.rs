@@ -535,7 +535,7 @@ on_both!(g7_memory_is_used_again_only_where_edges_order_the_uses, async |device:
     let stream = Stream::new(&device).unwrap();
     let mut sum = buffer(&stream, 0).await;
     let mut addresses = Vec::new();
-    let mut step = |stream: &Stream, sum: &mut Buffer<u32>, value: u32| -> Result<u64> {
+    let step = |stream: &Stream, sum: &mut Buffer<u32>, value: u32| -> Result<u64> {
         let mut x = stream.alloc::<u32>(64)?;
         stream.fill(&mut x, value)?;
         add_to::launch(stream, sum, &x)?;

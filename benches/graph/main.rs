@@ -3,6 +3,7 @@
 //! ```text
 //! cargo bench --bench graph                        everything
 //! cargo bench --bench graph -- shapes              32 empty kernels: in a line, in two branches, forked and joined
+//! cargo bench --bench graph -- mlp                 a perceptron with cuBLAS: queries a second
 //! ```
 //!
 //! All in one process, alternating. Needs a CUDA device. With `WAKELINE_DEVICE=emulated` ours runs on the emulated device,
@@ -12,6 +13,9 @@
 mod figure;
 #[path = "../support/gpu.rs"]
 mod gpu;
+#[path = "../../examples/mlp/linear.rs"]
+mod linear;
+mod mlp;
 mod shapes;
 
 use wakeline::{Device, Result, device::Emulated};
@@ -44,6 +48,9 @@ fn main() -> Result<()> {
     let is_asked = |name: &str| which.is_empty() || which.iter().any(|asked| asked == name);
     if is_asked("shapes") {
         shapes::measure(&device, gpu.as_ref())?;
+    }
+    if is_asked("mlp") {
+        mlp::measure(&device, gpu.as_ref())?;
     }
     Ok(())
 }

@@ -124,6 +124,11 @@ impl Stream {
         unsafe { result::stream::launch_host_function(self.0, call::<F>, function.cast()).expect("enqueues") };
     }
 
+    /// As other libraries take it.
+    pub(crate) fn raw(&self) -> *mut c_void {
+        self.0.cast()
+    }
+
     pub(crate) fn synchronize(&self) {
         // SAFETY: it is live.
         unsafe { result::stream::synchronize(self.0).expect("synchronises") };
@@ -192,6 +197,12 @@ impl Event {
 
     pub(crate) fn timed() -> Self {
         Self(result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).expect("an event"))
+    }
+
+    /// Waits for its last record.
+    pub(crate) fn synchronize(&self) {
+        // SAFETY: it is live.
+        unsafe { result::event::synchronize(self.0).expect("synchronises") };
     }
 
     pub(crate) fn is_done(&self) -> bool {

@@ -14,7 +14,6 @@ pub(crate) struct Linear {
     bias: Buffer<f16>,
     /// Numbers a row: of input, of output.
     sizes: [usize; 2],
-    #[cfg(feature = "cuda")]
     lt: lt::Lt,
 }
 
@@ -32,12 +31,12 @@ impl Linear {
             weights: Buffer::from_slice(stream, weights)?,
             bias: Buffer::from_slice(stream, bias)?,
             sizes: [inputs, outputs],
-            #[cfg(feature = "cuda")]
             lt: if stream.device().is_cuda() { lt::Lt::new()? } else { lt::Lt::default() },
         })
     }
 
     /// Numbers a row: of input, of output.
+    #[allow(dead_code, reason = "the bench knows them")]
     pub(crate) fn sizes(&self) -> [usize; 2] {
         self.sizes
     }
@@ -66,24 +65,28 @@ impl Linear {
         });
         // SAFETY: one call of `cublasLtMatmul` on this stream. It reads and writes the slices that are declared, within their
         // lengths, as was just checked; the workspace is as large as the algorithm asks for.
-        unsafe { call.enqueue(|stream, addresses| Self::matmul(&mut self.lt, stream, addresses, sizes)) }
+        unsafe { call.enqueue(|stream, addresses| self.lt.matmul(stream, addresses, sizes)) }
     }
 
-    #[cfg(feature = "cuda")]
-    fn workspace_bytes(&mut self, sizes: [usize; 3]) -> Result<usize> {
+    /// Bytes, for rows, numbers a row of input, and of output.
+    pub(crate) fn workspace_bytes(&mut self, sizes: [usize; 3]) -> Result<usize> {
         self.lt.workspace_bytes(sizes)
     }
 
-    #[cfg(feature = "cuda")]
-    fn matmul(lt: &mut lt::Lt, stream: *mut std::ffi::c_void, addresses: [u64; 5], sizes: [usize; 3]) -> Result<()> {
-        lt.matmul(stream, addresses, sizes)
-    }
-}
-
-#[cfg(not(feature = "cuda"))]
-impl Linear {
-    fn workspace_bytes(&mut self, _sizes: [usize; 3]) -> Result<usize> {
-        Ok(1)
+    /// The same without wakeline, from `input` to `output`: what a bench compares with.
+    ///
+    /// # Safety
+    /// Both have so many rows, the workspace is as large as it has to be, and all of it lives until the work is done.
+    #[allow(dead_code, reason = "for the bench")]
+    pub(crate) unsafe fn forward_bare(
+        &mut self,
+        stream: *mut std::ffi::c_void,
+        [input, output, workspace]: [u64; 3],
+        rows: usize,
+    ) -> Result<()> {
+        let (weights, bias) = (self.weights.device_address()?, self.bias.device_address()?);
+        let addresses = [input, weights, bias, output, workspace];
+        self.lt.matmul(stream, addresses, [rows, self.sizes[0], self.sizes[1]])
     }
 }
 
@@ -254,6 +257,30 @@ mod lt {
                     let _ = result::destroy_handle(handle);
                 }
             }
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod lt {
+    use std::ffi::c_void;
+
+    use wakeline::prelude::*;
+
+    #[derive(Default)]
+    pub(super) struct Lt;
+
+    impl Lt {
+        pub(super) fn new() -> Result<Self> {
+            Err("built without CUDA".into())
+        }
+
+        pub(super) fn workspace_bytes(&mut self, _sizes: [usize; 3]) -> Result<usize> {
+            Ok(1)
+        }
+
+        pub(super) fn matmul(&mut self, _stream: *mut c_void, _addresses: [u64; 5], _sizes: [usize; 3]) -> Result<()> {
+            unreachable!("there is no GPU")
         }
     }
 }

@@ -534,7 +534,8 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Lets another library enqueue work, as [`external`](Self::external) does, and makes nodes of it that come after
-    /// others. If it fails nothing was added.
+    /// others. If it fails nothing was added, or the graph is of no use any more, and says so when it is instantiated: a driver
+    /// does not take back what a capture that broke has added.
     ///
     /// # Safety
     /// As for [`external`](Self::external) and [`graph_add`](Self::graph_add).

@@ -266,15 +266,10 @@ impl Ending {
                 true
             }
         });
-        if lost {
-            // What a lost device has is left to it.
-            self.holds.clear();
-            return true;
-        }
-        if !self.open.is_empty() {
+        if !lost && !self.open.is_empty() {
             return false;
         }
-        // SAFETY: its launches are done, and nobody has it to launch it again.
+        // SAFETY: its launches are done, or the device is lost and runs no more of them; nobody has it to launch it again.
         unsafe { self.backend.exec_destroy(self.raw) };
         self.holds.clear();
         true

@@ -43,6 +43,7 @@ pub(crate) struct Hold {
 struct State {
     tied: Vec<Tied>,
     /// The graph's own that nobody has.
+    #[allow(clippy::vec_box, reason = "the boxes were there before")]
     shelf: Vec<Box<Memory>>,
     /// Launches, as uses of what lies there.
     launches: Uses,

@@ -444,6 +444,12 @@ impl Backend for Checked {
         })
     }
 
+    fn graph_order(&self, graph: RawGraph, before: RawNode, after: RawNode) -> Result<()> {
+        self.inner.graph_order(graph, before, after)?;
+        self.watch_edge(graph, before, after);
+        Ok(())
+    }
+
     fn graph_remove(&self, graph: RawGraph, node: RawNode) -> Result<()> {
         self.inner.graph_remove(graph, node)?;
         self.forget_node(graph, node);

@@ -223,11 +223,17 @@ fn raw_node(node: CUgraphNode) -> RawNode {
     RawNode(node.expose_provenance() as u64)
 }
 
-/// Nodes as the driver takes them.
+/// Nodes as the driver takes them: each once, and in their order, which counts when execs are updated.
 type Nodes = SmallVec<[CUgraphNode; 8]>;
 
 fn nodes(raw: &[RawNode]) -> Nodes {
-    raw.iter().copied().map(node).collect()
+    let mut nodes = Nodes::new();
+    for node in raw.iter().copied().map(node) {
+        if !nodes.contains(&node) {
+            nodes.push(node);
+        }
+    }
+    nodes
 }
 
 impl CudaBackend {
@@ -294,6 +300,28 @@ impl CudaBackend {
         Ok(nodes)
     }
 
+    /// One node comes after another, too.
+    pub(super) fn order_nodes(&self, raw: RawGraph, before: RawNode, after: RawNode) -> Result<()> {
+        let (before, after) = (node(before), node(after));
+        // An edge that is there already would be an error.
+        if self.dependents_of(before)?.contains(&after) {
+            return Ok(());
+        }
+        self.add_edges(raw, &[before], &[after])
+    }
+
+    /// Edges that are not there yet.
+    fn add_edges(&self, raw: RawGraph, from: &[CUgraphNode], to: &[CUgraphNode]) -> Result<()> {
+        let (driver, count) = (self.cx.enter()?, from.len().min(to.len()));
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: a live graph and nodes of it, at least as many in each array as said: the seam's callers own what they
+        // name.
+        let code = unsafe { (driver.graph_add_dependencies)(graph(raw), from.as_ptr(), to.as_ptr(), count) };
+        self.cx.check(code, "cuGraphAddDependencies")
+    }
+
     /// Takes a node out. What came after it comes after what that came after.
     pub(super) fn remove_node(&self, raw: RawGraph, gone: RawNode) -> Result<()> {
         let driver = self.cx.enter()?;
@@ -319,11 +347,7 @@ impl CudaBackend {
                 to.push(after);
             }
         }
-        if !from.is_empty() {
-            // SAFETY: nodes of this graph, as many in each array as said; none of these edges is there yet.
-            let code = unsafe { (driver.graph_add_dependencies)(graph(raw), from.as_ptr(), to.as_ptr(), from.len()) };
-            self.cx.check(code, "cuGraphAddDependencies")?;
-        }
+        self.add_edges(raw, &from, &to)?;
         // SAFETY: a node of this graph, which its caller, who owns the graph, does not name again.
         self.cx.check(unsafe { (driver.graph_destroy_node)(gone) }, "cuGraphDestroyNode")
     }
@@ -380,12 +404,13 @@ mod tests {
     #[test]
     fn a_graph_stays_while_an_exec_of_it_does() {
         let mut book = nested();
+        book.graph(GRAPH).kept.push(Address(0x100));
         book.exec_made(RawExec(7), GRAPH);
         book.exec_made(RawExec(8), GRAPH);
         assert!(book.graph_ended(GRAPH).is_none(), "two execs of it live");
         assert!(book.exec_ended(RawExec(7)).1.is_none(), "one exec of it lives");
         let (exec, graph) = book.exec_ended(RawExec(8));
-        assert!(exec.is_some_and(|exec| exec.of == GRAPH));
+        assert!(exec.is_some_and(|exec| exec.of == GRAPH && exec.kept == [Address(0x100)]));
         assert!(graph.is_some_and(|(raw, left)| raw == GRAPH && left.len() == 3));
         assert!(book.graphs.is_empty() && book.execs.is_empty());
     }
@@ -416,6 +441,12 @@ mod tests {
         assert_eq!(counts(), [2; 3]);
         drop(book.exec_ended(RawExec(7)));
         assert_eq!(counts(), [1; 3]);
+    }
+
+    #[test]
+    fn what_comes_before_is_said_once_and_in_order() {
+        let [one, two] = [RawNode(0x20), RawNode(0x10)];
+        assert_eq!(nodes(&[one, two, one, two]).as_slice(), [node(one), node(two)]);
     }
 
     #[test]

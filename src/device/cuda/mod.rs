@@ -432,6 +432,10 @@ impl Backend for CudaBackend {
         unsafe { self.capture_external(graph, after, external) }
     }
 
+    fn graph_order(&self, graph: RawGraph, before: RawNode, after: RawNode) -> Result<()> {
+        self.order_nodes(graph, before, after)
+    }
+
     fn graph_remove(&self, graph: RawGraph, node: RawNode) -> Result<()> {
         self.remove_node(graph, node)
     }

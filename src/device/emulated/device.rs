@@ -307,6 +307,10 @@ impl Backend for Device {
         self.add_external(graph, after, external).map_err(|error| self.here(error))
     }
 
+    fn graph_order(&self, graph: RawGraph, before: RawNode, after: RawNode) -> Result<()> {
+        self.add_edge(graph, before, after).map_err(|error| self.here(error))
+    }
+
     fn graph_remove(&self, graph: RawGraph, node: RawNode) -> Result<()> {
         self.remove_node(graph, node).map_err(|error| self.here(error))
     }

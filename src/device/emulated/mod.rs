@@ -1,9 +1,9 @@
 //! A device without a GPU.
 //!
 //! It is a device and not a mock: in-order streams whose work runs at once on its own worker threads, events, host
-//! functions, an address space that only copies and kernels reach, a capacity, poison, copies between several of them,
-//! and faults. What is written for it and checked on it behaves the same on a GPU, except that it is slower there than
-//! here to notice its mistakes.
+//! functions, graphs, an address space that only copies and kernels reach, a capacity, poison, copies between several of
+//! them, and faults. What is written for it and checked on it behaves the same on a GPU, except that it is slower there
+//! than here to notice its mistakes.
 //!
 //! ```text
 //!   device      the calls: `Backend`, one struct

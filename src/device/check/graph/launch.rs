@@ -61,7 +61,10 @@ impl Heard {
 
 impl Launch {
     pub(super) fn add(&mut self, nodes: &[Node]) {
-        for node in nodes.iter().filter(|node| node.enabled) {
+        let mut nodes: Vec<&Node> = nodes.iter().filter(|node| node.enabled).collect();
+        // Whatever comes after a node has more before it than that node has.
+        nodes.sort_by_key(|node| node.before.count());
+        for node in nodes {
             match &node.does {
                 Does::Nothing => {}
                 Does::Access(access) => self.accesses.push(access.clone()),

@@ -10,7 +10,7 @@
 //!   instantiate    a snapshot
 //!   exec_launch    comes after: its stream's past, the exec's launch before, what its waits are for
 //!                  1. no access races with what streams did before           nothing has changed if one does
-//!                  2. node by node, as they were added: is it there, has somebody written it? what does it write?
+//!                  2. node by node, as their edges have it: is it there, has somebody written it? what does it write?
 //!                  3. all accesses are the stream's call's from now on
 //! ```
 //!
@@ -129,6 +129,13 @@ impl Checked {
             self.graphs().push(graph, node, &recorded.ends);
         }
         Ok(recorded)
+    }
+
+    pub(super) fn watch_edge(&self, graph: RawGraph, before: RawNode, after: RawNode) {
+        let mut graphs = self.graphs();
+        if let Some(graph) = graphs.graphs.get_mut(&graph) {
+            graph.order(before, after);
+        }
     }
 
     pub(super) fn forget_node(&self, graph: RawGraph, id: RawNode) {

@@ -29,7 +29,7 @@ pub(in super::super) struct Graphs {
 
 #[derive(Debug, Default)]
 pub(super) struct Graph {
-    /// In the order in which they were added: each behind all that it comes after.
+    /// In the order in which they were added.
     pub(super) nodes: Vec<Node>,
     /// How many it ever had.
     pub(super) numbers: usize,
@@ -96,6 +96,10 @@ impl Bits {
         self.0.get(number / 64).is_some_and(|word| word & (1 << (number % 64)) != 0)
     }
 
+    pub(super) fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
     fn add(&mut self, number: usize) {
         if self.0.len() <= number / 64 {
             self.0.resize(number / 64 + 1, 0);
@@ -138,6 +142,19 @@ impl Node {
     fn has(&self, id: RawNode) -> bool {
         self.ids.contains(&id)
             || matches!(&self.does, Does::Conditional { within: Some(nodes), .. } if nodes.iter().any(|node| node.has(id)))
+    }
+}
+
+impl Graph {
+    /// One node comes after another from now on, and so does all that comes after it.
+    pub(super) fn order(&mut self, before: RawNode, after: RawNode) {
+        let find = |id| self.nodes.iter().find(|node| node.ids.contains(&id));
+        let Some((before, after)) = find(before).zip(find(after).map(|node| node.number)) else { return };
+        let mut ancestors = before.before.clone();
+        ancestors.add(before.number);
+        for node in self.nodes.iter_mut().filter(|node| node.number == after || node.before.has(after)) {
+            node.before.add_all(&ancestors);
+        }
     }
 }
 

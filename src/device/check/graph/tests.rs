@@ -112,6 +112,28 @@ fn fork_and_join_is_no_race() {
 }
 
 #[test]
+fn an_edge_that_comes_later_orders_all_that_follows() {
+    let device = device();
+    let (memory, other, work) = (device.alloc(64).unwrap(), device.alloc(64).unwrap(), stream(&device, "work"));
+    let graph = device.graph_create().unwrap();
+    let reads = reading(&device, graph, &[], memory, 64).unwrap();
+    let follows = add(&device, graph, &[reads], &NodeWork::Empty).unwrap();
+    let writes = add(&device, graph, &[], &filling(other, 64)).unwrap();
+    assert!(add(&device, graph, &[follows], &touching(&slice(other, 8, true))).unwrap_err().is_race());
+    device.graph_order(graph, writes, reads).unwrap();
+    add(&device, graph, &[follows], &touching(&slice(other, 8, true))).unwrap();
+    // What was added first runs last: what it reads has been written then.
+    let graph = device.graph_create().unwrap();
+    let last = add(&device, graph, &[], &touching(&slice(other, 64, true))).unwrap();
+    let first = add(&device, graph, &[], &filling(memory, 64)).unwrap();
+    device.graph_order(graph, first, last).unwrap();
+    let exec = device.graph_instantiate(graph).unwrap();
+    set(&device, exec, last, &touching(&slice(memory, 64, false))).unwrap().unwrap();
+    start(&device, exec, work).unwrap();
+    device.stream_synchronize(work).unwrap();
+}
+
+#[test]
 fn removing_a_node_leaves_the_order_of_the_others() {
     let device = device();
     let memory = device.alloc(64).unwrap();
@@ -429,6 +451,16 @@ fn a_launch_that_the_device_refuses_leaves_no_trace() {
     paper.refuse.store(false, std::sync::atomic::Ordering::Relaxed);
     fill(&device, b, memory, 1, 64).unwrap();
     assert!(start(&device, exec, a).unwrap_err().is_race());
+    // Nor is a launch ordered by one that never was.
+    let graph = device.graph_create().unwrap();
+    reading(&device, graph, &[], memory, 64).unwrap();
+    let exec = device.graph_instantiate(graph).unwrap();
+    paper.refuse.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(start(&device, exec, b).unwrap_err().kind(), ErrorKind::Driver);
+    paper.refuse.store(false, std::sync::atomic::Ordering::Relaxed);
+    assert!(start(&device, exec, a).unwrap_err().is_race());
+    start(&device, exec, b).unwrap();
+    start(&device, exec, a).unwrap();
 }
 
 #[test]

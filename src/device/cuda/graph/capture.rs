@@ -4,7 +4,8 @@
 //!
 //! ```text
 //!   all is well       the nodes that are new are the library's; whoever comes after it comes after the stream's last ones
-//!   anything is not   what has been added is taken out again, and the stream is not used again
+//!   anything is not   what has been added is taken out again, and the stream is not used again; a driver that does not
+//!                     take it out (580.159.04 does not) leaves a graph that is of no use any more, and says so
 //! ```
 //!
 //! Where the driver cannot capture into a graph (before CUDA 12.3), and where it could not take out again what was added
@@ -81,7 +82,8 @@ impl CudaBackend {
         }
     }
 
-    /// Calls with a stream that captures, and then looks at what that has added. If any of it fails, nothing was added.
+    /// Calls with a stream that captures, and then looks at what that has added. If any of it fails, nothing was added, or
+    /// the graph is spoiled.
     fn capture(
         &self,
         raw: RawGraph,
@@ -127,8 +129,7 @@ impl CudaBackend {
         let code = unsafe { begin(stream.raw(), graph(raw), after.as_ptr(), ptr::null(), after.len(), MODE) };
         self.cx.check(code, "cuStreamBeginCaptureToGraph")?;
         call(stream.raw());
-        // Libraries make other contexts current.
-        self.cx.enter()?;
+        let entered = self.enter_again()?;
         let ends = self.ends(driver, stream.raw());
         let ended = self.end_capture(driver, stream.raw());
         let added = || {
@@ -136,7 +137,8 @@ impl CudaBackend {
             nodes.retain(|node| !before.contains(node));
             Ok(nodes)
         };
-        let result = ended.and(ends).and_then(|ends| added().and_then(|nodes| look(&nodes)).map(|()| ends));
+        let result =
+            entered.and(ended).and(ends).and_then(|ends| added().and_then(|nodes| look(&nodes)).map(|()| ends));
         if let Err(error) = &result
             && !error.is_device_lost()
         {
@@ -168,12 +170,13 @@ impl CudaBackend {
         let code = unsafe { (driver.stream_begin_capture)(stream.raw(), MODE) };
         self.cx.check(code, "cuStreamBeginCapture")?;
         call(stream.raw());
-        self.cx.enter()?;
+        let entered = self.enter_again()?;
         let captured = self.end_capture(driver, stream.raw())?;
         if captured.is_null() {
             return Err(self.usage(INVALIDATED));
         }
         let add = || {
+            entered?;
             let nodes = self.nodes_of(captured)?;
             if nodes.is_empty() {
                 return Ok(after.iter().copied().map(raw_node).collect());
@@ -195,6 +198,12 @@ impl CudaBackend {
             let _ = unsafe { (driver.graph_destroy)(captured) };
         }
         ends
+    }
+
+    /// Makes the context current again, as libraries make others current. Only after a fault a capture is not ended.
+    fn enter_again(&self) -> Result<Result<()>> {
+        let entered = self.cx.enter().map(drop);
+        self.cx.lost().map_or(Ok(entered), |lost| Err(lost.again()))
     }
 
     /// A stream to capture on.

@@ -22,12 +22,12 @@ use crate::{
     device::backend::{
         Address, Arg, BodyArg, Condition, KernelDef, Known, Launch, NodeWork, Prototype, RawGraph, RawNode, Source,
     },
-    error::Result,
+    error::{Error, ErrorKind, Result},
 };
 
 /// What the driver lets be in a graph within a node.
-pub(super) const CAN_BE_THERE: &str =
-    "within a condition there can be kernels, copies and fills on the device, empty nodes, children and conditions";
+pub(super) const CAN_BE_THERE: &str = "within a condition there can be kernels, fills, copies of the device's and of \
+                                       page-locked memory, empty nodes, children and conditions";
 
 /// A graph within a node.
 #[derive(Debug)]
@@ -108,12 +108,12 @@ impl CudaBackend {
             return Err(self.usage("conditions in graphs need a driver of CUDA 12.4 or newer"));
         };
         // Before there is a handle: a graph with a handle that no node has is not instantiated.
-        self.kernels.load(&self.cx, &SET).map_err(|error| error.advise(OLD))?;
+        self.kernels.load(&self.cx, &SET).map_err(advised)?;
         let mut handle = 0;
         // SAFETY: a live graph, as the seam's callers own what they name, and its context; `handle` outlives the call, which
         // writes one number.
         let code = unsafe { create(&mut handle, graph(raw), self.cx.raw(), 0, 0) };
-        self.cx.check(code, "cuGraphConditionalHandleCreate").map_err(|error| error.advise(OLD))?;
+        self.cx.check(code, "cuGraphConditionalHandleCreate").map_err(advised)?;
         let spoil = |error| {
             self.spoil(raw, "a condition could be added to it only in part");
             error
@@ -139,7 +139,7 @@ impl CudaBackend {
         // SAFETY: a live graph and one node of it, with a plain edge; `added` and `params` outlive the call, which writes a
         // handle to the one, reads the other and writes a pointer into it.
         let code = unsafe { add(&mut added, graph(raw), &before, ptr::null(), 1, &mut params) };
-        let checked = self.cx.check(code, "cuGraphAddNode").map_err(|error| self.place(raw, error).advise(OLD));
+        let checked = self.cx.check(code, "cuGraphAddNode").map_err(|error| advised(self.place(raw, error)));
         checked.map_err(spoil)?;
         // SAFETY: the driver has written a pointer there to an array of as many graphs as were asked for, one, which lives
         // as long as the node.
@@ -209,4 +209,11 @@ impl CudaBackend {
     }
 }
 
-const OLD: &str = "conditions in graphs need a driver of CUDA 12.4 or newer, and a device that it has them for";
+/// What may be wrong where the driver refuses.
+fn advised(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Driver | ErrorKind::Kernel => error
+            .advise("conditions in graphs need a driver of CUDA 12.4 or newer, and a device that it supports them on"),
+        _ => error,
+    }
+}

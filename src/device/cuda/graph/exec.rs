@@ -39,7 +39,14 @@ impl CudaBackend {
     pub(in super::super) fn instantiate(&self, raw: RawGraph) -> Result<RawExec> {
         self.finish(raw)?;
         let driver = self.cx.enter()?;
-        let memory = self.graphs.book().graph(raw).memory;
+        let (memory, execs) = {
+            let mut book = self.graphs.book();
+            let graph = book.graph(raw);
+            (graph.memory, graph.execs)
+        };
+        if memory && execs > 0 {
+            return Err(self.usage("a graph that makes memory has one exec at a time, and there is one"));
+        }
         let mut made = ptr::null_mut();
         // Of a kind that the driver writes into: nothing in it is looked at as what it may not be.
         let mut params = MaybeUninit::new(CUDA_GRAPH_INSTANTIATE_PARAMS {
@@ -100,7 +107,9 @@ impl CudaBackend {
         let Ok(driver) = self.cx.enter() else { return };
         for memory in ended.iter().flat_map(|ended| &ended.kept) {
             // SAFETY: memory of the last launch, which is done. If there was none it is refused.
-            let _ = unsafe { self.memory.free(&self.cx, *memory) };
+            if let Err(error) = unsafe { self.memory.free(&self.cx, *memory) } {
+                tracing::debug!(%error, "memory that no node gives back");
+            }
         }
         {
             let _alone = self.gate.alone();

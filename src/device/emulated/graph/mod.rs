@@ -22,7 +22,10 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 pub(super) use self::run::Sequence;
 use self::{
@@ -52,7 +55,7 @@ pub(super) struct Graphs {
 
 #[derive(Default)]
 struct Graph {
-    /// In the order in which they were added: each behind all that it comes after.
+    /// In the order in which they were added.
     nodes: Vec<Node>,
     /// It is the body of a conditional node.
     is_body: bool,
@@ -146,14 +149,13 @@ impl Graph {
     }
 
     fn comes_after(&self, after: &[RawNode], before: RawNode) -> bool {
-        let mut left = after.to_vec();
-        // Nodes come only after earlier ones: one walk backwards meets each once.
-        for node in self.nodes.iter().rev() {
-            if left.contains(&node.id) {
-                if node.id == before {
-                    return true;
-                }
-                left.extend(&node.after);
+        let (mut left, mut seen) = (after.to_vec(), BTreeSet::new());
+        while let Some(id) = left.pop() {
+            if id == before {
+                return true;
+            }
+            if seen.insert(id) {
+                left.extend(self.nodes.iter().filter(|node| node.id == id).flat_map(|node| &node.after));
             }
         }
         false
@@ -238,6 +240,20 @@ impl Device {
         Ok(Recorded { ends: [node?].into_iter().collect(), nodes: 1, ..Recorded::default() })
     }
 
+    pub(super) fn add_edge(&self, graph: RawGraph, before: RawNode, after: RawNode) -> Result<()> {
+        self.alive()?;
+        let mut graphs = lock(&self.graphs);
+        graphs.accepts(graph, &[before, after])?;
+        if graphs.graph(graph)?.comes_after(&[before], after) {
+            return Err(wrong(format!("node {} comes before node {} already: a cycle", after.0, before.0)));
+        }
+        let nodes = graphs.graphs.get_mut(&graph).map(|graph| &mut graph.nodes);
+        if let Some(node) = nodes.and_then(|nodes| nodes.iter_mut().find(|node| node.id == after)) {
+            node.comes_after(before);
+        }
+        Ok(())
+    }
+
     pub(super) fn remove_node(&self, graph: RawGraph, node: RawNode) -> Result<()> {
         self.alive()?;
         let mut gone = Vec::new();
@@ -253,12 +269,10 @@ impl Device {
             return Err(wrong(format!("node {} is not of this graph", node.0)));
         };
         let removed = nodes.remove(at);
-        for later in &mut nodes[at..] {
-            if let Some(edge) = later.after.iter().position(|before| *before == node) {
-                later.after.remove(edge);
-                later.after.extend(removed.after.iter().copied());
-                later.after.sort_unstable();
-                later.after.dedup();
+        for other in nodes {
+            if let Some(edge) = other.after.iter().position(|before| *before == node) {
+                other.after.remove(edge);
+                removed.after.iter().for_each(|before| other.comes_after(*before));
             }
         }
         if let Task::Conditional { body, .. } = &removed.task {

@@ -19,7 +19,7 @@ use crate::device::{
 #[derive(Clone)]
 pub(super) struct Node {
     pub(super) id: RawNode,
-    /// Nodes before it in the same list.
+    /// Nodes of the same list, each once.
     pub(super) after: SmallVec<[RawNode; 2]>,
     pub(super) task: Task,
     /// A launch passes over it otherwise.
@@ -121,10 +121,15 @@ impl Task {
 
 impl Node {
     pub(super) fn new(id: RawNode, after: &[RawNode], task: Task) -> Self {
-        let mut distinct: SmallVec<[RawNode; 2]> = after.into();
-        distinct.sort_unstable();
-        distinct.dedup();
-        Self { id, after: distinct, task, enabled: true }
+        let mut node = Self { id, after: SmallVec::new(), task, enabled: true };
+        after.iter().for_each(|before| node.comes_after(*before));
+        node
+    }
+
+    pub(super) fn comes_after(&mut self, before: RawNode) {
+        if !self.after.contains(&before) {
+            self.after.push(before);
+        }
     }
 
     /// Why it cannot do this from now on.

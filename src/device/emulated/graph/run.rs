@@ -112,20 +112,26 @@ unsafe fn is_raised(flag: Address) -> Result<bool, Fault> {
 /// Appends nodes, and says what each comes after. Those that come after no other come after `roots`.
 fn lay_out(nodes: &[Node], plan: &Plan, roots: &[usize], places: &mut Vec<Turn>) {
     let mut ends: BTreeMap<RawNode, usize> = BTreeMap::new();
+    let mut firsts = Vec::with_capacity(nodes.len());
     for node in nodes {
-        let mut before: Vec<usize> = node.after.iter().filter_map(|id| ends.get(id)).copied().collect();
-        if before.is_empty() {
-            before.extend(roots);
-        }
         let first = places.len();
+        firsts.push(first);
         let step = if node.enabled { step(&node.task, plan) } else { None };
-        places.push(Turn { before, step });
+        places.push(Turn { before: Vec::new(), step });
         if let Task::Child(children) = &node.task {
             lay_out(children, plan, &[first], places);
             let before = (first..places.len()).collect();
             places.push(Turn { before, step: None });
         }
         ends.insert(node.id, places.len() - 1);
+    }
+    // A node may come after one that was added later.
+    for (node, first) in nodes.iter().zip(firsts) {
+        let before = &mut places[first].before;
+        before.extend(node.after.iter().filter_map(|id| ends.get(id)));
+        if before.is_empty() {
+            before.extend(roots);
+        }
     }
 }
 

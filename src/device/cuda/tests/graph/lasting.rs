@@ -1,0 +1,168 @@
+//! What graphs hold, and what they leave behind.
+
+use super::*;
+
+#[test]
+fn copies_and_fills_of_more_than_four_gigabytes() {
+    let Some(bench) = Bench::get() else { return };
+    const LARGE: usize = (5 << 30) + 4;
+    if bench.backend().memory().unwrap().free < 3 * LARGE as u64 {
+        return;
+    }
+    let graph = bench.graph();
+    let [from, to] = [(); 2].map(|()| bench.backend().alloc(LARGE as u64).unwrap());
+    let filled = bench.add(graph, &[], &fill(from, 0x0102_0304, LARGE));
+    let cleared = bench.add(graph, &[], &fill(to, 0, LARGE));
+    bench.add(graph, &[filled, cleared], &copy(Place::Device(to), Place::Device(from), LARGE));
+    let exec = bench.exec(graph);
+    bench.launch(exec);
+    for at in [0, (1 << 31) - 4, 1 << 31, (1 << 32) - 4, 1 << 32, LARGE as u64 - 4] {
+        assert_eq!(bench.number(Address(to.0 + at)), 0x0102_0304, "at {at}");
+    }
+    bench.end(&[exec], &[graph]);
+    // SAFETY: nothing uses them any more.
+    [from, to].into_iter().for_each(|large| unsafe { bench.backend().free(large) }.unwrap());
+}
+
+#[test]
+fn host_functions_live_as_long_as_what_may_call_them() {
+    let Some(bench) = Bench::get() else { return };
+    let ((outside, outer), (inside, inner)) = (counter(), counter());
+    let (graph, child) = (bench.graph(), bench.graph());
+    bench.add(child, &[], &NodeWork::Host(inner));
+    let first = bench.add(graph, &[], &NodeWork::Child(child));
+    bench.add(graph, &[first], &NodeWork::Host(outer));
+    bench.backend().graph_destroy(child);
+    let execs = [bench.exec(graph), bench.exec(graph)];
+    bench.backend().graph_destroy(graph);
+    for round in 1..=3 {
+        execs.iter().for_each(|&exec| bench.launch(exec));
+        assert_eq!((count(&outside), count(&inside)), (2 * round, 2 * round));
+    }
+    let holders = || (Arc::strong_count(&outside), Arc::strong_count(&inside));
+    bench.end(&execs[..1], &[]);
+    assert_eq!(holders(), (2, 2));
+    bench.launch(execs[1]);
+    bench.end(&execs[1..], &[]);
+    assert_eq!(holders(), (1, 1));
+}
+
+#[test]
+fn memory_of_a_graph_comes_and_goes_with_it() {
+    let Some(bench) = Bench::get() else { return };
+    let ([_, b], device) = (bench.device, bench.backend());
+    let before = device.memory().unwrap().free;
+    const LARGE: u64 = 64 << 20;
+    let graph = bench.graph();
+    let (made, memory) = device.graph_add_alloc(graph, &[], LARGE).unwrap();
+    let filled = bench.add(graph, &[made], &fill(memory, 0x0102_0304, LARGE as usize));
+    // Through a child, since nothing could be taken out again.
+    // SAFETY: memory of the graph's, in its time.
+    let (recorded, _) = bench
+        .external(graph, &[filled], |driver, stream| unsafe { (driver.memset_d8_async)(memory.0, 0x55, 4, stream) });
+    let recorded = recorded.unwrap();
+    assert_eq!((recorded.nodes, recorded.ends.len()), (1, 1));
+    // SAFETY: as above.
+    let (failed, _) = bench.external(graph, &[filled], |driver, stream| unsafe {
+        (driver.memset_d8_async)(memory.0, 0x66, 4, stream);
+        (driver.stream_synchronize)(stream)
+    });
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Usage);
+    let copied = bench.add(graph, &recorded.ends, &copy(Place::Device(b), Place::Device(memory), 8));
+    bench.add(graph, &[copied], &NodeWork::Free(memory));
+    let error = device.graph_remove(graph, copied).unwrap_err();
+    assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("makes memory"), "{error}");
+    let exec = bench.exec(graph);
+    assert_tells(&device.graph_instantiate(graph).unwrap_err(), &["one exec at a time"]);
+    for _ in 0..3 {
+        bench.put(b, &[0; 8]);
+        bench.launch(exec);
+        assert_eq!(bench.read(b, 8), [0x55, 0x55, 0x55, 0x55, 4, 3, 2, 1]);
+    }
+    bench.end(&[exec], &[graph]);
+
+    // Memory that no node gives back is given back before the next launch.
+    let graph = bench.graph();
+    let (made, memory) = device.graph_add_alloc(graph, &[], LARGE).unwrap();
+    bench.add(graph, &[made], &fill(memory, 9, 8));
+    let exec = bench.exec(graph);
+    (0..3).for_each(|_| bench.launch(exec));
+    bench.end(&[exec], &[graph]);
+    device.memory.trim(&device.cx).unwrap();
+    let after = device.memory().unwrap().free;
+    assert!(after + LARGE / 2 > before, "{before} bytes were free, and now {after}");
+}
+
+#[test]
+fn many_graphs_leave_nothing_behind() {
+    let Some(bench) = Bench::get() else { return };
+    let [a, b] = bench.device;
+    let (called, function) = counter();
+    let (two, device) = (2.0_f32, bench.backend());
+    let args = [floats_at(a), scalar(&two)];
+    let round = || {
+        let graph = bench.graph();
+        let scaled = bench.add(graph, &[], &scale(&args));
+        let copied = bench.add(graph, &[scaled], &copy(Place::Device(b), Place::Device(a), 16));
+        bench.add(graph, &[copied], &NodeWork::Host(Arc::clone(&function)));
+        // SAFETY: 16 bytes of the device's, in the stream that was given.
+        let (recorded, _) = bench
+            .external(graph, &[scaled], |driver, stream| unsafe { (driver.memset_d8_async)(b.0 + 16, 1, 16, stream) });
+        recorded.unwrap();
+        let exec = bench.exec(graph);
+        bench.launch(exec);
+        bench.end(&[exec], &[graph]);
+    };
+    (0..100).for_each(|_| round());
+    let before = device.memory().unwrap().free;
+    (0..10_000).for_each(|_| round());
+    let after = device.memory().unwrap().free;
+    assert_eq!(count(&called), 10_100);
+    drop(function);
+    assert_eq!(Arc::strong_count(&called), 1);
+    assert!(after + (8 << 20) > before, "{before} bytes were free, and now {after}");
+}
+
+#[test]
+fn threads_have_graphs_of_their_own_at_once() {
+    let Some(bench) = Bench::get() else { return };
+    let device: &CudaBackend = bench.backend();
+    thread::scope(|scope| {
+        for thread in 0..4_u32 {
+            scope.spawn(move || {
+                let stream = device.stream_create(&spec()).unwrap();
+                let (memory, host) = (device.alloc(64).unwrap(), device.alloc_host(64).unwrap());
+                for round in 0..200 {
+                    let (graph, expected) = (device.graph_create().unwrap(), thread << 16 | round);
+                    let mut code = Code::SUCCESS;
+                    let mut enqueue = |stream: *mut std::ffi::c_void| {
+                        // SAFETY: 64 bytes of this thread's, in the stream that was given.
+                        code = unsafe { (device.cx.driver.memset_d32_async)(memory.0, expected, 16, stream.cast()) };
+                    };
+                    let external = External { name: "theirs", args: &[], call: &mut enqueue, emulated: None };
+                    // SAFETY: the memory is this thread's, and freed when the last launch is done.
+                    unsafe {
+                        let recorded = device.graph_external(graph, &[], external).unwrap();
+                        let out = copy(Place::Host(host.as_ptr()), Place::Device(memory), 64);
+                        device.graph_add(graph, &recorded.ends, &out).unwrap();
+                        let exec = device.graph_instantiate(graph).unwrap();
+                        device.exec_launch(exec, stream).unwrap();
+                        // Another thread may be capturing: that is its own.
+                        device.stream_synchronize(stream).unwrap();
+                        device.exec_destroy(exec);
+                        let read = slice::from_raw_parts(host.as_ptr(), 64);
+                        assert_eq!(read, [expected.to_ne_bytes(); 16].concat());
+                    }
+                    assert!(code.is_success());
+                    device.graph_destroy(graph);
+                }
+                // SAFETY: nothing uses them any more.
+                unsafe {
+                    device.free(memory).unwrap();
+                    device.free_host(host, 64).unwrap();
+                }
+                device.stream_destroy(stream);
+            });
+        }
+    });
+}
