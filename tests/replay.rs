@@ -556,7 +556,7 @@ where
             net.at_start();
         }
     });
-    let error = ran.await.err().expect("it is refused");
+    let error = ran.await.expect_err("it is refused");
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     let told = error.to_string();
     assert!(told.starts_with("section `net`: operator `one`: "), "{told}");
@@ -589,7 +589,7 @@ where
 on_both!(what_a_capture_cannot_hold_is_an_error_that_names_the_operator, async |device: Device| {
     use futures::FutureExt;
 
-    let waits = odd(|_, _| async { Ok(tokio::task::yield_now().await) }.boxed());
+    let waits = odd(|_, _| tokio::task::yield_now().map(Ok).boxed());
     let told = refused(&device, false, waits).await;
     assert!(told.contains("its `compute` waits for something of the host's"), "{told}");
 
@@ -657,6 +657,20 @@ on_both!(what_a_capture_cannot_hold_is_an_error_that_names_the_operator, async |
     });
     let told = refused(&device, true, ends).await;
     assert!(told.contains("it calls `Cx::finish`, which no replay does"), "{told}");
+
+    let mut kept = None;
+    let keeps = odd(move |_, cx| {
+        let filled = cx.stream().cloned().and_then(|own| {
+            if kept.is_none() {
+                let data = Buffer::<u32>::new(own.device(), 8)?;
+                kept = Some((own, data));
+            }
+            kept.as_mut().map_or(Ok(()), |(stream, data)| stream.fill(data, 1))
+        });
+        async move { filled }.boxed()
+    });
+    let told = refused(&device, false, keeps).await;
+    assert!(told.contains("it puts work into a stream that it has kept from an earlier run"), "{told}");
 
     let marks = odd(|_, cx| {
         cx.insert_metadata("mine", 1);
