@@ -12,6 +12,7 @@ use std::sync::{
 
 use common::*;
 use wakeline::{
+    condition::Status,
     device::{Emulated, Simulation},
     flow::{Added, SectionReport},
     graph::{Graph, NodeKind},
@@ -1045,15 +1046,26 @@ on_both!(a_section_is_stepped_through_and_stopped_like_an_operator, async |devic
     let (mut flow, many) = (Flow::new("stop"), vec![vec![1_u32; 4]; 100_000]);
     let read = flow.add("read", SendEach::new(many));
     let one = flow.add("one", Increment).on(&device);
+    let two = flow.add("two", Increment).on(&device);
     let collect = flow.add("collect", Collect(shared()));
     flow.connect_with(read.output, one.input, hub);
-    flow.connect(one.output, collect.input);
-    flow.replay("net", &one);
+    flow.connect(one.output, two.input);
+    flow.connect(two.output, collect.input);
+    flow.replay("net", [&one, &two]);
     let running = flow.spawn().unwrap();
     let handle = running.handle();
+    let mut changes = handle.changes();
     until("some rounds", || handle.status()[1].runs > 3).await;
-    assert_eq!(&*handle.status()[1].name, "one");
     handle.stop();
+    let mut told = [Vec::new(), Vec::new()];
+    while let Some(status) = futures::StreamExt::next(&mut changes).await {
+        match &*status.name {
+            "one" => told[0].push(status.status),
+            "two" => told[1].push(status.status),
+            _ => {}
+        }
+    }
+    assert_eq!(told.map(|told| told.last().copied()), [Some(Status::Never); 2], "both are told of, to the end");
     let report = running.await.unwrap();
     let (replayed, ..) = section(&report, "net");
     assert!(replayed > 2 && report.untaken == 0, "what was sent was replayed: {report}");

@@ -12,7 +12,7 @@ use crate::{
     condition::{PortId, Room},
     device::Device,
     flow::{Connection, check, link, wiring::Wiring},
-    hub::queue::Full,
+    hub::{MergePolicy, queue::Full},
     operator::{PortDecl, PortKind},
     sync::lock,
 };
@@ -34,6 +34,8 @@ pub(in crate::flow) struct Plan {
     pub(super) at_start: bool,
     pub(super) most: usize,
     pub(super) checked: bool,
+    /// As the operator at the first input says.
+    pub(super) merge: MergePolicy,
     pub(super) inspect: Option<Inspect>,
 }
 
@@ -138,6 +140,8 @@ impl Planner<'_> {
         let rows =
             |id: PortId| self.settings.rows.iter().rev().find(|(port, _)| *port == id).map_or(1, |(_, rows)| *rows);
         let row_bytes = inputs.iter().map(|(id, edge)| rows(*id).max(1) * edge.element_bytes).collect();
+        let first = inputs.first().map_or(self.members[0], |(id, _)| id.operator);
+        let merge = lock(&self.flow.entries[first].place).merge;
         Some(Plan {
             name: section.name.clone(),
             interior: self.interior().map(|(at, _)| at).collect(),
@@ -150,6 +154,7 @@ impl Planner<'_> {
             at_start: self.settings.at_start,
             most: self.settings.most.unwrap_or(USUAL_SHAPES),
             checked: self.settings.checked,
+            merge,
             inspect: self.settings.inspect.clone(),
         })
     }
