@@ -12,6 +12,8 @@ use std::sync::{
 
 use common::*;
 use wakeline::{
+    condition::Status,
+    device::{Emulated, Simulation},
     flow::{Added, SectionReport},
     graph::{Graph, NodeKind},
     memory::Allocator,
@@ -555,7 +557,7 @@ where
             net.at_start();
         }
     });
-    let error = ran.await.err().expect("it is refused");
+    let error = ran.await.expect_err("it is refused");
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     let told = error.to_string();
     assert!(told.starts_with("section `net`: operator `one`: "), "{told}");
@@ -588,7 +590,7 @@ where
 on_both!(what_a_capture_cannot_hold_is_an_error_that_names_the_operator, async |device: Device| {
     use futures::FutureExt;
 
-    let waits = odd(|_, _| async { Ok(tokio::task::yield_now().await) }.boxed());
+    let waits = odd(|_, _| tokio::task::yield_now().map(Ok).boxed());
     let told = refused(&device, false, waits).await;
     assert!(told.contains("its `compute` waits for something of the host's"), "{told}");
 
@@ -656,6 +658,20 @@ on_both!(what_a_capture_cannot_hold_is_an_error_that_names_the_operator, async |
     });
     let told = refused(&device, true, ends).await;
     assert!(told.contains("it calls `Cx::finish`, which no replay does"), "{told}");
+
+    let mut kept = None;
+    let keeps = odd(move |_, cx| {
+        let filled = cx.stream().cloned().and_then(|own| {
+            if kept.is_none() {
+                let data = Buffer::<u32>::new(own.device(), 8)?;
+                kept = Some((own, data));
+            }
+            kept.as_mut().map_or(Ok(()), |(stream, data)| stream.fill(data, 1))
+        });
+        async move { filled }.boxed()
+    });
+    let told = refused(&device, false, keeps).await;
+    assert!(told.contains("it puts work into a stream that it has kept from an earlier run"), "{told}");
 
     let marks = odd(|_, cx| {
         cx.insert_metadata("mine", 1);
@@ -1030,17 +1046,107 @@ on_both!(a_section_is_stepped_through_and_stopped_like_an_operator, async |devic
     let (mut flow, many) = (Flow::new("stop"), vec![vec![1_u32; 4]; 100_000]);
     let read = flow.add("read", SendEach::new(many));
     let one = flow.add("one", Increment).on(&device);
+    let two = flow.add("two", Increment).on(&device);
     let collect = flow.add("collect", Collect(shared()));
     flow.connect_with(read.output, one.input, hub);
-    flow.connect(one.output, collect.input);
-    flow.replay("net", &one);
+    flow.connect(one.output, two.input);
+    flow.connect(two.output, collect.input);
+    flow.replay("net", [&one, &two]);
     let running = flow.spawn().unwrap();
     let handle = running.handle();
+    let mut changes = handle.changes();
     until("some rounds", || handle.status()[1].runs > 3).await;
-    assert_eq!(&*handle.status()[1].name, "one");
     handle.stop();
+    let mut told = [Vec::new(), Vec::new()];
+    while let Some(status) = futures::StreamExt::next(&mut changes).await {
+        match &*status.name {
+            "one" => told[0].push(status.status),
+            "two" => told[1].push(status.status),
+            _ => {}
+        }
+    }
+    assert_eq!(told.map(|told| told.last().copied()), [Some(Status::Never); 2], "both are told of, to the end");
     let report = running.await.unwrap();
     let (replayed, ..) = section(&report, "net");
     assert!(replayed > 2 && report.untaken == 0, "what was sent was replayed: {report}");
     assert_eq!(report.operator("read").unwrap().messages_out, report.operator("collect").unwrap().messages_in);
 });
+
+on_both!(an_output_may_fan_out_within_a_section_and_a_port_take_many, async |device: Device| {
+    struct Sums;
+
+    #[derive(Ports)]
+    struct SumsPorts {
+        #[input]
+        parts: Inputs<Envelope<u32>>,
+        #[output]
+        output: Output<Envelope<u32>>,
+    }
+
+    impl Operator for Sums {
+        type Ports = SumsPorts;
+
+        async fn compute(&mut self, ports: &mut SumsPorts, cx: &mut Cx) -> Result<()> {
+            let mut parts = ports.parts.take()?;
+            let mut sum = parts.next().expect("one of each connection");
+            for part in parts {
+                add_to::launch(cx.stream()?, &mut sum, &part)?;
+            }
+            ports.output.send(sum).await
+        }
+    }
+
+    let run = async |replay: bool| {
+        let (seen, graphs) = (shared(), shared());
+        let mut flow = Flow::new("fan out");
+        let hub = Hub::bounded(1).envelope_bytes(4096);
+        let read = flow.add("read", SendEach::new(batches(&[2, 2, 1, 2])));
+        let one = flow.add("one", Increment).on(&device);
+        let left = flow.add("left", Affine(2, 7)).on(&device);
+        let right = flow.add("right", Increment).on(&device);
+        let sums = flow.add("sums", Sums).on(&device);
+        let collect = flow.add("collect", Collect(seen.clone()));
+        flow.connect_with(read.output, one.input, hub);
+        flow.connect(one.output, [left.input, right.input]);
+        flow.connect_with(left.output, sums.parts, hub);
+        flow.connect(right.output, sums.parts);
+        flow.connect(sums.output, collect.input);
+        if replay {
+            let hear = graphs.clone();
+            let net = flow.replay("net", (&one, &left, &right, &sums));
+            net.buckets([2]).rows(one.input, ROW).inspect(move |graph: &Graph| lock(&hear).push(graph.clone()));
+        }
+        let report = flow.run().await.unwrap();
+        let (seen, graph) = (lock(&seen).clone(), lock(&graphs).pop());
+        (seen, report, graph)
+    };
+    let (streamed, ..) = run(false).await;
+    let (replayed, report, graph) = run(true).await;
+    assert_eq!(replayed, streamed);
+    assert_eq!(section(&report, "net"), (3, 1, 1));
+    let graph = graph.expect("it was captured");
+    // One of the two is sent a copy: that is a node, too.
+    assert_eq!(graph.nodes().iter().filter(|node| node.kind == NodeKind::Copy).count(), 1, "{}", graph.to_dot());
+    assert!(!comes_after(&graph, "left", "right"), "{}", graph.to_dot());
+});
+
+/// In any order of what the device and the tasks do.
+#[tokio::test(start_paused = true)]
+async fn whatever_comes_first_the_bytes_are_the_same() {
+    let rows = [1, 2, 3, 1, 9, 4, 2];
+    let plain = emulated();
+    let (chained, _) = chain(&plain, &rows, false).await;
+    let (joined, _) = fork_and_join(&plain, &rows, false).await;
+    for seed in 0..40 {
+        let simulation = Simulation::new(seed);
+        let run = async {
+            let device = Device::simulated(&simulation, Emulated::new()).race_checked();
+            let (both, report) = chain(&device, &rows, true).await;
+            assert_eq!(both, chained, "seed {seed}");
+            assert_eq!(section(&report, "net"), (3, 4, 3), "seed {seed}");
+            let (both, _) = fork_and_join(&device, &rows, true).await;
+            assert_eq!(both, joined, "seed {seed}");
+        };
+        simulation.run(run).await;
+    }
+}

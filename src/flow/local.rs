@@ -5,7 +5,7 @@
 
 use std::{marker::PhantomData, rc::Rc};
 
-use super::{Added, Checked, Flow, Report, Running, Steps, Targets, spawn::Threads};
+use super::{Added, Checked, Flow, Operators, Report, Running, Section, Steps, Targets, spawn::Threads};
 use crate::{
     condition::Gate,
     error::Result,
@@ -62,6 +62,11 @@ impl LocalFlow {
     /// As [`Flow::gate`].
     pub fn gate(&mut self, name: impl Into<String>) -> Gate {
         self.flow.gate(name)
+    }
+
+    /// As [`Flow::replay`], of operators of the kind that can be sent.
+    pub fn replay(&mut self, name: impl Into<String>, operators: impl Operators) -> &mut Section {
+        self.flow.replay(name, operators)
     }
 
     /// Adds an operator of the kind that can be sent. Of those here, only such a one can be put

@@ -4,6 +4,9 @@
 //!   add, connect ──> check (all problems at once) ──> hubs ──> kernels ──> start, run, stop ──> Report
 //! ```
 //!
+//! Where many small kernels are enqueued in one order again and again, a [`Section`] of the flow is replayed as one CUDA graph:
+//! [`Flow::replay`].
+//!
 //! A flow within a program is talked to by an [`Ingress`], an [`Egress`], or a [`Service`], which is both: handles that are
 //! used from any task or thread while it runs.
 

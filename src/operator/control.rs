@@ -7,7 +7,7 @@ use std::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll, Wake},
+    task::{Context, Poll, Wake, ready},
 };
 
 use futures::{Stream, task::AtomicWaker};
@@ -126,9 +126,8 @@ impl Control {
         let rest = Rest::new(names.len());
         let mut nodes: Vec<_> = (0..names.len()).map(|operator| Node::new(operator, &rest)).collect();
         for Section { operators, .. } in &sections {
-            for (&first, &other) in
-                operators.first().into_iter().flat_map(|first| operators[1..].iter().map(move |other| (first, other)))
-            {
+            let Some((&first, others)) = operators.split_first() else { continue };
+            for &other in others {
                 // Its token is the section's.
                 nodes[other].end();
                 nodes[other] = nodes[first].clone();
@@ -287,7 +286,7 @@ impl Handle {
         let watcher = self.0.rest.watchers.add(self.0.nodes.len());
         // One that shows something at this moment may not have seen that somebody has come.
         self.0.nodes.iter().for_each(Wake::wake_by_ref);
-        Changes { watcher, control: self.0.clone() }
+        Changes { watcher, control: self.0.clone(), also: Vec::new() }
     }
 
     /// No run begins until the flow is resumed. Runs that are under way go to their end, and so does what they await.
@@ -349,13 +348,30 @@ impl fmt::Debug for Control {
 pub struct Changes {
     watcher: Arc<Watcher>,
     control: Arc<Control>,
+    /// Operators of a section stand as the first of them does.
+    also: Vec<usize>,
 }
 
 impl Stream for Changes {
     type Item = OperatorStatus;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<OperatorStatus>> {
-        self.watcher.poll_next(cx).map(|operator| operator.map(|operator| self.control.status(operator)))
+        let Self { watcher, control, also } = self.get_mut();
+        if let Some(operator) = also.pop() {
+            return Poll::Ready(Some(control.status(operator)));
+        }
+        loop {
+            match ready!(watcher.poll_next(cx)) {
+                None => return Poll::Ready(None),
+                Some(operator) if control.is_counted(operator) => {}
+                Some(operator) => {
+                    if let Some(section) = control.section(operator) {
+                        also.extend(control.sections[section].operators[1..].iter().rev());
+                    }
+                    return Poll::Ready(Some(control.status(operator)));
+                }
+            }
+        }
     }
 }
 

@@ -5,6 +5,7 @@ pub(super) mod runs;
 use std::{borrow::Cow, fmt, sync::Arc, task::Waker};
 
 use futures::future::BoxFuture;
+use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::{
@@ -483,6 +484,13 @@ impl Cx {
             return Some("it calls `Cx::finish`");
         }
         (!self.awaited.is_empty()).then_some("it calls `Cx::run_after`")
+    }
+}
+
+impl Uncaptured {
+    /// How much work its streams have been given that are no part of the capture.
+    pub(super) fn given(&self) -> SmallVec<[u64; 2]> {
+        self.lane.as_ref().map(|lane| lane.given()).unwrap_or_default()
     }
 }
 

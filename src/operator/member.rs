@@ -17,6 +17,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use smallvec::SmallVec;
 use tokio::task::coop::unconstrained;
 
 use super::{
@@ -108,6 +109,11 @@ fn waits(for_what: Option<InRun>) -> Error {
 }
 
 impl<O: Operator> Place<O> {
+    /// How much work its streams have been given that are no part of the capture.
+    fn given(&self) -> SmallVec<[u64; 2]> {
+        self.in_capture.as_ref().map(|beside| beside.cx.given()).unwrap_or_default()
+    }
+
     fn parts(&mut self) -> Result<(&mut O, &mut O::Ports, &mut Cx)> {
         match (&mut self.ports, &mut self.cx) {
             (Some(ports), Some(cx)) => Ok((&mut self.operator, ports, cx)),
@@ -201,6 +207,7 @@ impl<O: Operator> Driven for Place<O> {
     }
 
     fn run_captured(&mut self) -> Result<()> {
+        let given = self.given();
         let (operator, ports, cx) = self.parts()?;
         let node = cx.node().clone();
         let before = traffic(ports);
@@ -219,6 +226,11 @@ impl<O: Operator> Driven for Place<O> {
         }
         if !cx.metadata().is_empty() {
             return Err(is_no_replay("it gives messages metadata of its own"));
+        }
+        if self.given() != given {
+            let text = "it puts work into a stream that it has kept from an earlier run: that is in no graph, and runs now; \
+                        ask for the stream in each run, `cx.stream()`";
+            return Err(Error::new(ErrorKind::Usage, text));
         }
         Ok(())
     }

@@ -191,8 +191,9 @@ impl Flow {
     /// Memory that the operators have from before (weights, say) is used as ever, in order with everybody else who uses it.
     /// What they allocate in `compute` is the graph's, and used again within it where its edges allow.
     ///
-    /// In the [report](super::Report) the operators' runs count all rounds, and messages those that they took and sent
-    /// themselves.
+    /// In the [report](super::Report) the operators' runs count all rounds; their messages, and the device's time, are those of
+    /// the runs that they made themselves. Outside of the section nothing is different: order, metadata, callers who wait for
+    /// an answer and back-pressure are those of an operator that takes and sends the same messages.
     pub fn replay(&mut self, name: impl Into<String>, operators: impl Operators) -> &mut Section {
         let mut members = Vec::new();
         operators.each(&mut |added| members.push((added.name.clone(), added.place.clone())));

@@ -12,7 +12,7 @@ use crate::{
     condition::{PortId, Room},
     device::Device,
     flow::{Connection, check, link, wiring::Wiring},
-    hub::queue::Full,
+    hub::{MergePolicy, queue::Full},
     operator::{PortDecl, PortKind},
     sync::lock,
 };
@@ -34,6 +34,8 @@ pub(in crate::flow) struct Plan {
     pub(super) at_start: bool,
     pub(super) most: usize,
     pub(super) checked: bool,
+    /// As the operator at the first input says.
+    pub(super) merge: MergePolicy,
     pub(super) inspect: Option<Inspect>,
 }
 
@@ -106,7 +108,8 @@ impl Planner<'_> {
         let device = self.operators(problem)?;
         self.sizes(problem);
         let order = self.order(problem)?;
-        self.whole(problem);
+        self.hangs_together(problem);
+        self.is_one_step(problem);
         let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
         for (member, &operator) in order.iter().enumerate() {
             for (port, decl) in self.flow.entries[operator].ports.iter().enumerate() {
@@ -137,6 +140,8 @@ impl Planner<'_> {
         let rows =
             |id: PortId| self.settings.rows.iter().rev().find(|(port, _)| *port == id).map_or(1, |(_, rows)| *rows);
         let row_bytes = inputs.iter().map(|(id, edge)| rows(*id).max(1) * edge.element_bytes).collect();
+        let first = inputs.first().map_or(self.members[0], |(id, _)| id.operator);
+        let merge = lock(&self.flow.entries[first].place).merge;
         Some(Plan {
             name: section.name.clone(),
             interior: self.interior().map(|(at, _)| at).collect(),
@@ -149,6 +154,7 @@ impl Planner<'_> {
             at_start: self.settings.at_start,
             most: self.settings.most.unwrap_or(USUAL_SHAPES),
             checked: self.settings.checked,
+            merge,
             inspect: self.settings.inspect.clone(),
         })
     }
@@ -241,8 +247,7 @@ impl Planner<'_> {
         Some(order)
     }
 
-    /// It hangs together within itself, and outside of it nothing leads from one operator to another.
-    fn whole(&self, problem: &mut impl FnMut(String)) {
+    fn hangs_together(&self, problem: &mut impl FnMut(String)) {
         let mut reached = vec![self.members[0]];
         let mut at = 0;
         while let Some(operator) = reached.get(at).copied() {
@@ -259,6 +264,10 @@ impl Planner<'_> {
             let (first, apart) = (self.name(self.members[0]), self.name(*apart));
             problem(format!("nothing within it leads from `{first}` to `{apart}` or back: make two sections of it"));
         }
+    }
+
+    /// Outside of it nothing leads from one operator to another.
+    fn is_one_step(&self, problem: &mut impl FnMut(String)) {
         let joined = self.flow.connections.iter().filter(|joined| joined.from.flow == joined.to.flow);
         let joined = joined.map(|joined| (joined.from.operator, joined.to.operator));
         let all: Vec<_> = joined.chain(link::drained_through(&self.flow.links)).collect();

@@ -19,7 +19,7 @@ use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
     flow::drive::{Ended, Joint, Member, blamed, operator},
-    hub::{MergePolicy, RawEnvelope},
+    hub::RawEnvelope,
     operator::{
         Blank, Passing, attend::attended, carry::Carry, control::Control, node::Node, rounds::Rounds, seat::caught,
     },
@@ -120,7 +120,7 @@ struct Running {
 impl Running {
     fn new(start: Start, members: Vec<Member>, node: &Arc<Node>) -> Self {
         let Start { plan, interior, mode, told } = start;
-        let (rounds, carry) = (Rounds::new(node), Carry::new(plan.name.clone(), MergePolicy::default(), node.clone()));
+        let (rounds, carry) = (Rounds::new(node), Carry::new(plan.name.clone(), plan.merge, node.clone()));
         let table = Table::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
         Self { plan, interior, mode, told, members, rounds, carry: Arc::new(carry), table, stream: None, count: 0 }
     }
@@ -296,7 +296,7 @@ impl Running {
                 for edge in &plan.outputs {
                     let member = &mut members[edge.member];
                     let polled = with_port(member, edge.port, |port| Some(Ok(port.poll_flush(task))));
-                    match polled.map_or_else(|error| Poll::Ready(Err(error)), |polled| polled) {
+                    match polled.unwrap_or_else(|error| Poll::Ready(Err(error))) {
                         Poll::Ready(Ok(())) => {}
                         Poll::Pending if flushed.is_ready() => flushed = Poll::Pending,
                         Poll::Pending => {}
