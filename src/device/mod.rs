@@ -20,6 +20,7 @@ pub(crate) mod emulated;
 mod host;
 pub(crate) mod human;
 mod kernel_type;
+pub(crate) mod piece;
 pub(crate) mod recorder;
 pub(crate) mod ticks;
 

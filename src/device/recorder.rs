@@ -31,9 +31,10 @@ use smallvec::smallvec;
 use super::{
     backend::{
         Address, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork,
-        Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
+        Pattern, Place, RawEvent, RawGraph, RawNode, RawStream, Recorded, StreamSpec,
     },
     draft::{Draft, Few, Kind, digest_of, name_of},
+    piece::Piece,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -58,8 +59,8 @@ pub(crate) struct State {
     label: Option<Arc<str>>,
     /// Copies between host and device within other libraries' work: whose, which way, how many bytes.
     pub(crate) foreign: Vec<(usize, &'static str, u64)>,
-    /// What comes next is no new node: it is what this one of an exec does from now on.
-    instead: Option<Instead>,
+    /// What comes is no node, but is noted.
+    note: Option<Note>,
 }
 
 struct Lane {
@@ -67,11 +68,12 @@ struct Lane {
     at: Few,
 }
 
-struct Instead {
-    exec: RawExec,
-    node: RawNode,
-    kind: Kind,
-    done: Option<Result<(), Refused>>,
+/// What a node of an exec is to do: one piece of work.
+#[derive(Default)]
+struct Note {
+    piece: Option<Piece>,
+    /// There was other work, too.
+    wrong: Option<&'static str>,
 }
 
 impl Recorder {
@@ -97,7 +99,7 @@ impl Recorder {
                 events: BTreeMap::new(),
                 label: None,
                 foreign: Vec::new(),
-                instead: None,
+                note: None,
             }),
         })
     }
@@ -152,19 +154,24 @@ impl Recorder {
         open.collect()
     }
 
-    /// Whatever `work` records is no new node, but what `node` of `exec` does from now on.
-    pub(crate) fn instead(
-        &self,
-        exec: RawExec,
-        node: RawNode,
-        kind: Kind,
-        work: impl FnOnce() -> Result<()>,
-    ) -> Result<Option<Result<(), Refused>>> {
-        self.state().instead = Some(Instead { exec, node, kind, done: None });
-        let worked = work();
-        let instead = self.state().instead.take();
-        worked?;
-        Ok(instead.and_then(|instead| instead.done))
+    /// One that adds nothing to this graph: it notes one piece of work, for whoever [takes](Self::take_noted) it.
+    pub(crate) fn noting(&self) -> Arc<Self> {
+        let noting = Self::within(&self.inner, self.state().graph);
+        noting.state().note = Some(Note::default());
+        noting
+    }
+
+    /// The piece of work that it has noted, if there was any.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if there was more than that, whatever became of the error then.
+    pub(crate) fn take_noted(&self) -> Result<Option<Piece>> {
+        // A callback in it is dropped without the lock.
+        let note = self.state().note.take();
+        match note {
+            Some(Note { wrong: Some(text), .. }) => Err(Error::new(ErrorKind::Usage, text)),
+            note => Ok(note.and_then(|note| note.piece)),
+        }
     }
 
     /// A node that comes after these, of whatever stream.
@@ -243,15 +250,8 @@ impl Recorder {
     unsafe fn enqueue(&self, stream: RawStream, work: &NodeWork<'_>) -> Result<()> {
         let mut state = self.state();
         state.check()?;
-        if let Some(instead) = &mut state.instead {
-            if std::mem::discriminant(&instead.kind) != std::mem::discriminant(&Kind::of(work)) {
-                let why = format!("a {} cannot take its place", name_of(work));
-                instead.done = Some(Err(Refused { node: Some(instead.node), why }));
-                return Ok(());
-            }
-            // SAFETY: the same contract.
-            instead.done = Some(unsafe { self.inner.exec_set(instead.exec, instead.node, work) }?);
-            return Ok(());
+        if let Some(note) = &mut state.note {
+            return note.add(work);
         }
         let after = state.lane(stream)?;
         drop(state);
@@ -259,6 +259,21 @@ impl Recorder {
         let node = unsafe { self.add(after, work) }?;
         self.state().come_to(stream, node);
         Ok(())
+    }
+}
+
+impl Note {
+    fn add(&mut self, work: &NodeWork<'_>) -> Result<()> {
+        if self.piece.is_some() {
+            return self.refuse("one piece of work: a node does one thing, and this is the second");
+        }
+        self.piece = Some(Piece::new(work));
+        Ok(())
+    }
+
+    fn refuse(&mut self, text: &'static str) -> Result<()> {
+        self.wrong.get_or_insert(text);
+        Err(Error::new(ErrorKind::Usage, text))
     }
 }
 
@@ -421,11 +436,10 @@ impl Backend for Recorder {
     }
 
     unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
-        let state = self.state();
+        let mut state = self.state();
         state.check()?;
-        if state.instead.is_some() {
-            let text = "a node of another library's cannot be set: capture anew and update the whole exec";
-            return Err(Error::new(ErrorKind::Usage, text));
+        if let Some(note) = &mut state.note {
+            return note.refuse("a node of another library's cannot be set: capture anew and update the whole exec");
         }
         let (after, graph, label) = (state.lane(stream)?, state.graph, state.label.clone());
         let before = state.draft.raw_of(&after);

@@ -1,14 +1,13 @@
 //! [`Exec`]: a graph as it is launched.
 
-use std::{fmt, sync::Mutex};
+use std::fmt;
 
 use super::{Graph, Node, Sketch};
 use crate::{
     device::backend::Refused,
     error::{Error, ErrorKind, Result},
-    memory::execution::Execution,
-    stream::{Stream, Ticket, capture::Kept},
-    sync::lock,
+    memory::execution::{Execution, Use},
+    stream::{Stream, Ticket},
 };
 
 /// A graph as it can be launched, again and again.
@@ -19,15 +18,13 @@ pub struct Exec {
     /// Before the graph: it goes first.
     execution: Execution,
     graph: Graph,
-    /// It was updated with these, and its nodes were set to use this: its launches do.
-    updates: Mutex<(Vec<Graph>, Kept)>,
 }
 
 impl Exec {
     pub(super) fn new(graph: &Graph) -> Result<Self> {
-        let holds = graph.holds().into_iter().collect();
-        let execution = Execution::new(&graph.0.device, &graph.0.recorder, holds)?;
-        Ok(Self { execution, graph: graph.clone(), updates: Mutex::default() })
+        let used = Use { holds: graph.holds().into(), ..Use::default() };
+        let execution = Execution::new(&graph.0.device, &graph.0.recorder, used)?;
+        Ok(Self { execution, graph: graph.clone() })
     }
 
     /// The graph that it was made of.
@@ -65,13 +62,9 @@ impl Exec {
             let text = format!("an exec of {} cannot become one of {}", self.execution.device(), graph.device());
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        match self.execution.update(&graph.0.recorder, graph.holds())? {
-            Ok(()) => {
-                lock(&self.updates).0.push(graph.clone());
-                Ok(())
-            }
-            Err(refused) => Err(wrong(&refused, graph)),
-        }
+        let used = Use { holds: graph.holds().into(), kept: vec![graph.0.clone()], piece: None };
+        let updated = self.execution.update(&graph.0.recorder, used)?;
+        updated.map_err(|refused| wrong(&refused, graph))
     }
 
     /// Gives one node of its graph other work of the same kind, for launches from now on: the work that `work` enqueues, one
@@ -98,17 +91,20 @@ impl Exec {
     pub fn set(&self, node: Node, work: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
         let at = self.find(node)?;
         let recorder = &self.graph.0.recorder;
-        let sketch = Sketch::over(self.execution.device(), recorder.clone());
+        let sketch = Sketch::over(self.execution.device(), recorder.noting());
         let stream = sketch.capture.stream("set", Default::default())?;
-        recorder.set_open(true);
-        let set = self.execution.set(recorder, at, sketch.hold.clone(), || {
+        {
             let _in = sketch.capture.enter();
-            work(&stream)
-        });
-        recorder.set_open(false);
-        lock(&self.updates).1.extend(sketch.capture.take_kept());
-        drop(sketch);
-        self.outcome(at, set?, "nothing was enqueued for it")
+            work(&stream)?;
+        }
+        // Launches come after what it met outside from the moment on when it is set.
+        sketch.end();
+        let piece = sketch.recorder.take_noted().map_err(|error| self.not_changed(at, &error.to_string()))?;
+        let Some(piece) = piece else { return Err(self.not_changed(at, "nothing was enqueued for it")) };
+        let holds = std::iter::once(sketch.hold.clone()).collect();
+        let used = Use { holds, kept: sketch.capture.take_kept(), piece: None };
+        let set = self.execution.set(recorder, at, piece, used)?;
+        set.map_err(|refused| self.not_changed(at, &refused.why))
     }
 
     /// Whether launches from now on run a node (a kernel, a copy or a fill) or pass over it. All are on at first.
@@ -118,7 +114,7 @@ impl Exec {
     pub fn enable(&self, node: Node, enabled: bool) -> Result<()> {
         let at = self.find(node)?;
         let done = self.execution.enable(&self.graph.0.recorder, at, enabled)?;
-        self.outcome(at, done, "it is another library's, and perhaps several of the driver's")
+        done.map_err(|refused| self.not_changed(at, &refused.why))
     }
 
     fn find(&self, node: Node) -> Result<usize> {
@@ -126,13 +122,8 @@ impl Exec {
         if known { Ok(node.at) } else { Err(Error::new(ErrorKind::Usage, "a node of another graph")) }
     }
 
-    fn outcome(&self, at: usize, done: Option<Result<(), Refused>>, if_none: &str) -> Result<()> {
-        let why = match done {
-            Some(Ok(())) => return Ok(()),
-            Some(Err(refused)) => refused.why,
-            None => if_none.into(),
-        };
-        Err(Error::new(ErrorKind::Usage, format!("{} is not changed: {why}", self.graph.describe(at))))
+    fn not_changed(&self, at: usize, why: &str) -> Error {
+        Error::new(ErrorKind::Usage, format!("{} is not changed: {why}", self.graph.describe(at)))
     }
 }
 

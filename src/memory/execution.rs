@@ -2,12 +2,17 @@
 //!
 //! ```text
 //!   launch on s    the turn ──> s waits for the uses of all that it touches ──> enqueued ──> its ticket is a use of all that
+//!   update, set    the turn ──> the device agrees ──> what it uses instead is used by launches from now on;
+//!                  what it used before goes when the launches until now are done
 //!   drop           its launches are done: ended at once; otherwise at the lookout's beat that finds them so
 //! ```
+//!
+//! Locks are taken in this order: the turn, what it uses, a recorder's state. What somebody may have given a destructor of
+//! his own, memory, callbacks, is dropped with none of them held.
 
 use std::{
-    fmt,
-    sync::{Arc, Mutex, OnceLock},
+    fmt, iter,
+    sync::{Arc, Mutex, OnceLock, Weak},
 };
 
 use smallvec::SmallVec;
@@ -22,10 +27,14 @@ use crate::{
         Device,
         backend::{Address, Backend, Condition, NodeWork, RawExec, RawNode, Refused},
         draft::{Few, Kind},
-        recorder::Recorder,
+        piece::Piece,
+        recorder::{self, Recorder},
     },
     error::{Error, ErrorKind, Result},
-    stream::{Stream, Streams, Ticket},
+    stream::{
+        Stream, Streams, Ticket,
+        capture::{Capture, Kept},
+    },
     sync::lock,
 };
 
@@ -33,20 +42,73 @@ use crate::{
 pub(crate) struct Execution {
     device: Device,
     raw: RawExec,
-    /// Of its graph, of that graph's children, and of those that it was updated with. One thread launches or changes it at
-    /// a time.
-    holds: Mutex<Holds>,
+    /// One thread launches or changes it at a time.
+    uses: Mutex<Uses>,
 }
 
-type Holds = SmallVec<[Arc<Hold>; 1]>;
+/// What launches use.
+#[derive(Default)]
+struct Uses {
+    /// That of the graph that it was made of, and of those within.
+    graph: Use,
+    /// That of the graph that it was updated with last.
+    update: Option<Use>,
+    /// That of the nodes that were set since.
+    nodes: Vec<(usize, Use)>,
+    /// What only launches before a change use: those that were open then.
+    before: Vec<(Use, Open)>,
+}
+
+/// What some of its nodes use.
+#[derive(Default)]
+pub(crate) struct Use {
+    pub(crate) holds: SmallVec<[Arc<Hold>; 1]>,
+    /// Beside memory: events, a graph.
+    #[allow(dead_code, reason = "held")]
+    pub(crate) kept: Kept,
+    /// What they do: so the device is not the last to have its callback.
+    pub(crate) piece: Option<Piece>,
+}
+
+/// Launches that are not known to be done.
+type Open = SmallVec<[Ticket; 3]>;
+
+impl Use {
+    fn open(&self) -> Open {
+        self.holds.iter().flat_map(|hold| hold.open_launches()).collect()
+    }
+}
+
+impl Uses {
+    fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
+        let changed = self.update.iter().chain(self.nodes.iter().map(|(_, of)| of));
+        iter::once(&self.graph).chain(changed).flat_map(|of| &of.holds)
+    }
+
+    /// Launches from now on use this no more.
+    fn no_more(&mut self, gone: impl IntoIterator<Item = Use>) {
+        self.before.extend(gone.into_iter().map(|gone| {
+            let open = gone.open();
+            (gone, open)
+        }));
+    }
+
+    /// What no launch uses any more, to be dropped without a lock.
+    fn take_over(&mut self, mut is_over: impl FnMut(&mut Open) -> bool) -> Vec<Use> {
+        self.before.extract_if(.., |(_, open)| is_over(open)).map(|(gone, _)| gone).collect()
+    }
+}
 
 impl Execution {
-    pub(crate) fn new(device: &Device, recorder: &Recorder, holds: Holds) -> Result<Self> {
+    pub(crate) fn new(device: &Device, recorder: &Recorder, graph: Use) -> Result<Self> {
         device.check()?;
-        let state = recorder.state();
-        let raw = Streams::of(device).heed(device.backend().graph_instantiate(state.graph))?;
-        drop(state);
-        Ok(Self { device: device.clone(), raw, holds: Mutex::new(holds) })
+        Ending::look_at_all(device);
+        let made = {
+            let state = recorder.state();
+            device.backend().graph_instantiate(state.graph)
+        };
+        let raw = Streams::of(device).heed(made)?;
+        Ok(Self { device: device.clone(), raw, uses: Mutex::new(Uses { graph, ..Uses::default() }) })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -67,100 +129,142 @@ impl Execution {
     /// Brings it to the device, so that its first launch need not.
     pub(crate) fn upload(&self, stream: &Stream) -> Result<()> {
         self.may_be_on(stream)?;
-        let _holds = lock(&self.holds);
+        let _uses = lock(&self.uses);
         stream.enqueue(|backend, raw| backend.exec_upload(self.raw, raw)).map(drop)
     }
 
     pub(crate) fn launch(&self, stream: &Stream) -> Result<Ticket> {
         self.may_be_on(stream)?;
+        // Before the locks, so that it is dropped after them.
+        let _gone;
         let _turn = Turn::take();
-        let holds = lock(&self.holds);
-        holds.iter().try_for_each(|hold| hold.before_launch(stream))?;
-        // SAFETY: all memory that its nodes use is held by `holds`, which live until the launch is done: dropped, this gives
-        // them to the lookout for as long.
+        let mut uses = lock(&self.uses);
+        _gone = uses.take_over(|open| open.iter().all(Ticket::has_passed));
+        uses.holds().try_for_each(|hold| hold.before_launch(stream))?;
+        // SAFETY: all memory that its nodes use is held by `uses`, which live until the launch is done: dropped, this gives
+        // them to the lookout for as long, and what a change replaces stays as long, too.
         let ticket = stream.enqueue(|backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
-        holds.iter().for_each(|hold| hold.note_launch(&ticket));
+        uses.holds().for_each(|hold| hold.note_launch(&ticket));
         Ok(ticket)
     }
 
-    /// What its launches from now on do is what this graph's nodes do.
-    pub(crate) fn update(
-        &self,
-        recorder: &Recorder,
-        with: impl IntoIterator<Item = Arc<Hold>>,
-    ) -> Result<Result<(), Refused>> {
+    /// What its launches from now on do is what this graph's nodes do, which use `with`.
+    pub(crate) fn update(&self, recorder: &Recorder, with: Use) -> Result<Result<(), Refused>> {
         self.device.check()?;
-        let mut holds = lock(&self.holds);
-        let graph = recorder.state().graph;
-        // SAFETY: the memory that the graph's nodes use is held by its holds, which are kept from here on.
-        let updated = unsafe { self.device.backend().exec_update(self.raw, graph) };
-        let updated = Streams::of(&self.device).heed(updated)?;
-        if updated.is_ok() {
-            // What it did before may still run: that memory is kept, too.
-            keep(&mut holds, with);
-        }
-        Ok(updated)
+        let updated = {
+            let _turn = Turn::take();
+            let mut uses = lock(&self.uses);
+            let state = recorder.state();
+            // SAFETY: the memory that the graph's nodes use is held by `with`, which is kept from here on.
+            let updated = unsafe { self.device.backend().exec_update(self.raw, state.graph) };
+            drop(state);
+            if let Ok(Ok(())) = updated {
+                let before = uses.update.replace(with);
+                let nodes = std::mem::take(&mut uses.nodes);
+                uses.no_more(before.into_iter().chain(nodes.into_iter().map(|(_, of)| of)));
+            }
+            updated
+        };
+        self.tidy();
+        Streams::of(&self.device).heed(updated)
     }
 
-    /// `work`, captured, is what `node` does from now on. What that uses is `hold`'s.
+    /// What a node does from now on is the piece of work in `with`.
     pub(crate) fn set(
         &self,
         recorder: &Recorder,
         node: usize,
-        hold: Arc<Hold>,
-        work: impl FnOnce() -> Result<()>,
-    ) -> Result<Option<Result<(), Refused>>> {
-        let mut holds = lock(&self.holds);
-        let Some((raw, kind)) = raw_of(recorder, node) else { return Ok(None) };
-        // What it did before may still run: that memory is kept, too.
-        keep(&mut holds, [hold]);
-        recorder.instead(self.raw, raw, kind, work)
+        piece: Piece,
+        mut with: Use,
+    ) -> Result<Result<(), Refused>> {
+        self.device.check()?;
+        let set = {
+            let _turn = Turn::take();
+            let mut uses = lock(&self.uses);
+            let state = recorder.state();
+            let (raw, kind) = match raw_of(&state, node) {
+                Ok(known) => known,
+                Err(refused) => return Ok(Err(refused)),
+            };
+            if !piece.is(kind) {
+                return Ok(Err(Refused { node: Some(raw), why: format!("a {} cannot take its place", piece.name()) }));
+            }
+            // SAFETY: what the work uses is held by `with`, which is kept from here on.
+            let set = piece.with(|work| unsafe { self.device.backend().exec_set(self.raw, raw, work) });
+            drop(state);
+            if let Ok(Ok(())) = set {
+                with.piece = Some(piece);
+                let at = uses.nodes.iter().position(|(set, _)| *set == node);
+                let before = at.map(|at| uses.nodes.swap_remove(at).1);
+                uses.nodes.push((node, with));
+                uses.no_more(before);
+            }
+            set
+        };
+        self.tidy();
+        Streams::of(&self.device).heed(set)
     }
 
     /// Whether launches from now on run a node.
-    pub(crate) fn enable(
-        &self,
-        recorder: &Recorder,
-        node: usize,
-        enabled: bool,
-    ) -> Result<Option<Result<(), Refused>>> {
+    pub(crate) fn enable(&self, recorder: &Recorder, node: usize, enabled: bool) -> Result<Result<(), Refused>> {
         self.device.check()?;
-        let _holds = lock(&self.holds);
-        let Some((raw, _)) = raw_of(recorder, node) else { return Ok(None) };
-        let done = self.device.backend().exec_enable(self.raw, raw, enabled);
-        Streams::of(&self.device).heed(done).map(Some)
+        let done = {
+            let _uses = lock(&self.uses);
+            let state = recorder.state();
+            match raw_of(&state, node) {
+                Ok((raw, _)) => self.device.backend().exec_enable(self.raw, raw, enabled),
+                Err(refused) => return Ok(Err(refused)),
+            }
+        };
+        Streams::of(&self.device).heed(done)
+    }
+
+    /// Lets go what was used before a change by launches that are done now.
+    fn tidy(&self) {
+        let gone = lock(&self.uses).take_over(are_over);
+        drop(gone);
     }
 
     /// Launches that are not known to be done.
-    pub(crate) fn open_launches(&self) -> SmallVec<[Ticket; 3]> {
-        lock(&self.holds).iter().flat_map(|hold| hold.open_launches()).collect()
+    pub(crate) fn open_launches(&self) -> Open {
+        lock(&self.uses).holds().flat_map(|hold| hold.open_launches()).collect()
     }
 }
 
-fn keep(holds: &mut Holds, more: impl IntoIterator<Item = Arc<Hold>>) {
-    for hold in more {
-        if !holds.iter().any(|known| Arc::ptr_eq(known, &hold)) {
-            holds.push(hold);
+/// Asks the device whether these launches are done, or never will be: then there are none of them left. Within a capture it
+/// is not asked.
+fn are_over(open: &mut Open) -> bool {
+    let may_ask = Capture::current().is_none();
+    let mut lost = false;
+    open.retain(|ticket| {
+        if !may_ask {
+            return !ticket.has_passed();
         }
-    }
+        match ticket.look() {
+            Ok(done) => !done,
+            Err(error) => {
+                lost |= error.is_device_lost();
+                true
+            }
+        }
+    });
+    lost || open.is_empty()
 }
 
 /// A node that the driver knows as one.
-fn raw_of(recorder: &Recorder, node: usize) -> Option<(RawNode, Kind)> {
-    let state = recorder.state();
-    let node = state.draft.get(node)?;
-    match (node.kind, &*node.raw) {
-        (Kind::External, _) => None,
-        (kind, [raw]) => Some((*raw, kind)),
-        _ => None,
+fn raw_of(state: &recorder::State, node: usize) -> Result<(RawNode, Kind), Refused> {
+    match state.draft.get(node).map(|node| (node.kind, &*node.raw)) {
+        Some((kind, [raw])) if kind != Kind::External => Ok((*raw, kind)),
+        _ => Err(Refused { node: None, why: "it is another library's, and perhaps several of the driver's".into() }),
     }
 }
 
 /// Adds a node that is all of another graph.
 pub(crate) fn add_child(recorder: &Recorder, after: Few, child: &Recorder) -> Result<usize> {
-    let child = child.state().graph;
+    let child = child.state();
     // SAFETY: what the child's nodes use is held by the holds of its graph, which the caller keeps with this one's.
-    unsafe { recorder.add(after, &NodeWork::Child(child)) }
+    // The driver does not let two look at one graph at once: nobody else does.
+    unsafe { recorder.add(after, &NodeWork::Child(child.graph)) }
 }
 
 /// Adds a node that makes memory at each launch, and the memory, for the nodes that come after it.
@@ -250,39 +354,60 @@ pub(crate) fn add_conditional(
 /// What is left of one that was dropped while launches of it run.
 struct Ending {
     backend: Arc<dyn Backend>,
-    raw: RawExec,
-    holds: Holds,
-    open: SmallVec<[Ticket; 3]>,
+    /// None once it is over.
+    raw: Option<RawExec>,
+    uses: Uses,
+    open: Open,
 }
+
+/// Of all devices: whoever makes an exec of a graph that has one at a time need not wait for the lookout.
+static ENDINGS: Mutex<Vec<Weak<Mutex<Ending>>>> = Mutex::new(Vec::new());
 
 impl Ending {
     /// True once it is over.
-    fn look(&mut self) -> bool {
-        let mut lost = false;
-        self.open.retain(|ticket| match ticket.look() {
-            Ok(done) => !done,
-            Err(error) => {
-                lost |= error.is_device_lost();
-                true
-            }
-        });
-        if !lost && !self.open.is_empty() {
+    fn look(ending: &Mutex<Self>) -> bool {
+        let mut this = lock(ending);
+        if this.raw.is_some() && !are_over(&mut this.open) {
             return false;
         }
-        // SAFETY: its launches are done, or the device is lost and runs no more of them; nobody has it to launch it again.
-        unsafe { self.backend.exec_destroy(self.raw) };
-        self.holds.clear();
+        // Taken first, and dropped without the lock: a destructor in there may panic, or come here again.
+        if let Some(raw) = this.raw.take() {
+            // SAFETY: its launches are done, or the device is lost and runs no more of them; nobody has it to launch it
+            // again, and it was taken.
+            unsafe { this.backend.exec_destroy(raw) };
+        }
+        let uses = std::mem::take(&mut this.uses);
+        drop(this);
+        drop(uses);
         true
+    }
+
+    fn look_at_all(device: &Device) {
+        let all: Vec<_> = {
+            let mut endings = lock(&ENDINGS);
+            endings.retain(|ending| ending.strong_count() > 0);
+            endings.iter().filter_map(Weak::upgrade).collect()
+        };
+        for ending in all {
+            if Arc::ptr_eq(&lock(&ending).backend, device.backend()) {
+                Self::look(&ending);
+            }
+        }
     }
 }
 
 impl Drop for Execution {
     fn drop(&mut self) {
         let open = self.open_launches();
-        let holds = std::mem::take(self.holds.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner));
-        let mut ending = Ending { backend: self.device.backend().clone(), raw: self.raw, holds, open };
-        if !ending.look() {
-            Streams::of(&self.device).lookout().sweep(Box::new(move || !ending.look()));
+        let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner));
+        let backend = self.device.backend().clone();
+        let ending = Arc::new(Mutex::new(Ending { backend, raw: Some(self.raw), uses, open }));
+        if !Ending::look(&ending) {
+            let mut endings = lock(&ENDINGS);
+            endings.retain(|ending| ending.strong_count() > 0);
+            endings.push(Arc::downgrade(&ending));
+            drop(endings);
+            Streams::of(&self.device).lookout().sweep(Box::new(move || !Ending::look(&ending)));
         }
     }
 }

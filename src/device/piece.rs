@@ -1,0 +1,83 @@
+//! [`Piece`]: one piece of work by value, to be handed to the seam later.
+//!
+//! Work that is enqueued borrows its arguments from the call. What a node of an exec is to do from now on is heard from a
+//! user's closure, and handed over only once that has returned: so it is held here meanwhile, and the host's function with it.
+
+use super::{
+    backend::{Address, Arg, Launch, NodeWork, Scalar},
+    draft::{Kind, name_of},
+};
+
+/// See the [module](self).
+pub(crate) struct Piece {
+    /// A kernel's arguments are beside it.
+    work: NodeWork<'static>,
+    args: Box<[Held]>,
+}
+
+enum Held {
+    Slice { address: Address, len: u64, bytes: u64, write: bool },
+    Scalar(Scalar),
+}
+
+impl From<&Arg<'_>> for Held {
+    fn from(arg: &Arg<'_>) -> Self {
+        match *arg {
+            Arg::Slice { address, len, bytes, write } => Self::Slice { address, len, bytes, write },
+            Arg::Scalar(value) => Self::Scalar(Scalar::new(value)),
+        }
+    }
+}
+
+impl Held {
+    fn arg(&self) -> Arg<'_> {
+        match self {
+            Self::Slice { address, len, bytes, write } => {
+                Arg::Slice { address: *address, len: *len, bytes: *bytes, write: *write }
+            }
+            Self::Scalar(value) => Arg::Scalar(&value.bytes[..value.size]),
+        }
+    }
+}
+
+impl Piece {
+    pub(crate) fn new(work: &NodeWork<'_>) -> Self {
+        let mut args: Box<[Held]> = Box::default();
+        let work = match work {
+            NodeWork::Kernel(Launch { kernel, grid, block, shared_bytes, args: lent }) => {
+                args = lent.iter().map(Held::from).collect();
+                NodeWork::Kernel(Launch { kernel, grid: *grid, block: *block, shared_bytes: *shared_bytes, args: &[] })
+            }
+            NodeWork::Copy { to, from, bytes } => NodeWork::Copy { to: *to, from: *from, bytes: *bytes },
+            NodeWork::Fill { to, pattern, bytes } => NodeWork::Fill { to: *to, pattern: *pattern, bytes: *bytes },
+            NodeWork::Host(function) => NodeWork::Host(function.clone()),
+            NodeWork::Empty => NodeWork::Empty,
+            NodeWork::Child(graph) => NodeWork::Child(*graph),
+            NodeWork::Record(event) => NodeWork::Record(*event),
+            NodeWork::Wait(event) => NodeWork::Wait(*event),
+            NodeWork::Free(address) => NodeWork::Free(*address),
+        };
+        Self { work, args }
+    }
+
+    /// As the seam takes it.
+    pub(crate) fn with<R>(&self, take: impl FnOnce(&NodeWork<'_>) -> R) -> R {
+        match self.work {
+            NodeWork::Kernel(launch) => {
+                let args: Vec<_> = self.args.iter().map(Held::arg).collect();
+                take(&NodeWork::Kernel(Launch { args: &args, ..launch }))
+            }
+            _ => take(&self.work),
+        }
+    }
+
+    /// Whether it is work of this kind, whatever it touches.
+    pub(crate) fn is(&self, kind: Kind) -> bool {
+        std::mem::discriminant(&Kind::of(&self.work)) == std::mem::discriminant(&kind)
+    }
+
+    /// For people.
+    pub(crate) fn name(&self) -> String {
+        name_of(&self.work)
+    }
+}
