@@ -77,6 +77,8 @@ struct Inner {
     hold: Arc<Hold>,
     /// With the nodes that they are.
     children: Vec<(Graph, usize)>,
+    /// What graphs within its nodes use.
+    bodies: Vec<Arc<Hold>>,
     /// What its nodes use beside memory.
     _kept: Kept,
     inputs: Vec<InputCopy>,
@@ -142,6 +144,7 @@ struct Sketch {
     hold: Arc<Hold>,
     capture: Arc<Capture>,
     children: Vec<(Graph, usize)>,
+    bodies: Vec<Arc<Hold>>,
 }
 
 impl Sketch {
@@ -158,7 +161,14 @@ impl Sketch {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let capture = Capture::new(device, recorder.clone());
         let hold = Hold::new(&capture);
-        Self { id: IDS.fetch_add(1, Ordering::Relaxed), recorder, hold, capture, children: Vec::new() }
+        Self {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            recorder,
+            hold,
+            capture,
+            children: Vec::new(),
+            bodies: Vec::new(),
+        }
     }
 
     fn node(&self, at: usize) -> Node {
@@ -189,6 +199,7 @@ impl Sketch {
             recorder: self.recorder.clone(),
             hold: self.hold.clone(),
             children: std::mem::take(&mut self.children),
+            bodies: std::mem::take(&mut self.bodies),
             _kept: self.capture.take_kept(),
             inputs,
         }))
@@ -273,7 +284,12 @@ impl Graph {
     /// Its own, and those of its children, and of theirs.
     fn holds(&self) -> Vec<Arc<Hold>> {
         let mut holds = vec![self.0.hold.clone()];
-        self.0.children.iter().for_each(|(child, _)| holds.extend(child.holds()));
+        holds.extend(self.0.bodies.iter().cloned());
+        for hold in self.0.children.iter().flat_map(|(child, _)| child.holds()) {
+            if !holds.iter().any(|known| Arc::ptr_eq(known, &hold)) {
+                holds.push(hold);
+            }
+        }
         holds
     }
 

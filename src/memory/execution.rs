@@ -227,7 +227,7 @@ pub(crate) fn add_frees(recorder: &Recorder, hold: &Hold, stream: impl Fn() -> R
 
 /// Adds a node with a graph within it, that runs as the first of these elements says; and the recorder of that graph.
 pub(crate) fn add_conditional(
-    recorder: &Recorder,
+    recorder: &Arc<Recorder>,
     stream: &Stream,
     after: Few,
     when: Condition,
@@ -244,7 +244,7 @@ pub(crate) fn add_conditional(
     // SAFETY: the flag has four bytes at least, in this device's memory; the graph's hold keeps it, as the caller notes its
     // use.
     let (node, within) = unsafe { recorder.add_conditional(after, when, address) }?;
-    Ok((node, Recorder::within(recorder.inner(), within)))
+    Ok((node, Recorder::within(recorder, within)))
 }
 
 /// What is left of one that was dropped while launches of it run.
