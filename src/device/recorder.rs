@@ -52,6 +52,7 @@ pub(crate) struct State {
     pub(crate) graph: RawGraph,
     pub(crate) draft: Draft,
     open: bool,
+    retired: bool,
     /// The driver captures into the graph.
     capturing: bool,
     handles: u64,
@@ -96,6 +97,7 @@ impl Recorder {
                 graph,
                 draft: Draft::default(),
                 open: true,
+                retired: false,
                 capturing: false,
                 handles: 0,
                 streams: BTreeMap::new(),
@@ -118,7 +120,20 @@ impl Recorder {
 
     /// Nothing more is recorded until it is opened again.
     pub(crate) fn set_open(&self, open: bool) {
-        self.state().open = open;
+        let mut state = self.state();
+        state.open = open && !state.retired;
+    }
+
+    /// Its graph is over: nobody adds to it or makes execs of it any more.
+    pub(crate) fn retire(&self) {
+        let mut state = self.state();
+        state.open = false;
+        let retired = std::mem::replace(&mut state.retired, true);
+        let graph = state.graph;
+        drop(state);
+        if !retired && self.within.is_none() {
+            self.inner.graph_destroy(graph);
+        }
     }
 
     /// A stream whose first node comes after these.
@@ -525,10 +540,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        if self.within.is_none() {
-            let graph = self.state().graph;
-            self.inner.graph_destroy(graph);
-        }
+        self.retire();
     }
 }
 

@@ -59,7 +59,10 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     memory::{Memory, hold::Hold},
-    stream::capture::{Capture, Kept},
+    stream::{
+        Streams,
+        capture::{Capture, Kept},
+    },
 };
 
 /// Work of one device, recorded: nodes, and what comes after what. See the [module](self).
@@ -145,6 +148,8 @@ struct Sketch {
     capture: Arc<Capture>,
     children: Vec<(Graph, usize)>,
     bodies: Vec<Arc<Hold>>,
+    /// Nobody else has the recorder's graph.
+    owns: bool,
 }
 
 impl Sketch {
@@ -154,7 +159,10 @@ impl Sketch {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         device.check()?;
-        Ok(Self::over(device, Recorder::new(device.backend())?))
+        let recorder = Streams::of(device).heed(Recorder::new(device.backend()))?;
+        let mut sketch = Self::over(device, recorder);
+        sketch.owns = true;
+        Ok(sketch)
     }
 
     fn over(device: &Device, recorder: Arc<Recorder>) -> Self {
@@ -168,6 +176,7 @@ impl Sketch {
             capture,
             children: Vec::new(),
             bodies: Vec::new(),
+            owns: false,
         }
     }
 
@@ -193,6 +202,7 @@ impl Sketch {
     /// The graph, as it is now.
     fn finish(mut self, inputs: Vec<InputCopy>) -> Graph {
         self.end();
+        self.owns = false;
         Graph(Arc::new(Inner {
             id: self.id,
             device: self.capture.device().clone(),
@@ -209,6 +219,16 @@ impl Sketch {
 impl Drop for Sketch {
     fn drop(&mut self) {
         self.end();
+        if self.owns {
+            self.recorder.retire();
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Streams of its capture may have been kept.
+        self.recorder.retire();
     }
 }
 

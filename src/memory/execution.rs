@@ -75,6 +75,7 @@ impl Execution {
         self.may_be_on(stream)?;
         let _turn = Turn::take();
         let holds = lock(&self.holds);
+        holds.iter().try_for_each(|hold| hold.is_not_captured(stream))?;
         holds.iter().try_for_each(|hold| hold.before_launch(stream))?;
         // SAFETY: all memory that its nodes use is held by `holds`, which live until the launch is done: dropped, this gives
         // them to the lookout for as long.

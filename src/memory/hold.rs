@@ -407,6 +407,17 @@ impl Hold {
         Ok(())
     }
 
+    /// An error on the thread of a capture whose nodes use the same memory.
+    pub(super) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
+        let Some(current) = Capture::current().and_then(|capture| Self::of(&capture).ok()) else { return Ok(()) };
+        let ties: Vec<_> = lock(&self.state).tied.iter().map(|tied| tied.tie.clone()).collect();
+        let state = lock(&current.state);
+        match ties.iter().any(|tie| state.find(tie).is_some()) {
+            true => Err(takes_no_part(stream)),
+            false => Ok(()),
+        }
+    }
+
     pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
         let mut open: SmallVec<[Ticket; 8]> = SmallVec::new();
         let mut state = lock(&self.state);
@@ -453,6 +464,15 @@ impl Hold {
         state.launches.forget_passed();
         state.launches.all()
     }
+}
+
+fn takes_no_part(stream: &Stream) -> Error {
+    let text = format!(
+        "stream `{}` takes no part in the capture of what uses the same memory: what is enqueued there runs now, and at no \
+         launch; take a stream of the capture, an operator `cx.stream()`",
+        stream.name()
+    );
+    Error::new(ErrorKind::Usage, text)
 }
 
 fn of_interest(uses: &Uses, write: bool) -> SmallVec<[Ticket; 3]> {
@@ -568,12 +588,7 @@ impl Memory {
         if hold.is_none_or(|hold| lock(&hold.state).find(tie).is_none()) {
             return Ok(());
         }
-        let text = format!(
-            "stream `{}` takes no part in the capture of what uses the same memory: what is enqueued there runs now, and \
-             at no launch; take a stream of the capture, an operator `cx.stream()`",
-            stream.name()
-        );
-        Err(Error::new(ErrorKind::Usage, text))
+        Err(takes_no_part(stream))
     }
 
     /// The capture may be over: then nothing was recorded, and the enqueue has said so.
