@@ -44,8 +44,8 @@ use crate::{
 /// See the [module](self).
 pub(crate) struct Recorder {
     inner: Arc<dyn Backend>,
-    /// The graph is a part of another one, which ends it.
-    within: bool,
+    /// The graph is a part of this one's, which ends it.
+    within: Option<Arc<Self>>,
     state: Mutex<State>,
 }
 
@@ -53,6 +53,9 @@ pub(crate) struct State {
     pub(crate) graph: RawGraph,
     pub(crate) draft: Draft,
     open: bool,
+    retired: bool,
+    /// The driver captures into the graph.
+    capturing: bool,
     handles: u64,
     streams: BTreeMap<RawStream, Lane>,
     events: BTreeMap<RawEvent, Few>,
@@ -66,6 +69,8 @@ pub(crate) struct State {
 struct Lane {
     name: String,
     at: Few,
+    /// What is enqueued into it goes nowhere.
+    closed: bool,
 }
 
 /// What a node of an exec is to do: one piece of work.
@@ -78,15 +83,15 @@ struct Note {
 
 impl Recorder {
     pub(crate) fn new(inner: &Arc<dyn Backend>) -> Result<Arc<Self>> {
-        Ok(Self::over(inner, inner.graph_create()?, false))
+        Ok(Self::over(inner, inner.graph_create()?, None))
     }
 
     /// Into the graph within a node of another.
-    pub(crate) fn within(inner: &Arc<dyn Backend>, graph: RawGraph) -> Arc<Self> {
-        Self::over(inner, graph, true)
+    pub(crate) fn within(outer: &Arc<Self>, graph: RawGraph) -> Arc<Self> {
+        Self::over(&outer.inner, graph, Some(outer.clone()))
     }
 
-    fn over(inner: &Arc<dyn Backend>, graph: RawGraph, within: bool) -> Arc<Self> {
+    fn over(inner: &Arc<dyn Backend>, graph: RawGraph, within: Option<Arc<Self>>) -> Arc<Self> {
         Arc::new(Self {
             inner: inner.clone(),
             within,
@@ -94,6 +99,8 @@ impl Recorder {
                 graph,
                 draft: Draft::default(),
                 open: true,
+                retired: false,
+                capturing: false,
                 handles: 0,
                 streams: BTreeMap::new(),
                 events: BTreeMap::new(),
@@ -102,11 +109,6 @@ impl Recorder {
                 note: None,
             }),
         })
-    }
-
-    /// The device's own.
-    pub(crate) fn inner(&self) -> &Arc<dyn Backend> {
-        &self.inner
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -120,7 +122,20 @@ impl Recorder {
 
     /// Nothing more is recorded until it is opened again.
     pub(crate) fn set_open(&self, open: bool) {
-        self.state().open = open;
+        let mut state = self.state();
+        state.open = open && !state.retired;
+    }
+
+    /// Its graph is over: nobody adds to it or makes execs of it any more.
+    pub(crate) fn retire(&self) {
+        let mut state = self.state();
+        state.open = false;
+        let retired = std::mem::replace(&mut state.retired, true);
+        let graph = state.graph;
+        drop(state);
+        if !retired && self.within.is_none() {
+            self.inner.graph_destroy(graph);
+        }
     }
 
     /// A stream whose first node comes after these.
@@ -128,8 +143,15 @@ impl Recorder {
         let mut state = self.state();
         state.handles += 1;
         let stream = RawStream(state.handles);
-        state.streams.insert(stream, Lane { name: name.into(), at: after });
+        state.streams.insert(stream, Lane { name: name.into(), at: after, closed: false });
         stream
+    }
+
+    /// Nothing more is enqueued into a stream. Its end can still be waited for.
+    pub(crate) fn close_stream(&self, stream: RawStream) {
+        if let Some(lane) = self.state().streams.get_mut(&stream) {
+            lane.closed = true;
+        }
     }
 
     /// A stream goes on after this node.
@@ -155,8 +177,9 @@ impl Recorder {
     }
 
     /// One that adds nothing to this graph: it notes one piece of work, for whoever [takes](Self::take_noted) it.
-    pub(crate) fn noting(&self) -> Arc<Self> {
-        let noting = Self::within(&self.inner, self.state().graph);
+    pub(crate) fn noting(self: &Arc<Self>) -> Arc<Self> {
+        let graph = self.state().graph;
+        let noting = Self::within(self, graph);
         noting.state().note = Some(Note::default());
         noting
     }
@@ -253,7 +276,7 @@ impl Recorder {
         if let Some(note) = &mut state.note {
             return note.add(work);
         }
-        let after = state.lane(stream)?;
+        let after = state.end_to_add(stream)?;
         drop(state);
         // SAFETY: the same contract.
         let node = unsafe { self.add(after, work) }?;
@@ -279,6 +302,11 @@ impl Note {
 
 impl State {
     fn check(&self) -> Result<()> {
+        if self.capturing {
+            let text =
+                "another library's work is captured into the same graph right now, by another thread: one at a time";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
         if self.open {
             return Ok(());
         }
@@ -289,6 +317,15 @@ impl State {
     fn lane(&self, stream: RawStream) -> Result<Few> {
         let lane = self.streams.get(&stream).map(|lane| lane.at.clone());
         lane.ok_or_else(|| Error::new(ErrorKind::Usage, "a stream that takes no part in this capture"))
+    }
+
+    /// The same, for a node to come after it.
+    fn end_to_add(&self, stream: RawStream) -> Result<Few> {
+        if self.streams.get(&stream).is_some_and(|lane| lane.closed) {
+            let text = "a stream of a node that was added: take the one that the next node is given";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        self.lane(stream)
     }
 
     fn come_to(&mut self, stream: RawStream, node: usize) {
@@ -441,16 +478,19 @@ impl Backend for Recorder {
         if let Some(note) = &mut state.note {
             return note.refuse("a node of another library's cannot be set: capture anew and update the whole exec");
         }
-        let (after, graph, label) = (state.lane(stream)?, state.graph, state.label.clone());
+        let (after, graph, label) = (state.end_to_add(stream)?, state.graph, state.label.clone());
         let before = state.draft.raw_of(&after);
+        state.capturing = true;
         drop(state);
         let name = external.name;
-        // SAFETY: the same contract. Nobody else adds to the graph meanwhile: a capture is one thread's.
-        let Recorded { ends, nodes, host_copies } = unsafe { self.inner.graph_external(graph, &before, external) }?;
+        // SAFETY: the same contract. Nobody else adds to the graph meanwhile, as `capturing` says.
+        let recorded = unsafe { self.inner.graph_external(graph, &before, external) };
+        let mut state = self.state();
+        state.capturing = false;
+        let Recorded { ends, nodes, host_copies } = recorded?;
         if nodes == 0 {
             return Ok(());
         }
-        let mut state = self.state();
         let raw = ends.into_iter().collect();
         let node = state.draft.add(raw, Kind::External, name.into(), label, after);
         state.foreign.extend(host_copies.into_iter().map(|(way, bytes)| (node, way, bytes)));
@@ -515,10 +555,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        if !self.within {
-            let graph = self.state().graph;
-            self.inner.graph_destroy(graph);
-        }
+        self.retire();
     }
 }
 

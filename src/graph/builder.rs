@@ -54,13 +54,16 @@ impl Builder {
     /// uses.
     ///
     /// # Errors
-    /// `work`'s own, and those of its calls; [`Usage`](ErrorKind::Usage) for a node of another graph.
+    /// `work`'s own, and those of its calls; [`Usage`](ErrorKind::Usage) for a node of another graph. What was enqueued before
+    /// it failed stays in the graph.
     pub fn add(&mut self, after: &[Node], work: impl FnOnce(&Stream) -> Result<()>) -> Result<Node> {
         let after = self.find_all(after)?;
         let stream = self.sketch.capture.stream("node", after)?;
         {
             let _in = self.sketch.capture.enter();
-            work(&stream)?;
+            let worked = work(&stream);
+            self.sketch.recorder.close_stream(stream.raw());
+            worked?;
         }
         let end = self.sketch.recorder.end_of(stream.raw());
         let at = match &*end {
@@ -215,7 +218,7 @@ impl Builder {
         body: impl FnOnce(&mut Builder, S) -> Result<()>,
     ) -> Result<Node> {
         self.find_all(after)?;
-        let Sketch { recorder, hold, capture, .. } = &self.sketch;
+        let Sketch { recorder, capture, .. } = &self.sketch;
         // What the body will use is not known yet.
         let all = {
             let state = recorder.state();
@@ -228,8 +231,17 @@ impl Builder {
         recorder.go_on_after(stream.raw(), at);
         let ticket = stream.enqueue(|_, _| Ok(()))?;
         flag.borrow().view().memory.note_read(ticket);
-        let mut inner = Builder { sketch: Sketch::over(capture.device(), within) };
-        body(&mut inner, flag)?;
+        let mut inner = Builder { sketch: Sketch::over(capture.device(), within.clone()) };
+        let id = inner.sketch.id;
+        // What its nodes use is kept from here on, however it ends.
+        self.sketch.bodies.push(inner.sketch.hold.clone());
+        let made = body(&mut inner, flag);
+        let Sketch { hold, .. } = &self.sketch;
+        if made.is_err() || inner.sketch.id != id {
+            within.set_open(false);
+            made?;
+            return Err(Error::new(ErrorKind::Usage, "the body's builder was exchanged for another one"));
+        }
         // Launches come after what uses its memory elsewhere, and nodes after this one.
         hold.before_all_of(&inner.sketch.hold, &stream)?;
         let ticket = stream.enqueue(|_, _| Ok(()))?;

@@ -81,10 +81,15 @@ impl Capturing {
     /// [`Graph::inputs`], by which the caller copies to where it went, from wherever he likes. Copies from other host memory
     /// stay: the graph keeps that memory, and what it holds is copied again at each launch.
     ///
+    /// What is copied lies where it is until it is copied again, so from here on no memory of the capture is used twice.
+    ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of a device.
+    /// [`Usage`](ErrorKind::Usage) for memory of a device or that is not page-locked, and once memory of the capture was used
+    /// twice: say it first.
     pub fn input<T: Plain>(&mut self, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
         let memory = from.view().memory;
+        memory.is_page_locked()?;
+        self.sketch.hold.keep_apart()?;
         self.inputs.push(memory.host_range()?);
         Ok(())
     }
@@ -92,10 +97,14 @@ impl Capturing {
     /// Says that this host memory is an output: exactly one copy of the graph goes there. A copy to any other host memory
     /// would mean that the host did something with it in the capture, which no launch does again, and is an error.
     ///
+    /// As long as there is the graph a launch may write it at any time: the host looks at a copy,
+    /// [`Buffer::to_vec`](crate::Buffer::to_vec).
+    ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of a device.
+    /// [`Usage`](ErrorKind::Usage) for memory of a device or that is not page-locked.
     pub fn output<T: Plain>(&mut self, to: &mut (impl DeviceSliceMut<T> + ?Sized)) -> Result<()> {
         let memory = to.view().memory;
+        memory.is_page_locked()?;
         self.outputs.push(memory.host_range()?);
         Ok(())
     }

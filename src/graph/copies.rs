@@ -53,7 +53,8 @@ impl InputCopy {
     /// Makes the copy, from this host memory, for the launches from now on: after those that were made before.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of a device or that is too small, and if the graph is gone;
+    /// [`Usage`](ErrorKind::Usage) for memory of a device, that is not page-locked or too small, for a captured stream, and if
+    /// the graph is gone;
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn copy<T: Plain>(&self, stream: &Stream, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
         let hold = self.hold.upgrade();
@@ -124,6 +125,7 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
         let hold = std::sync::Arc::downgrade(&sketch.hold);
         taken.push(InputCopy { input, offset: from.start - inputs[input].start, bytes, to, hold });
     }
+    inputs.iter().for_each(|input| sketch.hold.reads_no_more(input));
     Ok(taken)
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use crate::{
     device::{Device, backend::RawEvent},
     error::{Error, ErrorKind, Result},
-    stream::Stream,
+    stream::{Stream, Streams},
 };
 
 /// A point within a graph that others wait for, at each launch anew: streams, or other graphs.
@@ -51,7 +51,7 @@ impl GraphEvent {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         device.check()?;
-        let raw = device.backend().event_create(false)?;
+        let raw = Streams::of(device).heed(device.backend().event_create(false))?;
         Ok(Self(Arc::new(Inner { device: device.clone(), raw })))
     }
 
@@ -90,7 +90,7 @@ impl GraphEvent {
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn query(&self) -> Result<bool> {
         self.0.device.check()?;
-        self.0.device.backend().event_query(self.0.raw)
+        Streams::of(&self.0.device).heed(self.0.device.backend().event_query(self.0.raw))
     }
 
     /// A graph's node uses it as long as there is the graph.

@@ -59,7 +59,10 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     memory::{Memory, hold::Hold},
-    stream::capture::{Capture, Kept},
+    stream::{
+        Streams,
+        capture::{Capture, Kept},
+    },
 };
 
 /// Work of one device, recorded: nodes, and what comes after what. See the [module](self).
@@ -77,6 +80,8 @@ struct Inner {
     hold: Arc<Hold>,
     /// With the nodes that they are.
     children: Vec<(Graph, usize)>,
+    /// What graphs within its nodes use.
+    bodies: Vec<Arc<Hold>>,
     /// What its nodes use beside memory.
     _kept: Kept,
     inputs: Vec<InputCopy>,
@@ -142,6 +147,9 @@ struct Sketch {
     hold: Arc<Hold>,
     capture: Arc<Capture>,
     children: Vec<(Graph, usize)>,
+    bodies: Vec<Arc<Hold>>,
+    /// Nobody else has the recorder's graph.
+    owns: bool,
 }
 
 impl Sketch {
@@ -151,14 +159,25 @@ impl Sketch {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         device.check()?;
-        Ok(Self::over(device, Recorder::new(device.backend())?))
+        let recorder = Streams::of(device).heed(Recorder::new(device.backend()))?;
+        let mut sketch = Self::over(device, recorder);
+        sketch.owns = true;
+        Ok(sketch)
     }
 
     fn over(device: &Device, recorder: Arc<Recorder>) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let capture = Capture::new(device, recorder.clone());
         let hold = Hold::new(&capture);
-        Self { id: IDS.fetch_add(1, Ordering::Relaxed), recorder, hold, capture, children: Vec::new() }
+        Self {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            recorder,
+            hold,
+            capture,
+            children: Vec::new(),
+            bodies: Vec::new(),
+            owns: false,
+        }
     }
 
     fn node(&self, at: usize) -> Node {
@@ -183,12 +202,14 @@ impl Sketch {
     /// The graph, as it is now.
     fn finish(mut self, inputs: Vec<InputCopy>) -> Graph {
         self.end();
+        self.owns = false;
         Graph(Arc::new(Inner {
             id: self.id,
             device: self.capture.device().clone(),
             recorder: self.recorder.clone(),
             hold: self.hold.clone(),
             children: std::mem::take(&mut self.children),
+            bodies: std::mem::take(&mut self.bodies),
             _kept: self.capture.take_kept(),
             inputs,
         }))
@@ -198,6 +219,16 @@ impl Sketch {
 impl Drop for Sketch {
     fn drop(&mut self) {
         self.end();
+        if self.owns {
+            self.recorder.retire();
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Streams of its capture may have been kept.
+        self.recorder.retire();
     }
 }
 
@@ -273,7 +304,12 @@ impl Graph {
     /// Its own, and those of its children, and of theirs.
     fn holds(&self) -> Vec<Arc<Hold>> {
         let mut holds = vec![self.0.hold.clone()];
-        self.0.children.iter().for_each(|(child, _)| holds.extend(child.holds()));
+        holds.extend(self.0.bodies.iter().cloned());
+        for hold in self.0.children.iter().flat_map(|(child, _)| child.holds()) {
+            if !holds.iter().any(|known| Arc::ptr_eq(known, &hold)) {
+                holds.push(hold);
+            }
+        }
         holds
     }
 

@@ -140,6 +140,7 @@ impl Execution {
         let _turn = Turn::take();
         let mut uses = lock(&self.uses);
         _gone = uses.take_over(|open| open.iter().all(Ticket::has_passed));
+        uses.holds().try_for_each(|hold| hold.is_not_captured(stream))?;
         uses.holds().try_for_each(|hold| hold.before_launch(stream))?;
         // SAFETY: all memory that its nodes use is held by `uses`, which live until the launch is done: dropped, this gives
         // them to the lookout for as long, and what a change replaces stays as long, too.
@@ -331,7 +332,7 @@ pub(crate) fn add_frees(recorder: &Recorder, hold: &Hold, stream: impl Fn() -> R
 
 /// Adds a node with a graph within it, that runs as the first of these elements says; and the recorder of that graph.
 pub(crate) fn add_conditional(
-    recorder: &Recorder,
+    recorder: &Arc<Recorder>,
     stream: &Stream,
     after: Few,
     when: Condition,
@@ -348,7 +349,7 @@ pub(crate) fn add_conditional(
     // SAFETY: the flag has four bytes at least, in this device's memory; the graph's hold keeps it, as the caller notes its
     // use.
     let (node, within) = unsafe { recorder.add_conditional(after, when, address) }?;
-    Ok((node, Recorder::within(recorder.inner(), within)))
+    Ok((node, Recorder::within(recorder, within)))
 }
 
 /// What is left of one that was dropped while launches of it run.

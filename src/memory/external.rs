@@ -124,7 +124,8 @@ impl<A: Addresses> External<'_, A> {
 
     /// Orders the stream after what its slices must come after, calls the function, and notes their use. The function
     /// gets the driver's stream, a `CUstream`, and the slices' addresses (`CUdeviceptr`s) in the order of their
-    /// declaration. The device's context is current. Nothing of wakeline is locked meanwhile.
+    /// declaration. The device's context is current. Nothing of wakeline is locked meanwhile; only where a graph uses one of
+    /// the slices, too, none is launched, so the function must not wait for a launch then.
     ///
     /// An error or a panic of the function is passed on, and the slices count as used all the same: what it had
     /// enqueued before runs. On the emulated device its [counterpart](Self::emulated) is enqueued in its place.

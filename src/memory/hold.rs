@@ -17,6 +17,7 @@
 use std::{
     cell::Cell,
     fmt,
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
@@ -47,6 +48,10 @@ struct State {
     shelf: Vec<Box<Memory>>,
     /// Launches, as uses of what lies there.
     launches: Uses,
+    /// Memory is not used again: copies of inputs are made before the launch, and stay.
+    keeps_apart: bool,
+    /// Some was.
+    used_again: bool,
     /// Memory that nodes make and none gives back yet.
     made: Vec<(Arc<Tie>, Address)>,
     /// What launches come after beside that: as it was when it was captured.
@@ -59,6 +64,8 @@ struct Tied {
     writes: bool,
     /// Within the capture.
     uses: Uses,
+    /// That is over.
+    sealed: bool,
 }
 
 /// What binds memory to graphs.
@@ -71,7 +78,11 @@ pub(super) struct Tie {
 }
 
 struct Kept {
+    /// Graphs, and captures that may become some.
     graphs: usize,
+    /// Graphs that may be launched, and those of them whose nodes write it.
+    readers: usize,
+    writers: usize,
     /// Its owner has dropped it.
     memory: Option<Box<Memory>>,
 }
@@ -104,6 +115,31 @@ impl Drop for Turn {
     }
 }
 
+impl Tie {
+    fn lies_in(&self, host: &Range<usize>) -> bool {
+        match self.home {
+            Home::Host(start) => host.contains(&start.addr().get()),
+            Home::Device(_) => false,
+        }
+    }
+
+    #[cold]
+    fn is_the_hosts(&self, write: bool) -> Result<()> {
+        let kept = lock(&self.kept);
+        if kept.writers == 0 && (!write || kept.readers == 0) {
+            return Ok(());
+        }
+        let text = if write {
+            "the host would write memory that a graph uses, and a launch may use it at any time: write other memory, and copy \
+             it there on a stream"
+        } else {
+            "the host would look at memory that a graph writes, and a launch may write it at any time: copy it out, with \
+             `Buffer::to_vec` say"
+        };
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+}
+
 impl Hold {
     /// For a capture.
     pub(crate) fn new(capture: &Capture) -> Arc<Self> {
@@ -117,7 +153,8 @@ impl Hold {
     /// That of a captured stream.
     fn of(capture: &Capture) -> Result<Arc<Self>> {
         let hold = capture.extension(|| Arc::new(Weak::<Self>::new())).and_then(|hold| hold.upgrade());
-        hold.ok_or_else(|| Error::new(ErrorKind::Usage, "its capture is over and its graph gone: take another stream"))
+        hold.filter(|_| !capture.is_over())
+            .ok_or_else(|| Error::new(ErrorKind::Usage, "its capture is over: take another stream"))
     }
 
     /// Where memory comes from that is asked for on this stream; without one, on this thread.
@@ -141,8 +178,15 @@ impl Hold {
         stream: Option<&Stream>,
         drawn: u64,
     ) -> Result<Owned> {
-        // Host memory holds what the launches are to read: it is written now.
-        if let (Some(stream), false) = (stream, heap.is_host())
+        if let Some(stream) = stream
+            && stream.device() != device
+            && !heap.is_host()
+        {
+            let text = format!("memory of {device} for a stream of {}: choose one of its own device", stream.device());
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        // Host memory holds what the launches are to read: it is written now. And what was reserved is to be drawn.
+        if let (Some(stream), false, 0) = (stream, heap.is_host(), drawn)
             && let Some(again) = self.reuse(heap, bytes, stream)
         {
             return Ok(again);
@@ -158,13 +202,38 @@ impl Hold {
     fn reuse(&self, heap: &Arc<Heap>, bytes: usize, stream: &Stream) -> Option<Owned> {
         let past = stream.past();
         let mut state = lock(&self.state);
-        let State { tied, shelf, .. } = &mut *state;
+        let State { tied, shelf, keeps_apart, used_again, .. } = &mut *state;
+        if *keeps_apart {
+            return None;
+        }
         let at = shelf.iter().position(|memory| {
             let fits = memory.bytes == bytes && memory.origin.heap().is_some_and(|of| Arc::ptr_eq(of, heap));
             let uses = memory.tie.get().and_then(|tie| tied.iter().find(|tied| Arc::ptr_eq(&tied.tie, tie)));
             fits && uses.is_none_or(|tied| tied.uses.all_are(&past))
         })?;
+        *used_again = true;
         Some(Owned::new(shelf.swap_remove(at)))
+    }
+
+    /// There are inputs, whose copies are made before a launch: so from here on no memory is used again within it. An error
+    /// if some was.
+    pub(crate) fn keep_apart(&self) -> Result<()> {
+        let mut state = lock(&self.state);
+        if state.used_again {
+            let text = "an input after memory of the capture was used again: say `input` first, so that what it is copied \
+                        to is nobody else's";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        state.keeps_apart = true;
+        Ok(())
+    }
+
+    /// Nodes read none of this host memory any more.
+    pub(crate) fn reads_no_more(&self, of: &Range<usize>) {
+        let mut state = lock(&self.state);
+        let gone: Vec<_> = state.tied.extract_if(.., |tied| !tied.writes && tied.tie.lies_in(of)).collect();
+        drop(state);
+        drop(gone);
     }
 
     /// The graph's own memory, which nobody has any more.
@@ -175,6 +244,13 @@ impl Hold {
     /// A captured use of memory is about to be enqueued: it comes after those within the capture, by edges, and each launch
     /// after those outside.
     fn before(&self, memory: &Memory, stream: &Stream, write: bool) -> Result<()> {
+        if matches!(memory.origin, Origin::Node)
+            && !lock(&self.state).made.iter().any(|(made, _)| Arc::ptr_eq(made, memory.tie()))
+        {
+            let text = "memory that a node of another graph makes, or that is given back by now: it is there within the \
+                        launches of its own graph only, and for what is added to that itself";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
         self.before_tied(memory.tie(), stream, write)
     }
 
@@ -253,14 +329,24 @@ impl Hold {
         state.tied.iter_mut().for_each(|tied| tied.uses = Uses::default());
         // What nobody has any more is in no need of an order with others.
         let State { tied, shelf, .. } = &mut *state;
-        let mut untied = Vec::new();
+        let (mut untied, mut open) = (Vec::new(), Vec::new());
         for memory in shelf.iter_mut() {
-            let Some(tie) = memory.tie.take() else { continue };
-            memory.uses = Mutex::new(std::mem::take(&mut *lock(&tie.uses)));
-            if let Some(at) = tied.iter().position(|tied| Arc::ptr_eq(&tied.tie, &tie)) {
-                untied.push(tied.swap_remove(at));
-            }
+            let Some(tie) = memory.tie.get().filter(|tie| lock(&tie.kept).graphs == 1).cloned() else { continue };
+            let Some(at) = tied.iter().position(|tied| Arc::ptr_eq(&tied.tie, &tie)) else { continue };
+            untied.push(tied.swap_remove(at));
+            memory.tie.take();
+            let uses = std::mem::take(&mut *lock(&tie.uses));
+            open.extend(uses.all());
+            memory.uses = Mutex::new(uses);
         }
+        for tied in tied {
+            tied.sealed = true;
+            let mut kept = lock(&tied.tie.kept);
+            kept.readers += 1;
+            kept.writers += usize::from(tied.writes);
+        }
+        // Somebody has used it streamed before it was dropped.
+        state.outside.extend(open);
         drop(state);
         drop(untied);
     }
@@ -281,6 +367,11 @@ impl Hold {
         bytes: usize,
     ) -> Result<()> {
         let from = from.memory;
+        if stream.capture().is_some() {
+            let text = "an input is copied on a captured stream: copy it where the graph is launched";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        from.is_page_locked()?;
         if from_offset.checked_add(bytes).is_none_or(|end| end > from.bytes) {
             let text = format!("a copy of {bytes} bytes from {from_offset} of memory of {} bytes", from.bytes);
             return Err(Error::new(ErrorKind::Usage, text));
@@ -316,6 +407,17 @@ impl Hold {
         Ok(())
     }
 
+    /// An error on the thread of a capture whose nodes use the same memory.
+    pub(super) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
+        let Some(current) = Capture::current().and_then(|capture| Self::of(&capture).ok()) else { return Ok(()) };
+        let ties: Vec<_> = lock(&self.state).tied.iter().map(|tied| tied.tie.clone()).collect();
+        let state = lock(&current.state);
+        match ties.iter().any(|tie| state.find(tie).is_some()) {
+            true => Err(takes_no_part(stream)),
+            false => Ok(()),
+        }
+    }
+
     pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
         let mut open: SmallVec<[Ticket; 8]> = SmallVec::new();
         let mut state = lock(&self.state);
@@ -325,7 +427,12 @@ impl Hold {
             }
             Ok(())
         };
-        let _ = state.launches.each(&mut add);
+        if state.shelf.is_empty() {
+            // Those may run beside each other.
+            let _ = state.launches.write.iter().try_for_each(&mut add);
+        } else {
+            let _ = state.launches.each(&mut add);
+        }
         for tied in &state.tied {
             let uses = lock(&tied.tie.uses);
             let _ = if tied.writes { uses.each(&mut add) } else { uses.write.iter().try_for_each(&mut add) };
@@ -359,6 +466,15 @@ impl Hold {
     }
 }
 
+fn takes_no_part(stream: &Stream) -> Error {
+    let text = format!(
+        "stream `{}` takes no part in the capture of what uses the same memory: what is enqueued there runs now, and at no \
+         launch; take a stream of the capture, an operator `cx.stream()`",
+        stream.name()
+    );
+    Error::new(ErrorKind::Usage, text)
+}
+
 fn of_interest(uses: &Uses, write: bool) -> SmallVec<[Ticket; 3]> {
     if write { uses.all() } else { uses.write.iter().cloned().collect() }
 }
@@ -371,7 +487,7 @@ impl State {
     fn tied(&mut self, tie: &Arc<Tie>) -> &mut Tied {
         let at = self.tied.iter().position(|tied| Arc::ptr_eq(&tied.tie, tie)).unwrap_or_else(|| {
             lock(&tie.kept).graphs += 1;
-            self.tied.push(Tied { tie: tie.clone(), writes: false, uses: Uses::default() });
+            self.tied.push(Tied { tie: tie.clone(), writes: false, uses: Uses::default(), sealed: false });
             self.tied.len() - 1
         });
         &mut self.tied[at]
@@ -382,6 +498,10 @@ impl Drop for Tied {
     fn drop(&mut self) {
         let mut kept = lock(&self.tie.kept);
         kept.graphs -= 1;
+        if self.sealed {
+            kept.readers -= 1;
+            kept.writers -= usize::from(self.writes);
+        }
         let memory = if kept.graphs == 0 { kept.memory.take() } else { None };
         drop(kept);
         if let Some(memory) = memory {
@@ -410,9 +530,29 @@ impl Memory {
         let mut uses = lock(&self.uses);
         self.tie.get_or_init(|| {
             let uses = Mutex::new(std::mem::take(&mut *uses));
-            let kept = Mutex::new(Kept { graphs: 0, memory: None });
+            let kept = Mutex::new(Kept { graphs: 0, readers: 0, writers: 0, memory: None });
             Arc::new(Tie { home: self.home, bytes: self.bytes, uses, kept })
         })
+    }
+
+    /// An error for memory that host and graphs would both touch: a launch borrows nothing, and would write what the host is
+    /// looking at, or read what it writes.
+    #[inline]
+    pub(super) fn not_of_graphs(&self, write: bool) -> Result<()> {
+        match self.tie.get() {
+            None => Ok(()),
+            Some(tie) => tie.is_the_hosts(write),
+        }
+    }
+
+    /// An error for memory of the user's that devices cannot copy from and to as it is.
+    pub(crate) fn is_page_locked(&self) -> Result<()> {
+        if !self.is_staged() {
+            return Ok(());
+        }
+        let text = "this memory is not page-locked, and what is copied to or from it goes through other memory, which no \
+                    launch of a graph does: copy it to `Buffer::pinned`";
+        Err(Error::new(ErrorKind::Usage, text))
     }
 
     /// A turn at it, if graphs use it.
@@ -448,12 +588,7 @@ impl Memory {
         if hold.is_none_or(|hold| lock(&hold.state).find(tie).is_none()) {
             return Ok(());
         }
-        let text = format!(
-            "stream `{}` takes no part in the capture of what uses the same memory: what is enqueued there runs now, and \
-             at no launch; take a stream of the capture, an operator `cx.stream()`",
-            stream.name()
-        );
-        Err(Error::new(ErrorKind::Usage, text))
+        Err(takes_no_part(stream))
     }
 
     /// The capture may be over: then nothing was recorded, and the enqueue has said so.

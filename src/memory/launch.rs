@@ -70,6 +70,8 @@ impl<'a> Call<'a> {
         let Some((grid, block)) = shape.resolve(elements).map_err(|error| error.at(place()))? else {
             return Ok(());
         };
+        // Compiled, if it has to be, before anything is locked.
+        stream.streams().heed(stream.device().backend().load(def)).map_err(|error| error.at(place()))?;
         let _turn = given.iter().find_map(|arg| match arg {
             Given::Slice { access, .. } => access.turn(),
             Given::Scalar(_) => None,
@@ -85,8 +87,6 @@ impl<'a> Call<'a> {
                 }
             });
         }
-        // Compiled, if it has to be, before the stream is locked: others ask it how far it is.
-        stream.streams().heed(stream.device().backend().load(def)).map_err(|error| error.at(place()))?;
         let launch = Launch { kernel: def, grid, block, shared_bytes: shape.shared_bytes, args: &args };
         let enqueued = stream.enqueue(|backend, raw| {
             // SAFETY: by this function's contract the arguments are the declaration's. Each slice lies in memory of

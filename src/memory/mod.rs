@@ -350,11 +350,13 @@ impl Memory {
     /// The bytes, for the host to read. An error if a write is in flight.
     pub(crate) fn host_slice(&self) -> Result<&[u8]> {
         let pointer = self.host_pointer()?;
+        self.not_of_graphs(false)?;
         self.settled(false)?;
         self.bring_over()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, false)?;
         // SAFETY: the memory is this value's own, `bytes` long and initialised (the seam says so). The device does not
-        // write to it: no write is in flight, and a new one needs `&mut self` while `&self` is borrowed.
+        // write to it: no write is in flight, no graph has it to write, and a new write needs `&mut self` while `&self` is
+        // borrowed.
         Ok(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.bytes) })
     }
 
@@ -362,11 +364,12 @@ impl Memory {
     pub(crate) fn host_slice_mut(&mut self) -> Result<&mut [u8]> {
         let pointer = self.host_pointer()?;
         self.writable()?;
+        self.not_of_graphs(true)?;
         self.settled(true)?;
         self.bring_over()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, true)?;
-        // SAFETY: as in `host_slice`; the device neither reads nor writes it, and any new use needs this value, which is
-        // borrowed exclusively.
+        // SAFETY: as in `host_slice`; the device neither reads nor writes it, no graph has it, and any new use needs this
+        // value, which is borrowed exclusively.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.bytes) })
     }
 

@@ -30,6 +30,9 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
     if !to.is_staged() {
         return enqueue(stream, from, to, bytes).map(drop);
     }
+    if stream.capture().is_some() {
+        to.is_page_locked()?;
+    }
     // After what is on its way already: what has arrived is looked at when the last of it has.
     to.before_write(stream)?;
     let mut arrival = Memory::pinned(stream.device(), bytes)?;

@@ -94,7 +94,8 @@ impl Capture {
 
     /// The capture that this thread is in.
     pub(crate) fn current() -> Option<Arc<Self>> {
-        ENTERED.with(|entered| entered.borrow().last().cloned())
+        // None on a thread that ends.
+        ENTERED.try_with(|entered| entered.borrow().last().cloned()).ok().flatten()
     }
 
     /// Until the guard is dropped this thread is in it.
@@ -124,7 +125,9 @@ impl Capture {
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.recorder.set_open(false);
-        for stream in std::mem::take(&mut *lock(&self.made)) {
+        // Whoever waits is woken: not under the lock.
+        let made = std::mem::take(&mut *lock(&self.made));
+        for stream in made {
             stream.0.completion.advance(u64::MAX);
         }
     }

@@ -421,5 +421,5 @@ fn no_node(node: RawNode) -> Error {
 }
 
 fn wrong(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Driver, message)
+    Error::new(ErrorKind::Usage, message)
 }

@@ -1,4 +1,5 @@
-//! Faults of graphs, each shown by a test that fails; what was tried and held is `holds_..`.
+//! Graphs at their edges: what a sceptic did to them. Each test is named for the fault that it would show; what never was one
+//! is `holds_..`.
 //!
 //! Each runs in a process of its own, so that one that hangs, or ends the process, ends alone.
 
@@ -46,13 +47,13 @@ fn is_handed_out(device: &Device, address: u64) -> bool {
 
 /// Runs in a process of its own: what hangs there holds a lock that all tests share, and what ends there ends alone.
 fn alone_in_a_process(name: &str, body: impl FnOnce()) {
-    if std::env::var("SCEPTIC").is_ok_and(|only| only == name) {
+    if std::env::var("GRAPH_EDGES").is_ok_and(|only| only == name) {
         body();
         return;
     }
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture"])
-        .env("SCEPTIC", name)
+        .env("GRAPH_EDGES", name)
         .spawn()
         .unwrap();
     let begun = Instant::now();
@@ -94,12 +95,13 @@ fn a_launch_writes_to_host_memory_while_a_slice_of_it_is_borrowed() {
         })
         .unwrap();
         let exec = graph.instantiate().unwrap();
-        let seen: &[u32] = out.as_slice().unwrap();
-        let before = std::hint::black_box(seen)[0];
-        if let Ok(launched) = exec.launch(&stream) {
-            launched.completed().await.unwrap();
-        }
-        assert_eq!(std::hint::black_box(seen)[0], before, "what a shared reference shows has changed");
+        assert!(out.as_slice().is_err() && out.as_mut_slice().is_err() && out.read().await.is_err());
+        exec.launch(&stream).unwrap();
+        assert_eq!(out.to_vec(&stream).await.unwrap(), [7; 64]);
+        // It is the host's again.
+        drop((exec, graph));
+        assert_eq!(out.read().await.unwrap(), [7; 64]);
+        out.as_mut_slice().unwrap().fill(3);
     });
 }
 
@@ -424,7 +426,10 @@ fn memory_of_the_users_is_given_back_before_an_inputs_copy_has_read_it() {
         let exec = graph.instantiate().unwrap();
         let (mine, wrapped) = Buffer::wrap(vec![5_u32; 64]).unwrap();
         let held = hold(&stream);
-        graph.inputs()[0].copy(&stream, &mine).unwrap();
+        if graph.inputs()[0].copy(&stream, &mine).is_err() {
+            // Memory that is not page-locked goes through other memory, which an input's copy does not.
+            return;
+        }
         drop(mine);
         let back = futures::FutureExt::now_or_never(wrapped.into_inner());
         // It is the user's again: he may do what he likes with it.
@@ -951,27 +956,6 @@ fn an_input_of_wrapped_memory_is_taken_for_a_constant() {
     });
 }
 
-/// The time between two events of a graph, asked for while a launch runs: not waited for, as `since` says, but an error.
-#[test]
-fn the_time_between_events_of_a_graph_is_not_waited_for() {
-    alone("the_time_between_events_of_a_graph_is_not_waited_for", async || {
-        let device = emulated();
-        let stream = Stream::new(&device).unwrap();
-        let (from, to) = (wakeline::stream::Event::timed(), wakeline::stream::Event::timed());
-        let (graph, ()) = Graph::capture(&device, |capture| {
-            from.record(capture.stream())?;
-            to.record(capture.stream())
-        })
-        .unwrap();
-        let exec = graph.instantiate().unwrap();
-        let held = hold(&stream);
-        exec.launch(&stream).unwrap();
-        let asked = futures::FutureExt::now_or_never(to.since(&from));
-        drop(held);
-        assert!(asked.is_none(), "it resolves before the events are recorded: {asked:?}");
-    });
-}
-
 /// A fault that is seen by an event of a graph's is told to whoever asked, and to nobody else.
 #[test]
 fn a_fault_that_a_graph_event_sees_is_not_heeded() {
@@ -1281,23 +1265,5 @@ fn an_exec_that_was_dropped_in_flight_is_in_the_way_of_the_next() {
         // Dropped, and its launches are done.
         let next = graph.instantiate().map(drop);
         assert!(next.is_ok(), "{next:?}");
-    });
-}
-
-/// Work of a closure of `add` that failed: in the graph all the same, with no node to name it by.
-#[test]
-fn an_add_that_fails_leaves_its_nodes() {
-    alone("an_add_that_fails_leaves_its_nodes", async || {
-        let device = emulated();
-        let stream = Stream::new(&device).unwrap();
-        let mut data = buffer(&stream, 0).await;
-        let mut builder = Graph::builder(&device).unwrap();
-        let failed = builder.add(&[], |stream| {
-            stream.fill(&mut data, 1)?;
-            Err("no".into())
-        });
-        assert!(failed.is_err());
-        let graph = builder.build().unwrap();
-        assert!(graph.nodes().is_empty(), "{:?}", graph.nodes());
     });
 }
