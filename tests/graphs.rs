@@ -436,6 +436,47 @@ on_both!(g4_what_cannot_be_updated_is_an_error_that_names_the_node, async |devic
     assert_eq!(sum.to_vec(&stream).await.unwrap(), [1; 64]);
 });
 
+on_both!(g4_a_node_is_set_to_one_piece_of_work_or_not_at_all, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let (a, mut b, mut c) = (buffer(&stream, 2).await, buffer(&stream, 0).await, buffer(&stream, 0).await);
+    let (graph, ()) = Graph::capture(&device, |capture| square::launch(capture.stream(), &a, &mut b, 8)).unwrap();
+    let exec = graph.instantiate().unwrap();
+    let square_node = node(&graph, "square");
+    // Whatever becomes of the second one's error.
+    let two = exec.set(square_node, |stream| {
+        square::launch(stream, &a, &mut c, 8)?;
+        let _ = square::launch(stream, &a, &mut c, 8);
+        Ok(())
+    });
+    refused(two, &["node 0, `square`", "one piece of work"]);
+    exec.launch(&stream).unwrap();
+    assert_eq!((b.to_vec(&stream).await.unwrap()[0], c.to_vec(&stream).await.unwrap()[0]), (32, 0));
+    // Its arguments are the node's, slices and scalars.
+    let n = std::hint::black_box(4);
+    exec.set(square_node, |stream| square::launch(stream, &a, &mut c, n)).unwrap();
+    exec.launch(&stream).unwrap();
+    assert_eq!(c.to_vec(&stream).await.unwrap()[..16], [16; 16]);
+});
+
+on_both!(g4_launches_come_after_what_a_set_came_after, async |device: Device| {
+    let [one, two] = ["one", "two"].map(|name| Stream::named(&device, name).unwrap());
+    let (graph, ()) = Graph::capture(&device, |capture| capture.stream().host_callback(|| ())).unwrap();
+    let exec = graph.instantiate().unwrap();
+    let (there, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let held = hold(&two);
+    let (arrives, looks) = (there.clone(), (there.clone(), seen.clone()));
+    two.host_function(move || arrives.store(true, Ordering::SeqCst)).unwrap();
+    exec.set(node(&graph, "host function"), |stream| {
+        stream.wait_for(&two)?;
+        stream.host_callback(move || looks.1.store(looks.0.load(Ordering::SeqCst), Ordering::SeqCst))
+    })
+    .unwrap();
+    let launched = exec.launch(&one).unwrap();
+    drop(held);
+    launched.completed().await.unwrap();
+    assert!(seen.load(Ordering::SeqCst), "it was set to work that comes after another stream's");
+});
+
 on_both!(g5_several_execs_of_one_graph_on_several_streams, async |device: Device| {
     let [one, two] = ["one", "two"].map(|name| Stream::named(&device, name).unwrap());
     let mut sum = buffer(&one, 0).await;

@@ -184,17 +184,11 @@ impl Recorder {
         noting
     }
 
-    /// The piece of work that it has noted, if there was any.
-    ///
-    /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if there was more than that, whatever became of the error then.
-    pub(crate) fn take_noted(&self) -> Result<Option<Piece>> {
+    /// The piece of work that it has noted, if there was any; if there was more, what is wrong, whoever was told of it then.
+    pub(crate) fn take_noted(&self) -> Result<Option<Piece>, &'static str> {
         // A callback in it is dropped without the lock.
-        let note = self.state().note.take();
-        match note {
-            Some(Note { wrong: Some(text), .. }) => Err(Error::new(ErrorKind::Usage, text)),
-            note => Ok(note.and_then(|note| note.piece)),
-        }
+        let note = self.state().note.take().unwrap_or_default();
+        note.wrong.map_or(Ok(note.piece), Err)
     }
 
     /// A node that comes after these, of whatever stream.

@@ -53,7 +53,8 @@ impl Exec {
 
     /// Makes of it what an exec of `graph` would be, for launches from now on. The graph has the same nodes in the same order,
     /// whose parameters may be others: a capture of the same code with other buffers, say. This is what there is for
-    /// the nodes of other libraries.
+    /// the nodes of other libraries. What a node was [`set`](Self::set) to before is forgotten; what launches used until now
+    /// is let go when they are done, but for what its own graph keeps.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if it cannot be, with the node and the reason; it is as it was then.
@@ -68,7 +69,8 @@ impl Exec {
     }
 
     /// Gives one node of its graph other work of the same kind, for launches from now on: the work that `work` enqueues, one
-    /// piece.
+    /// piece. Nothing has changed before `work` has returned, and nothing is locked while it runs: it may launch this exec,
+    /// as it was. What the node was set to before is let go when the launches that use it are done.
     ///
     /// ```
     /// # use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -86,8 +88,9 @@ impl Exec {
     /// ```
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a node that is not this graph's, for work of another kind or of another kernel, and for
-    /// nodes that cannot be changed one by one, as those of other libraries; it is as it was then.
+    /// `work`'s own; [`Usage`](ErrorKind::Usage) for a node that is not this graph's, for no work or more than one piece, for
+    /// work of another kind or of another kernel, and for nodes that cannot be changed one by one, as those of other
+    /// libraries. It is as it was then.
     pub fn set(&self, node: Node, work: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
         let at = self.find(node)?;
         let recorder = &self.graph.0.recorder;
@@ -99,7 +102,7 @@ impl Exec {
         }
         // Launches come after what it met outside from the moment on when it is set.
         sketch.end();
-        let piece = sketch.recorder.take_noted().map_err(|error| self.not_changed(at, &error.to_string()))?;
+        let piece = sketch.recorder.take_noted().map_err(|why| self.not_changed(at, why))?;
         let Some(piece) = piece else { return Err(self.not_changed(at, "nothing was enqueued for it")) };
         let holds = std::iter::once(sketch.hold.clone()).collect();
         let used = Use { holds, kept: sketch.capture.take_kept(), piece: None };
