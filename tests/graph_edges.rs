@@ -75,8 +75,6 @@ fn alone(name: &str, body: impl AsyncFnOnce()) {
     alone_in_a_process(name, || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(within(body()));
-        // What is in flight ends before the thread does: see `memory_as_a_thread_ends_after_a_capture_panics`.
-        std::thread::sleep(Duration::from_millis(200));
     });
 }
 
