@@ -7,6 +7,7 @@ use super::{
     backend::{Address, Arg, Launch, NodeWork, Scalar},
     draft::{Kind, name_of},
 };
+use crate::error::{Error, ErrorKind, Result};
 
 /// See the [module](self).
 pub(crate) struct Piece {
@@ -79,5 +80,33 @@ impl Piece {
     /// For people.
     pub(crate) fn name(&self) -> String {
         name_of(&self.work)
+    }
+}
+
+/// What a node of an exec is to do: one piece of work.
+#[derive(Default)]
+pub(super) struct Note {
+    piece: Option<Piece>,
+    /// There was other work, too.
+    wrong: Option<&'static str>,
+}
+
+impl Note {
+    pub(super) fn add(&mut self, work: &NodeWork<'_>) -> Result<()> {
+        if self.piece.is_some() {
+            return self.refuse("one piece of work: a node does one thing, and this is the second");
+        }
+        self.piece = Some(Piece::new(work));
+        Ok(())
+    }
+
+    /// It is not to be, whatever else comes.
+    pub(super) fn refuse(&mut self, text: &'static str) -> Result<()> {
+        self.wrong.get_or_insert(text);
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
+    pub(super) fn piece(self) -> Result<Option<Piece>, &'static str> {
+        self.wrong.map_or(Ok(self.piece), Err)
     }
 }

@@ -34,7 +34,7 @@ use super::{
         Pattern, Place, RawEvent, RawGraph, RawNode, RawStream, Recorded, StreamSpec,
     },
     draft::{Draft, Few, Kind, digest_of, name_of},
-    piece::Piece,
+    piece::{Note, Piece},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -71,14 +71,6 @@ struct Lane {
     at: Few,
     /// What is enqueued into it goes nowhere.
     closed: bool,
-}
-
-/// What a node of an exec is to do: one piece of work.
-#[derive(Default)]
-struct Note {
-    piece: Option<Piece>,
-    /// There was other work, too.
-    wrong: Option<&'static str>,
 }
 
 impl Recorder {
@@ -188,7 +180,7 @@ impl Recorder {
     pub(crate) fn take_noted(&self) -> Result<Option<Piece>, &'static str> {
         // A callback in it is dropped without the lock.
         let note = self.state().note.take().unwrap_or_default();
-        note.wrong.map_or(Ok(note.piece), Err)
+        note.piece()
     }
 
     /// A node that comes after these, of whatever stream.
@@ -276,21 +268,6 @@ impl Recorder {
         let node = unsafe { self.add(after, work) }?;
         self.state().come_to(stream, node);
         Ok(())
-    }
-}
-
-impl Note {
-    fn add(&mut self, work: &NodeWork<'_>) -> Result<()> {
-        if self.piece.is_some() {
-            return self.refuse("one piece of work: a node does one thing, and this is the second");
-        }
-        self.piece = Some(Piece::new(work));
-        Ok(())
-    }
-
-    fn refuse(&mut self, text: &'static str) -> Result<()> {
-        self.wrong.get_or_insert(text);
-        Err(Error::new(ErrorKind::Usage, text))
     }
 }
 
