@@ -287,7 +287,7 @@ fn e3_the_end_of_a_flow_on_one_thread_can_be_awaited_on_another() {
         let (tell, told) = oneshot::channel();
         let waits = thread::spawn(move || _ = tell.send(futures::executor::block_on(running)));
         assert_eq!(told.await.unwrap().unwrap().operator("a").unwrap().runs, 20);
-        waits.join().unwrap().unwrap();
+        waits.join().unwrap();
         assert_eq!(Rc::strong_count(&board), 1);
     });
 }

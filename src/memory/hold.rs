@@ -18,10 +18,7 @@ use std::{
     cell::Cell,
     fmt,
     ops::Range,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use smallvec::SmallVec;
@@ -40,8 +37,6 @@ use crate::{
 /// See the [module](self).
 pub(crate) struct Hold {
     this: Weak<Self>,
-    /// Memory is tied to it: for a look without the lock.
-    has_ties: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -148,11 +143,7 @@ impl Tie {
 impl Hold {
     /// For a capture.
     pub(crate) fn new(capture: &Capture) -> Arc<Self> {
-        let hold = Arc::new_cyclic(|this| Self {
-            this: this.clone(),
-            has_ties: AtomicBool::new(false),
-            state: Mutex::default(),
-        });
+        let hold = Arc::new_cyclic(|this| Self { this: this.clone(), state: Mutex::default() });
         // The streams of a capture may outlive its graph.
         let weak = Arc::downgrade(&hold);
         let _ = capture.extension(move || Arc::new(weak));
@@ -356,7 +347,6 @@ impl Hold {
         }
         // Somebody has used it streamed before it was dropped.
         state.outside.extend(open);
-        self.has_ties.store(!state.tied.is_empty(), Ordering::Release);
         drop(state);
         drop(untied);
     }
@@ -415,13 +405,6 @@ impl Hold {
             None => state.launches.written_by(ticket),
         }
         Ok(())
-    }
-
-    /// Whether others may use the memory of its nodes, so that a launch takes its turn. As it was when its capture ended: for
-    /// good, but for what the source of an input was.
-    #[inline]
-    pub(super) fn has_ties(&self) -> bool {
-        self.has_ties.load(Ordering::Acquire)
     }
 
     /// An error on the thread of a capture whose nodes use the same memory.
