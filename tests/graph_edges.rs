@@ -479,16 +479,17 @@ fn a_launch_and_a_set_wait_for_each_other() {
         let (graph, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut data, 1)).unwrap();
         let exec = graph.instantiate().unwrap();
         let (go, went) = mpsc::channel();
+        let (tell, launched) = mpsc::channel();
         std::thread::scope(|scope| {
             let (exec, stream) = (&exec, &stream);
             scope.spawn(move || {
                 went.recv().unwrap();
                 exec.launch(stream).unwrap();
+                tell.send(()).unwrap();
             });
             let set = exec.set(first(&graph), |stream| {
                 go.send(()).unwrap();
-                // The launch has begun, most likely: nothing tells.
-                std::thread::sleep(Duration::from_millis(300));
+                launched.recv().unwrap();
                 stream.fill(&mut data, 2)
             });
             set.unwrap();

@@ -111,7 +111,11 @@ pub(crate) fn forward(
 
 #[cfg(feature = "cuda")]
 mod lt {
-    use std::{collections::HashMap, ffi::c_void, ptr};
+    use std::{
+        collections::{HashMap, hash_map::Entry},
+        ffi::c_void,
+        ptr,
+    };
 
     use cudarc::cublaslt::{result, sys};
     use wakeline::prelude::*;
@@ -158,10 +162,10 @@ mod lt {
 
         fn plan(&mut self, sizes: [usize; 3]) -> Result<&Plan> {
             let Some(handle) = self.handle else { return Err("a layer that was made for another device".into()) };
-            if !self.plans.contains_key(&sizes) {
-                self.plans.insert(sizes, Plan::new(handle, sizes).map_err(Error::other)?);
-            }
-            Ok(&self.plans[&sizes])
+            Ok(match self.plans.entry(sizes) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(Plan::new(handle, sizes).map_err(Error::other)?),
+            })
         }
 
         pub(super) fn matmul(
