@@ -272,7 +272,7 @@ mod lt {
     use wakeline::prelude::*;
 
     #[derive(Default)]
-    pub(super) struct Lt;
+    pub(super) struct Lt {}
 
     impl Lt {
         pub(super) fn new() -> Result<Self> {
