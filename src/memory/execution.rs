@@ -57,6 +57,8 @@ struct Uses {
     nodes: Vec<(usize, Use)>,
     /// What only launches before a change use: those that were open then.
     before: Vec<(Use, Open)>,
+    /// All that launches from now on use: each once.
+    holds: SmallVec<[Arc<Hold>; 2]>,
 }
 
 /// What some of its nodes use.
@@ -80,13 +82,22 @@ impl Use {
 }
 
 impl Uses {
-    fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        let changed = self.update.iter().chain(self.nodes.iter().map(|(_, of)| of));
-        iter::once(&self.graph).chain(changed).flat_map(|of| &of.holds)
+    fn new(graph: Use) -> Self {
+        let mut uses = Self { graph, ..Self::default() };
+        uses.changed(None);
+        uses
     }
 
-    /// Launches from now on use this no more.
-    fn no_more(&mut self, gone: impl IntoIterator<Item = Use>) {
+    /// Launches from now on use what is here, and this no more.
+    fn changed(&mut self, gone: impl IntoIterator<Item = Use>) {
+        let all = iter::once(&self.graph).chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
+        let mut holds = SmallVec::<[Arc<Hold>; 2]>::new();
+        for hold in all.flat_map(|of| &of.holds) {
+            if !holds.iter().any(|known| Arc::ptr_eq(known, hold)) {
+                holds.push(hold.clone());
+            }
+        }
+        self.holds = holds;
         self.before.extend(gone.into_iter().map(|gone| {
             let open = gone.open();
             (gone, open)
@@ -108,7 +119,7 @@ impl Execution {
             device.backend().graph_instantiate(state.graph)
         };
         let raw = Streams::of(device).heed(made)?;
-        Ok(Self { device: device.clone(), raw, uses: Mutex::new(Uses { graph, ..Uses::default() }) })
+        Ok(Self { device: device.clone(), raw, uses: Mutex::new(Uses::new(graph)) })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -140,12 +151,12 @@ impl Execution {
         let _turn = Turn::take();
         let mut uses = lock(&self.uses);
         _gone = uses.take_over(|open| open.iter().all(Ticket::has_passed));
-        uses.holds().try_for_each(|hold| hold.is_not_captured(stream))?;
-        uses.holds().try_for_each(|hold| hold.before_launch(stream))?;
+        uses.holds.iter().try_for_each(|hold| hold.is_not_captured(stream))?;
+        uses.holds.iter().try_for_each(|hold| hold.before_launch(stream))?;
         // SAFETY: all memory that its nodes use is held by `uses`, which live until the launch is done: dropped, this gives
         // them to the lookout for as long, and what a change replaces stays as long, too.
         let ticket = stream.enqueue(|backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
-        uses.holds().for_each(|hold| hold.note_launch(&ticket));
+        uses.holds.iter().for_each(|hold| hold.note_launch(&ticket));
         Ok(ticket)
     }
 
@@ -162,7 +173,7 @@ impl Execution {
             if let Ok(Ok(())) = updated {
                 let before = uses.update.replace(with);
                 let nodes = std::mem::take(&mut uses.nodes);
-                uses.no_more(before.into_iter().chain(nodes.into_iter().map(|(_, of)| of)));
+                uses.changed(before.into_iter().chain(nodes.into_iter().map(|(_, of)| of)));
             }
             updated
         };
@@ -198,7 +209,7 @@ impl Execution {
                 let at = uses.nodes.iter().position(|(set, _)| *set == node);
                 let before = at.map(|at| uses.nodes.swap_remove(at).1);
                 uses.nodes.push((node, with));
-                uses.no_more(before);
+                uses.changed(before);
             }
             set
         };
@@ -228,7 +239,7 @@ impl Execution {
 
     /// Launches that are not known to be done.
     pub(crate) fn open_launches(&self) -> Open {
-        lock(&self.uses).holds().flat_map(|hold| hold.open_launches()).collect()
+        lock(&self.uses).holds.iter().flat_map(|hold| hold.open_launches()).collect()
     }
 }
 
