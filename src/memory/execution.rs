@@ -10,11 +10,15 @@
 //! Locks are taken in this order: the turn, what it uses, a recorder's state. What somebody may have given a destructor of
 //! his own, memory, callbacks, is dropped with none of them held.
 
+mod open;
+
 use std::{
     fmt, iter,
     sync::{Arc, Mutex, OnceLock, Weak},
 };
 
+use open::End;
+pub(crate) use open::{Given, Opening};
 use smallvec::SmallVec;
 
 use super::{
@@ -59,6 +63,7 @@ struct Uses {
     before: Vec<(Use, Open)>,
     /// All that launches from now on use: each once.
     holds: SmallVec<[Arc<Hold>; 2]>,
+    ends: Vec<End>,
 }
 
 /// What some of its nodes use.
@@ -82,8 +87,8 @@ impl Use {
 }
 
 impl Uses {
-    fn new(graph: Use) -> Self {
-        let mut uses = Self { graph, ..Self::default() };
+    fn new(graph: Use, ends: Vec<End>) -> Self {
+        let mut uses = Self { graph, ends, ..Self::default() };
         uses.changed(None);
         uses
     }
@@ -111,15 +116,16 @@ impl Uses {
 }
 
 impl Execution {
-    pub(crate) fn new(device: &Device, recorder: &Recorder, graph: Use) -> Result<Self> {
+    pub(crate) fn new(device: &Device, recorder: &Recorder, graph: Use, open: &[Opening]) -> Result<Self> {
         device.check()?;
+        let ends = open.iter().map(|opening| End::new(recorder, opening)).collect::<Result<_>>()?;
         Ending::look_at_all(device);
         let made = {
             let state = recorder.state();
             device.backend().graph_instantiate(state.graph)
         };
         let raw = Streams::of(device).heed(made)?;
-        Ok(Self { device: device.clone(), raw, uses: Mutex::new(Uses::new(graph)) })
+        Ok(Self { device: device.clone(), raw, uses: Mutex::new(Uses::new(graph, ends)) })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -145,18 +151,33 @@ impl Execution {
     }
 
     pub(crate) fn launch(&self, stream: &Stream) -> Result<Ticket> {
+        self.launch_with(stream, &mut [])
+    }
+
+    /// With what lies at its open ends.
+    pub(crate) fn launch_with(&self, stream: &Stream, given: &mut [Given<'_>]) -> Result<Ticket> {
         self.may_be_on(stream)?;
+        given.iter().filter(|given| given.written).try_for_each(|given| given.memory.writable())?;
         // Before the locks, so that it is dropped after them.
         let _gone;
         let _turn = Turn::take();
         let mut uses = lock(&self.uses);
         _gone = uses.take_over(|open| open.iter().all(Ticket::has_passed));
+        uses.ends.iter().try_for_each(|end| end.is_covered(given))?;
+        for Given { memory, written, .. } in given.iter_mut() {
+            if *written { memory.before_write(stream) } else { memory.before_read(stream) }?;
+        }
         uses.holds.iter().try_for_each(|hold| hold.is_not_captured(stream))?;
         uses.holds.iter().try_for_each(|hold| hold.before_launch(stream))?;
         // SAFETY: all memory that its nodes use is held by `uses`, which live until the launch is done: dropped, this gives
-        // them to the lookout for as long, and what a change replaces stays as long, too.
+        // them to the lookout for as long, and what a change replaces stays as long, too. What lies at its open ends is given,
+        // as was just seen to, and memory with an open ticket is parked, not freed: the ticket is noted below, before anybody
+        // else can drop it.
         let ticket = stream.enqueue(|backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
         uses.holds.iter().for_each(|hold| hold.note_launch(&ticket));
+        for Given { memory, written, .. } in given {
+            if *written { memory.note_write(ticket.clone()) } else { memory.note_read(ticket.clone()) }
+        }
         Ok(ticket)
     }
 
