@@ -74,9 +74,8 @@ impl Piece {
         }
     }
 
-    /// Whether it is work of this kind, whatever it touches.
     pub(crate) fn is(&self, kind: Kind) -> bool {
-        std::mem::discriminant(&Kind::of(&self.work)) == std::mem::discriminant(&kind)
+        Kind::of(&self.work) == kind
     }
 
     /// For people.

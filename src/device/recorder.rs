@@ -33,7 +33,7 @@ use super::{
         Address, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork,
         Pattern, Place, RawEvent, RawGraph, RawNode, RawStream, Recorded, StreamSpec,
     },
-    draft::{Draft, Few, Kind, digest_of, name_of},
+    draft::{Draft, Few, Kind},
     piece::{Note, Piece},
 };
 use crate::{
@@ -194,9 +194,7 @@ impl Recorder {
         // SAFETY: the same contract.
         let node = unsafe { self.inner.graph_add(state.graph, &before, work) }?;
         let label = state.label.clone();
-        let node = state.draft.add(smallvec![node], Kind::of(work), name_of(work), label, after);
-        state.draft.set_digest(node, digest_of(work));
-        Ok(node)
+        Ok(state.draft.add_work(node, work, label, after))
     }
 
     /// A node that joins these.
