@@ -1,6 +1,6 @@
 //! What the tests of graphs share.
 
-use wakeline::{graph::Graph, prelude::*};
+use wakeline::prelude::*;
 
 /// Adds `x` to each element of `y`.
 #[kernel(unsafe(cuda = "../kernels/add_to.cu"))]
@@ -15,12 +15,10 @@ pub(crate) async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
     buffer
 }
 
-pub(crate) fn streams<const N: usize>(device: &Device) -> [Stream; N] {
-    std::array::from_fn(|n| Stream::named(device, ["one", "two", "three"][n]).unwrap())
-}
-
-/// One node, which fills.
-pub(crate) fn fills(data: &mut Buffer<u32>, value: u32) -> Graph {
-    let device = data.device().clone();
-    Graph::capture(&device, |capture| capture.stream().fill(data, value)).unwrap().0
+#[track_caller]
+pub(crate) fn refused<T>(outcome: Result<T>, says: &[&str]) {
+    let error = outcome.err().expect("it is refused");
+    let told = error.to_string();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{told}");
+    says.iter().for_each(|says| assert!(told.contains(says), "no `{says}` in: {told}"));
 }

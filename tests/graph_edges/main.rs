@@ -87,6 +87,12 @@ fn is_handed_out(device: &Device, address: u64) -> bool {
     asked.iter().any(|buffer| buffer.device_address().unwrap() == address)
 }
 
+/// A graph of one node, which fills.
+fn fills(data: &mut Buffer<u32>, value: u32) -> Graph {
+    let device = data.device().clone();
+    Graph::capture(&device, |capture| capture.stream().fill(data, value)).unwrap().0
+}
+
 /// A graph that adds what its input holds to `sum`, by way of memory of its own.
 fn adds_input(input: &Buffer<u32>, sum: &mut Buffer<u32>) -> Result<Graph> {
     let device = sum.device().clone();
