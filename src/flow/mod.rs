@@ -17,6 +17,7 @@ mod door;
 mod drive;
 mod egress;
 mod ingress;
+mod keeper;
 mod link;
 mod local;
 mod report;
