@@ -16,6 +16,7 @@ mod connect;
 mod door;
 mod drive;
 mod egress;
+mod hubs;
 mod ingress;
 mod keeper;
 mod link;
