@@ -95,7 +95,8 @@ impl Builder {
     /// Adds all of another graph, as one node.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a graph of another device or a node of another graph.
+    /// [`Usage`](ErrorKind::Usage) for a graph of another device, for one that makes memory or has conditions, and for a node
+    /// of another graph.
     pub fn child(&mut self, after: &[Node], graph: &Graph) -> Result<Node> {
         let after = self.find_all(after)?;
         let device = self.sketch.capture.device();
@@ -162,7 +163,7 @@ impl Builder {
     }
 
     /// Adds what `body` adds, to run once, if the first element of the flag is not 0 when its turn comes. It comes after all
-    /// nodes so far.
+    /// nodes so far. Such a graph has one [`Exec`](super::Exec) at a time, and is no child of another.
     ///
     /// ```
     /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};

@@ -77,6 +77,8 @@ struct Graph {
     within: bool,
     /// It has nodes that make memory or give it back, so that nothing can be taken out of it.
     memory: bool,
+    /// It has nodes with a graph within, ours or another library's.
+    conditions: bool,
     /// Memory that nodes of it make and none gives back.
     kept: Vec<Address>,
     spoiled: Option<&'static str>,
@@ -92,6 +94,14 @@ struct Exec {
     functions: Vec<Arc<Repeated>>,
     /// Memory that is there after a launch.
     kept: Vec<Address>,
+}
+
+impl Graph {
+    /// Why it has one exec at a time and is nobody's child, if that is so: with an exec there, `cuGraphInstantiate` answers
+    /// that it is not supported (801), and `cuGraphAddChildGraphNode` refuses such a child.
+    fn is_single(&self) -> Option<&'static str> {
+        if self.memory { Some("makes memory") } else { self.conditions.then_some("has conditions") }
+    }
 }
 
 /// What has left the book, to be dropped when nothing is locked: it is the user's.
@@ -360,6 +370,15 @@ impl CudaBackend {
     fn check_unspoiled(&self, graph: RawGraph) -> Result<()> {
         let spoiled = self.graphs.book().spoiled(graph);
         spoiled.map_or(Ok(()), |why| Err(self.usage(&format!("the graph cannot be used any more: {why}"))))
+    }
+
+    /// An error for a graph that cannot be within a node of another.
+    fn check_child(&self, child: RawGraph) -> Result<()> {
+        self.check_unspoiled(child)?;
+        match self.graphs.book().graph(child).is_single() {
+            Some(what) => Err(self.usage(&format!("a graph that {what} is no child of another"))),
+            None => Ok(()),
+        }
     }
 
     fn usage(&self, text: &str) -> Error {

@@ -39,13 +39,14 @@ impl CudaBackend {
     pub(in super::super) fn instantiate(&self, raw: RawGraph) -> Result<RawExec> {
         self.finish(raw)?;
         let driver = self.cx.enter()?;
-        let (memory, execs) = {
+        let (memory, second) = {
             let mut book = self.graphs.book();
             let graph = book.graph(raw);
-            (graph.memory, graph.execs)
+            (graph.memory, graph.is_single().filter(|_| graph.execs > 0))
         };
-        if memory && execs > 0 {
-            return Err(self.usage("a graph that makes memory has one exec at a time, and there is one"));
+        if let Some(what) = second {
+            let text = format!("a graph that {what} has one exec at a time, and there is one: drop that first");
+            return Err(self.usage(&text));
         }
         let mut made = ptr::null_mut();
         // Of a kind that the driver writes into: nothing in it is looked at as what it may not be.
@@ -242,7 +243,7 @@ impl CudaBackend {
                 (code, "cuGraphExecHostNodeSetParams", "it is no host function's node")
             }
             NodeWork::Child(child) => {
-                self.check_unspoiled(*child)?;
+                self.check_child(*child)?;
                 // SAFETY: above; the child is a live graph, which is copied.
                 let code = unsafe { (driver.exec_set_child)(exec, node, graph(*child)) };
                 if code.is_success() {

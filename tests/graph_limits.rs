@@ -1,0 +1,88 @@
+//! What graphs cannot do, said before the driver does, and what they hold while they can: on both devices alike.
+
+mod common;
+
+use common::*;
+use wakeline::{graph::Graph, prelude::*};
+
+async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
+    let buffer = Buffer::from_slice(stream, &[value; 64]).unwrap();
+    stream.completed().await.unwrap();
+    buffer
+}
+
+/// A graph with a condition, which adds 1 to `data` if the flag is raised.
+fn conditional(device: &Device, flag: &Buffer<u32>, data: &mut Buffer<u32>) -> Graph {
+    let mut graph = Graph::builder(device).unwrap();
+    let added = graph.run_if(&[], flag, |body| body.add(&[], |stream| increment::launch(stream, data)).map(drop));
+    added.unwrap();
+    graph.build().unwrap()
+}
+
+on_both!(a_graph_with_conditions_has_one_exec_at_a_time, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
+    let graph = conditional(&device, &flag, &mut data);
+    let exec = graph.instantiate().unwrap();
+    let second = graph.instantiate().unwrap_err();
+    assert_eq!(second.kind(), ErrorKind::Usage, "{second}");
+    assert!(second.to_string().contains("has conditions has one exec at a time"), "{second}");
+    exec.launch(&stream).unwrap();
+    assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64]);
+    // The next one, once its launches are done.
+    drop(exec);
+    graph.instantiate().unwrap().launch(&stream).unwrap();
+    assert_eq!(data.to_vec(&stream).await.unwrap(), [2; 64]);
+});
+
+on_both!(a_graph_with_conditions_is_no_child, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
+    let inner = conditional(&device, &flag, &mut data);
+    let mut outer = Graph::builder(&device).unwrap();
+    let refused = outer.child(&[], &inner).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Usage, "{refused}");
+    assert!(refused.to_string().contains("has conditions is no child"), "{refused}");
+    // Nothing of it was added.
+    assert!(outer.build().unwrap().nodes().is_empty());
+});
+
+on_both!(a_graph_that_makes_memory_has_one_exec_and_is_no_child, async |device: Device| {
+    let mut graph = Graph::builder(&device).unwrap();
+    let (_, mut scratch) = graph.alloc::<u32>(&[], 64).unwrap();
+    graph.add(&[], |stream| stream.fill(&mut scratch, 1)).unwrap();
+    let graph = graph.build().unwrap();
+    let _exec = graph.instantiate().unwrap();
+    let (second, child) = (graph.instantiate(), Graph::builder(&device).unwrap().child(&[], &graph));
+    for refused in [second.map(drop), child.map(drop)] {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Usage, "{refused}");
+        assert!(refused.to_string().contains("a graph that makes memory"), "{refused}");
+    }
+});
+
+// It would stay in the graph, and read memory that nobody keeps for it.
+on_both!(a_copy_of_an_input_to_the_host_is_an_error, async |device: Device| {
+    let mut host = [(); 3].map(|()| Buffer::<u32>::pinned(&device, 64).unwrap());
+    let [input, output, constant] = &mut host;
+    let copied = Graph::capture(&device, |capture| {
+        capture.input(input)?;
+        capture.output(output)?;
+        capture.stream().copy(&*input, output)
+    });
+    let error = copied.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+    assert!(error.to_string().contains("node 0 copies input 0 to the host"), "{error}");
+    // Of other memory it is a constant's, which is kept.
+    constant.as_mut_slice().unwrap().fill(7);
+    let (graph, ()) = Graph::capture(&device, |capture| {
+        capture.input(input)?;
+        capture.output(output)?;
+        capture.stream().copy(&*constant, output)
+    })
+    .unwrap();
+    let [_, output, _] = host;
+    let stream = Stream::new(&device).unwrap();
+    graph.instantiate().unwrap().launch(&stream).unwrap();
+    assert_eq!(output.to_vec(&stream).await.unwrap(), [7; 64]);
+});
