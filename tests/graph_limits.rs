@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::*;
 use wakeline::{graph::Graph, prelude::*};
 
@@ -85,4 +87,47 @@ on_both!(a_copy_of_an_input_to_the_host_is_an_error, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     graph.instantiate().unwrap().launch(&stream).unwrap();
     assert_eq!(output.to_vec(&stream).await.unwrap(), [7; 64]);
+});
+
+on_both!(a_callback_that_was_replaced_is_let_go_when_no_launch_calls_it, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let (graph, ()) = Graph::capture(&device, |capture| capture.stream().host_callback(|| ())).unwrap();
+    let (exec, node) = (graph.instantiate().unwrap(), graph.nodes()[0].node);
+    let owned: Vec<_> = (0..4).map(|_| Arc::new(())).collect();
+    let owners = || owned.iter().map(Arc::strong_count).collect::<Vec<_>>();
+    for owned in &owned[..3] {
+        let captured = owned.clone();
+        exec.set(node, |stream| stream.host_callback(move || _ = &captured)).unwrap();
+        exec.launch(&stream).unwrap().completed().await.unwrap();
+    }
+    // The last one may be called again. One that is not set to be called by a launch goes, too.
+    assert_eq!(owners(), [1, 1, 2, 1]);
+    let captured = owned[3].clone();
+    let refused = exec.set(node, |stream| {
+        stream.host_callback(move || _ = &captured)?;
+        stream.host_callback(|| ())
+    });
+    assert!(refused.is_err());
+    assert_eq!(owners(), [1, 1, 2, 1]);
+    // Nor does an update leave it there.
+    let (other, ()) = Graph::capture(&device, |capture| capture.stream().host_callback(|| ())).unwrap();
+    exec.update(&other).unwrap();
+    assert_eq!(owners(), [1; 4]);
+    exec.launch(&stream).unwrap().completed().await.unwrap();
+});
+
+on_both!(a_callback_of_a_graph_that_an_exec_was_is_let_go, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let owned: Vec<_> = (0..3).map(|_| Arc::new(())).collect();
+    let capture = |owned: &Arc<()>| {
+        let captured = owned.clone();
+        Graph::capture(&device, |capture| capture.stream().host_callback(move || _ = &captured)).unwrap().0
+    };
+    let exec = capture(&owned[0]).instantiate().unwrap();
+    for owned in &owned[1..] {
+        exec.update(&capture(owned)).unwrap();
+        exec.launch(&stream).unwrap().completed().await.unwrap();
+    }
+    // Its own graph keeps the first.
+    assert_eq!(owned.iter().map(Arc::strong_count).collect::<Vec<_>>(), [2, 1, 2]);
 });

@@ -260,7 +260,7 @@ impl Recorder {
         let mut state = self.state();
         state.check()?;
         if let Some(note) = &mut state.note {
-            return note.add(work);
+            return note.add(&self.inner, work);
         }
         let after = state.end_to_add(stream)?;
         drop(state);

@@ -15,7 +15,7 @@ use cudarc::driver::sys::{
 };
 
 use super::{
-    CudaBackend,
+    CudaBackend, Exec,
     conditional::CAN_BE_THERE,
     exec, graph, node,
     node::{copy, fill},
@@ -24,7 +24,12 @@ use super::{
 use crate::{
     device::{
         backend::{NodeWork, Place, RawExec, RawGraph, RawNode, RawStream, Refused},
-        cuda::{driver::Code, event, host::Repeated, peers, stream},
+        cuda::{
+            driver::{Code, Driver},
+            event,
+            host::Repeated,
+            peers, stream,
+        },
     },
     error::{Error, ErrorKind, Result},
 };
@@ -103,24 +108,30 @@ impl CudaBackend {
     /// # Safety
     /// As [`Backend::exec_destroy`](crate::device::backend::Backend::exec_destroy).
     pub(in super::super) unsafe fn destroy_exec(&self, raw: RawExec) {
-        // The guard is gone at the end of the statement: what is dropped may do anything, and is dropped last.
-        let (ended, graph) = self.graphs.book().exec_ended(raw);
-        let Ok(driver) = self.cx.enter() else { return };
+        // Its name may be another's as soon as the driver has destroyed it. The guard is gone at the end of the statement: what
+        // is dropped may do anything, and is dropped last.
+        let ended = self.graphs.book().execs.remove(&raw);
+        if let Ok(driver) = self.cx.enter() {
+            self.destroy_raw_exec(driver, raw, &ended);
+        }
+        // Only now may there be another exec of a graph that has one at a time.
+        let graph = ended.as_ref().and_then(|ended| Some((ended.of, self.graphs.book().exec_gone(ended.of)?)));
+        if let Some((graph, _)) = &graph {
+            self.destroy(*graph);
+        }
+    }
+
+    fn destroy_raw_exec(&self, driver: &Driver, raw: RawExec, ended: &Option<Exec>) {
         for memory in ended.iter().flat_map(|ended| &ended.kept) {
             // SAFETY: memory of the last launch, which is done. If there was none it is refused.
             if let Err(error) = unsafe { self.memory.free(&self.cx, *memory) } {
                 tracing::debug!(%error, "memory that no node gives back");
             }
         }
-        {
-            let _alone = self.gate.alone();
-            // SAFETY: made by `instantiate`, and its owner, who calls this once, is done with it.
-            if let Err(error) = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy") {
-                tracing::warn!(%error, "an exec of a graph was not destroyed");
-            }
-        }
-        if let Some((graph, _)) = &graph {
-            self.destroy(*graph);
+        let _alone = self.gate.alone();
+        // SAFETY: made by `instantiate`, and its owner, who says so once, is done with it.
+        if let Err(error) = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy") {
+            tracing::warn!(%error, "an exec of a graph was not destroyed");
         }
     }
 
@@ -172,13 +183,7 @@ impl CudaBackend {
             ((&raw const (*info).result).cast::<u32>().read(), (&raw const (*info).errorNode).read())
         };
         let refused = (!refused.is_null()).then(|| raw_node(refused));
-        let changed = self.changed(code, "cuGraphExecUpdate", refused, not_updatable(result))?;
-        if changed.is_ok() {
-            let mut book = self.graphs.book();
-            let functions = book.functions(from);
-            book.exec_calls(raw, functions);
-        }
-        Ok(changed)
+        self.changed(code, "cuGraphExecUpdate", refused, not_updatable(result))
     }
 
     /// # Safety
@@ -227,7 +232,7 @@ impl CudaBackend {
             NodeWork::Host(function) => {
                 let known = {
                     let book = self.graphs.book();
-                    let functions = book.execs.get(&raw).map(|exec| &exec.functions);
+                    let functions = book.execs.get(&raw).map(|exec| &exec.set);
                     functions.and_then(|functions| functions.iter().find(|known| known.is(function)).cloned())
                 };
                 let function = match known {
