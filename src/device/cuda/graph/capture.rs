@@ -14,7 +14,7 @@
 //! The capture is the calling thread's: other threads may do what captures forbid meanwhile. Of what a library enqueues only
 //! copies between host and device are looked at, since they read or write memory of the host at every launch.
 
-use std::{collections::HashSet, mem::MaybeUninit, ptr};
+use std::{cell::Cell, collections::HashSet, mem::MaybeUninit, ptr};
 
 use cudarc::driver::sys::{
     CUDA_MEMCPY3D, CUgraph, CUgraphEdgeData, CUgraphNode, CUpointer_attribute, CUstream, CUstream_flags, CUstream_st,
@@ -22,7 +22,7 @@ use cudarc::driver::sys::{
 };
 use smallvec::SmallVec;
 
-use super::{CudaBackend, Nodes, graph, nodes, raw_node};
+use super::{CudaBackend, Nodes, graph, node, nodes, raw_node};
 use crate::{
     device::{
         backend::{External, RawGraph, RawNode, Recorded},
@@ -80,13 +80,20 @@ impl CudaBackend {
         name: &str,
         call: impl Fn(CUstream) -> Code,
     ) -> Result<RawNode> {
-        let mut code = Code::SUCCESS;
-        let ends = self.capture(raw, &after, |stream| code = call(stream), |_| Ok(()));
-        self.cx.check(code, name)?;
+        let code = Cell::new(Code::SUCCESS);
+        let other = |count| {
+            let text = format!("{name} was captured as {count} nodes");
+            Error::new(ErrorKind::Driver, text).at(self.cx.name.clone())
+        };
+        let look = |nodes: &[CUgraphNode]| match nodes {
+            [_] => self.cx.check(code.get(), name),
+            _ => Err(other(nodes.len())),
+        };
+        let ends = self.capture(raw, &after, |stream| code.set(call(stream)), look);
+        self.cx.check(code.get(), name)?;
         match ends?.as_slice() {
-            [end] => Ok(*end),
-            ends => Err(Error::new(ErrorKind::Driver, format!("{name} was captured as {} nodes", ends.len()))
-                .at(self.cx.name.clone())),
+            [end] if !after.contains(&node(*end)) => Ok(*end),
+            ends => Err(other(ends.len())),
         }
     }
 
