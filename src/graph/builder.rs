@@ -235,18 +235,19 @@ impl Builder {
         let mut inner = Builder { sketch: Sketch::over(capture.device(), within.clone()) };
         let id = inner.sketch.id;
         // What its nodes use is kept from here on, however it ends.
-        self.sketch.bodies.push(inner.sketch.hold.clone());
+        let used = inner.sketch.hold.clone();
+        self.sketch.bodies.push(used.clone());
         let made = body(&mut inner, flag);
+        // Launches come after what uses its memory elsewhere, and nodes after this one: also if it has failed, and stays.
         let Sketch { hold, .. } = &self.sketch;
+        hold.before_all_of(&used, &stream)?;
+        let ticket = stream.enqueue(|_, _| Ok(()))?;
+        hold.note_all_of(&used, &ticket);
         if made.is_err() || inner.sketch.id != id {
             within.set_open(false);
             made?;
             return Err(Error::new(ErrorKind::Usage, "the body's builder was exchanged for another one"));
         }
-        // Launches come after what uses its memory elsewhere, and nodes after this one.
-        hold.before_all_of(&inner.sketch.hold, &stream)?;
-        let ticket = stream.enqueue(|_, _| Ok(()))?;
-        hold.note_all_of(&inner.sketch.hold, &ticket);
         self.sketch.children.push((inner.build()?, at));
         Ok(self.sketch.node(at))
     }
