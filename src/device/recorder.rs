@@ -313,6 +313,12 @@ fn waits(what: &str) -> Error {
     Error::new(ErrorKind::Usage, text)
 }
 
+pub(crate) fn is_called_once() -> Error {
+    let text = "a host function that can be called once, in a capture: it would be called at every launch; \
+                say `host_callback`";
+    Error::new(ErrorKind::Usage, text)
+}
+
 impl Backend for Recorder {
     fn name(&self) -> &str {
         self.inner.name()
@@ -475,9 +481,7 @@ impl Backend for Recorder {
     }
 
     fn host_function(&self, _stream: RawStream, _function: HostFunction) -> Result<()> {
-        let text = "a host function that can be called once, in a capture: it would be called at every launch; \
-                    say `host_callback`";
-        Err(Error::new(ErrorKind::Usage, text))
+        Err(is_called_once())
     }
 
     fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {
