@@ -2,10 +2,32 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use common::*;
-use wakeline::{graph::Graph, prelude::*};
+use wakeline::{graph::Graph, prelude::*, stream::Event};
+
+/// Puts work into a stream as it is dropped.
+struct Enqueues(Stream);
+
+impl Drop for Enqueues {
+    fn drop(&mut self) {
+        let _ = self.0.host_callback(|| ());
+    }
+}
+
+/// What waits for itself does so on a thread that is left behind.
+fn apart(work: impl FnOnce() + Send + 'static) {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        work();
+        let _ = tell.send(());
+    });
+    told.recv_timeout(Duration::from_secs(20)).expect("it waits for itself, or has panicked");
+}
 
 async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
     let buffer = Buffer::from_slice(stream, &[value; 64]).unwrap();
@@ -130,4 +152,67 @@ on_both!(a_callback_of_a_graph_that_an_exec_was_is_let_go, async |device: Device
     }
     // Its own graph keeps the first.
     assert_eq!(owned.iter().map(Arc::strong_count).collect::<Vec<_>>(), [2, 1, 2]);
+});
+
+#[test]
+fn what_a_refused_host_function_owns_is_dropped_without_the_streams_lock() {
+    apart(|| {
+        let device = emulated();
+        let (graph, ()) = Graph::capture(&device, |capture| {
+            let stream = capture.stream();
+            let owned = Enqueues(stream.clone());
+            let refused = stream.host_function(move || _ = &owned).unwrap_err();
+            assert!(refused.to_string().contains("say `host_callback`"), "{refused}");
+            stream.host_callback(|| ())
+        })
+        .unwrap();
+        let exec = graph.instantiate().unwrap();
+        let refused = exec.set(graph.nodes()[0].node, |stream| {
+            stream.host_callback(|| ())?;
+            let owned = Enqueues(stream.clone());
+            stream.host_callback(move || _ = &owned)
+        });
+        assert!(refused.unwrap_err().to_string().contains("one piece of work"));
+    });
+}
+
+/// Whoever goes on after that has its nodes in the graph, and in order with his own.
+#[test]
+fn nodes_come_after_a_body_that_failed_half_way() {
+    let device = emulated();
+    let (flag, mut data) = (Buffer::<u32>::new(&device, 1).unwrap(), Buffer::<u32>::new(&device, 64).unwrap());
+    let mut graph = Graph::builder(&device).unwrap();
+    let failed = graph.run_if(&[], &flag, |body| {
+        body.add(&[], |stream| stream.fill(&mut data, 1))?;
+        Err("no more of this".into())
+    });
+    assert!(failed.is_err());
+    let next = graph.add(&[], |stream| stream.fill(&mut data, 2)).unwrap();
+    let graph = graph.build().unwrap();
+    assert!(graph.comes_after(next, graph.nodes()[0].node), "{:?}", graph.nodes());
+}
+
+on_both!(a_time_within_a_graph_is_that_of_its_last_launch, async |device: Device| {
+    let [one, two] = ["one", "two"].map(|name| Stream::named(&device, name).unwrap());
+    let (begin, end) = (Event::timed(), Event::timed());
+    let mut data = Buffer::from_slice(&one, &[0_u32; 64]).unwrap();
+    let (graph, ()) = Graph::capture(&device, |capture| {
+        begin.record(capture.stream())?;
+        increment::launch(capture.stream(), &mut data)?;
+        end.record(capture.stream())
+    })
+    .unwrap();
+    let never = end.since(&begin).await.unwrap_err();
+    assert_eq!(never.kind(), ErrorKind::Driver, "{never}");
+    let exec = graph.instantiate().unwrap();
+    for _ in 0..2 {
+        let held = hold(&two);
+        one.wait_for(&two).unwrap();
+        let launched = exec.launch(&one).unwrap();
+        let mut time = Box::pin(end.since(&begin));
+        assert!(futures::poll!(&mut time).is_pending(), "the launch has not begun");
+        drop(held);
+        time.await.unwrap();
+        assert!(launched.has_passed());
+    }
 });

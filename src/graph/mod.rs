@@ -169,6 +169,8 @@ impl Sketch {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let capture = Capture::new(device, recorder.clone());
         let hold = Hold::new(&capture);
+        let launched = Arc::downgrade(&hold);
+        capture.set_launches(move || launched.upgrade().map(|hold| hold.open_launches()).unwrap_or_default());
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             recorder,
