@@ -216,3 +216,33 @@ on_both!(a_time_within_a_graph_is_that_of_its_last_launch, async |device: Device
         assert!(launched.has_passed());
     }
 });
+
+/// Callbacks of an exec that was dropped in flight may make another exec as they go: whoever makes one ends those first, and
+/// callbacks go with what launches use, when nothing is locked.
+#[test]
+fn a_callback_that_makes_an_exec_as_it_is_dropped_does_not_wait_for_itself() {
+    struct Instantiates(Graph);
+    impl Drop for Instantiates {
+        fn drop(&mut self) {
+            self.0.instantiate().unwrap();
+        }
+    }
+    apart(|| {
+        let device = emulated();
+        let stream = Stream::new(&device).unwrap();
+        let (other, ()) = Graph::capture(&device, |capture| capture.stream().host_callback(|| ())).unwrap();
+        let (owned, dropped) = (Instantiates(other.clone()), Arc::new(()));
+        let watch = dropped.clone();
+        let (graph, ()) =
+            Graph::capture(&device, |capture| capture.stream().host_callback(move || _ = (&owned, &watch))).unwrap();
+        let exec = graph.instantiate().unwrap();
+        let held = hold(&stream);
+        exec.launch(&stream).unwrap();
+        drop((exec, graph));
+        drop(held);
+        stream.synchronize_blocking().unwrap();
+        while Arc::strong_count(&dropped) > 1 {
+            other.instantiate().unwrap();
+        }
+    });
+}
