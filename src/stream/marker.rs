@@ -80,13 +80,12 @@ impl Event {
         let mut record = if self.timed {
             let device = stream.device();
             let raw = stream.streams().heed(device.backend().event_create(true))?;
-            let clock = Clock { device: device.clone(), raw };
-            let ticket = stream.enqueue(|backend, stream| backend.event_record(raw, stream))?;
-            let clock = Arc::new(clock);
+            let clock = Arc::new(Clock { device: device.clone(), raw });
             if let Some(capture) = stream.capture() {
-                // A node records it at each launch.
+                // A node records it at each launch. Before there is the node: another thread may end the capture.
                 capture.keep(clock.clone());
             }
+            let ticket = stream.enqueue(|backend, stream| backend.event_record(raw, stream))?;
             Record { ticket, clock: Some(clock) }
         } else {
             Record { ticket: stream.ticket(), clock: None }
