@@ -246,3 +246,70 @@ fn a_callback_that_makes_an_exec_as_it_is_dropped_does_not_wait_for_itself() {
         }
     });
 }
+
+/// A thread that goes on with a stream of a capture while that ends: all copies of its input are taken out.
+#[test]
+fn no_copy_of_an_input_comes_after_they_were_taken_out() {
+    let device = emulated();
+    for _ in 0..200 {
+        let host = Arc::new(Buffer::<u32>::pinned(&device, 64).unwrap());
+        let (give, given) = mpsc::sync_channel::<Stream>(1);
+        let (of_thread, input) = (device.clone(), host.clone());
+        let other = std::thread::spawn(move || {
+            let stream = given.recv().unwrap();
+            let mut data = Buffer::<u32>::new(&of_thread, 64).unwrap();
+            while stream.copy(&*input, &mut data).is_ok() {}
+        });
+        let (graph, ()) = Graph::capture(&device, |capture| {
+            capture.input(&*host)?;
+            give.send(capture.stream().clone()).unwrap();
+            while capture.stream().ticket().number() < 4 {
+                std::thread::yield_now();
+            }
+            Ok(())
+        })
+        .unwrap();
+        other.join().unwrap();
+        assert!(
+            graph.nodes().is_empty(),
+            "{} reads memory that it does not keep: {:?}",
+            graph.nodes().len(),
+            graph.nodes()
+        );
+    }
+}
+
+/// What the driver would do with a graph that two threads use at once, nobody knows.
+#[tokio::test]
+async fn a_capture_does_not_end_while_another_thread_captures_into_it() {
+    let _alone = alone().await;
+    // The emulated device calls no other library.
+    let Some(device) = cuda() else { return };
+    let (tell, told) = mpsc::channel();
+    let (go, went) = mpsc::channel::<()>();
+    let mut other = None;
+    let captured = Graph::capture(&device, |capture| {
+        let stream = capture.stream().clone();
+        other = Some(std::thread::spawn(move || {
+            let call = move |_: *mut std::ffi::c_void, _: [u64; 0]| {
+                tell.send(()).unwrap();
+                went.recv().unwrap();
+                Ok(())
+            };
+            // SAFETY: it enqueues nothing.
+            unsafe { stream.external("slow").enqueue(call) }
+        }));
+        told.recv().unwrap();
+        Ok(())
+    });
+    let error = captured.map(drop).unwrap_err();
+    assert!(error.to_string().contains("another thread still captures"), "{error}");
+    go.send(()).unwrap();
+    let _ = other.unwrap().join().unwrap();
+    // Others are as good as ever.
+    let stream = Stream::new(&device).unwrap();
+    let mut data = Buffer::from_slice(&stream, &[0_u32; 64]).unwrap();
+    let (graph, ()) = Graph::capture(&device, |capture| increment::launch(capture.stream(), &mut data)).unwrap();
+    graph.instantiate().unwrap().launch(&stream).unwrap();
+    assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64]);
+}

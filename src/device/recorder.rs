@@ -22,7 +22,10 @@ use std::{
     collections::BTreeMap,
     fmt,
     ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -54,8 +57,8 @@ pub(crate) struct State {
     pub(crate) draft: Draft,
     open: bool,
     retired: bool,
-    /// The driver captures into the graph.
-    capturing: bool,
+    /// The driver captures into the graph, or into one within the same.
+    capturing: Arc<AtomicBool>,
     handles: u64,
     streams: BTreeMap<RawStream, Lane>,
     events: BTreeMap<RawEvent, Few>,
@@ -84,6 +87,7 @@ impl Recorder {
     }
 
     fn over(inner: &Arc<dyn Backend>, graph: RawGraph, within: Option<Arc<Self>>) -> Arc<Self> {
+        let capturing = within.as_ref().map(|outer| outer.state().capturing.clone()).unwrap_or_default();
         Arc::new(Self {
             inner: inner.clone(),
             within,
@@ -92,7 +96,7 @@ impl Recorder {
                 draft: Draft::default(),
                 open: true,
                 retired: false,
-                capturing: false,
+                capturing,
                 handles: 0,
                 streams: BTreeMap::new(),
                 events: BTreeMap::new(),
@@ -118,14 +122,42 @@ impl Recorder {
         state.open = open && !state.retired;
     }
 
-    /// Its graph is over: nobody adds to it or makes execs of it any more.
+    /// Nothing more is recorded. An error if the driver captures into the graph right now, on another thread: such a graph
+    /// is of no use.
+    pub(crate) fn close(&self) -> Result<()> {
+        let mut state = self.state();
+        state.open = false;
+        if state.capturing.load(Ordering::Acquire) {
+            let text =
+                "another thread still captures another library's work into the graph: have it done before its end";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        Ok(())
+    }
+
+    /// Its graph is over: nobody adds to it or makes execs of it any more. While the driver captures into it, it stays.
     pub(crate) fn retire(&self) {
         let mut state = self.state();
         state.open = false;
         let retired = std::mem::replace(&mut state.retired, true);
-        let graph = state.graph;
+        let (graph, capturing) = (state.graph, state.capturing.load(Ordering::Acquire));
         drop(state);
-        if !retired && self.within.is_none() {
+        if !retired && !capturing && self.within.is_none() {
+            self.inner.graph_destroy(graph);
+        }
+    }
+
+    /// The driver captures into its graph no more.
+    fn captured(&self) {
+        let mut root = self;
+        while let Some(outer) = &root.within {
+            root = outer;
+        }
+        let state = root.state();
+        state.capturing.store(false, Ordering::Release);
+        let (retired, graph) = (state.retired, state.graph);
+        drop(state);
+        if retired {
             self.inner.graph_destroy(graph);
         }
     }
@@ -273,7 +305,7 @@ impl Recorder {
 
 impl State {
     fn check(&self) -> Result<()> {
-        if self.capturing {
+        if self.capturing.load(Ordering::Acquire) {
             let text =
                 "another library's work is captured into the same graph right now, by another thread: one at a time";
             return Err(Error::new(ErrorKind::Usage, text));
@@ -457,13 +489,13 @@ impl Backend for Recorder {
         }
         let (after, graph, label) = (state.end_to_add(stream)?, state.graph, state.label.clone());
         let before = state.draft.raw_of(&after);
-        state.capturing = true;
+        state.capturing.store(true, Ordering::Release);
         drop(state);
         let name = external.name;
         // SAFETY: the same contract. Nobody else adds to the graph meanwhile, as `capturing` says.
         let recorded = unsafe { self.inner.graph_external(graph, &before, external) };
+        self.captured();
         let mut state = self.state();
-        state.capturing = false;
         let Recorded { ends, nodes, host_copies } = recorded?;
         if nodes == 0 {
             return Ok(());

@@ -244,8 +244,7 @@ impl Builder {
         let ticket = stream.enqueue(|_, _| Ok(()))?;
         hold.note_all_of(&used, &ticket);
         if made.is_err() || inner.sketch.id != id {
-            within.set_open(false);
-            made?;
+            made.and(within.close())?;
             return Err(Error::new(ErrorKind::Usage, "the body's builder was exchanged for another one"));
         }
         self.sketch.children.push((inner.build()?, at));
@@ -275,10 +274,12 @@ impl Builder {
     /// The graph.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) while another thread captures another
+    /// library's work into it.
     pub fn build(self) -> Result<Graph> {
         let Sketch { recorder, hold, capture, .. } = &self.sketch;
         execution::add_frees(recorder, hold, || capture.stream("free", Few::new()))?;
+        recorder.close()?;
         Ok(self.sketch.finish(Vec::new()))
     }
 
