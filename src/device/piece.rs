@@ -3,14 +3,18 @@
 //! Work that is enqueued borrows its arguments from the call. What a node of an exec is to do from now on is heard from a
 //! user's closure, and handed over only once that has returned: so it is held here meanwhile, and the host's function with it.
 
+use std::sync::Arc;
+
 use super::{
-    backend::{Address, Arg, Launch, NodeWork, Scalar},
+    backend::{Address, Arg, Backend, Launch, NodeWork, Scalar},
     draft::{Kind, name_of},
 };
 use crate::error::{Error, ErrorKind, Result};
 
 /// See the [module](self).
 pub(crate) struct Piece {
+    /// Whose nodes may be set to it. It is told when it is dropped, and kept until no launch does it any more.
+    device: Arc<dyn Backend>,
     /// A kernel's arguments are beside it.
     work: NodeWork<'static>,
     args: Box<[Held]>,
@@ -44,7 +48,7 @@ impl Held {
 }
 
 impl Piece {
-    pub(crate) fn new(work: &NodeWork<'_>) -> Self {
+    fn new(device: &Arc<dyn Backend>, work: &NodeWork<'_>) -> Self {
         let mut args: Box<[Held]> = Box::default();
         let work = match work {
             NodeWork::Kernel(Launch { kernel, grid, block, shared_bytes, args: lent }) => {
@@ -60,7 +64,7 @@ impl Piece {
             NodeWork::Wait(event) => NodeWork::Wait(*event),
             NodeWork::Free(address) => NodeWork::Free(*address),
         };
-        Self { work, args }
+        Self { device: device.clone(), work, args }
     }
 
     /// As the seam takes it.
@@ -84,6 +88,14 @@ impl Piece {
     }
 }
 
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if let NodeWork::Host(function) = &self.work {
+            self.device.callback_over(function);
+        }
+    }
+}
+
 /// What a node of an exec is to do: one piece of work.
 #[derive(Default)]
 pub(super) struct Note {
@@ -93,11 +105,11 @@ pub(super) struct Note {
 }
 
 impl Note {
-    pub(super) fn add(&mut self, work: &NodeWork<'_>) -> Result<()> {
+    pub(super) fn add(&mut self, device: &Arc<dyn Backend>, work: &NodeWork<'_>) -> Result<()> {
         if self.piece.is_some() {
             return self.refuse("one piece of work: a node does one thing, and this is the second");
         }
-        self.piece = Some(Piece::new(work));
+        self.piece = Some(Piece::new(device, work));
         Ok(())
     }
 

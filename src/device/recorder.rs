@@ -23,9 +23,13 @@ mod calls;
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
+pub(crate) use calls::is_called_once;
 use smallvec::smallvec;
 
 use super::{
@@ -51,8 +55,8 @@ pub(crate) struct State {
     pub(crate) draft: Draft,
     open: bool,
     retired: bool,
-    /// The driver captures into the graph.
-    capturing: bool,
+    /// The driver captures into the graph, or into one within the same.
+    capturing: Arc<AtomicBool>,
     handles: u64,
     streams: BTreeMap<RawStream, Lane>,
     events: BTreeMap<RawEvent, Few>,
@@ -81,6 +85,7 @@ impl Recorder {
     }
 
     fn over(inner: &Arc<dyn Backend>, graph: RawGraph, within: Option<Arc<Self>>) -> Arc<Self> {
+        let capturing = within.as_ref().map(|outer| outer.state().capturing.clone()).unwrap_or_default();
         Arc::new(Self {
             inner: inner.clone(),
             within,
@@ -89,7 +94,7 @@ impl Recorder {
                 draft: Draft::default(),
                 open: true,
                 retired: false,
-                capturing: false,
+                capturing,
                 handles: 0,
                 streams: BTreeMap::new(),
                 events: BTreeMap::new(),
@@ -115,14 +120,42 @@ impl Recorder {
         state.open = open && !state.retired;
     }
 
-    /// Its graph is over: nobody adds to it or makes execs of it any more.
+    /// Nothing more is recorded. An error if the driver captures into the graph right now, on another thread: such a graph
+    /// is of no use.
+    pub(crate) fn close(&self) -> Result<()> {
+        let mut state = self.state();
+        state.open = false;
+        if state.capturing.load(Ordering::Acquire) {
+            let text =
+                "another thread still captures another library's work into the graph: have it done before its end";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        Ok(())
+    }
+
+    /// Its graph is over: nobody adds to it or makes execs of it any more. While the driver captures into it, it stays.
     pub(crate) fn retire(&self) {
         let mut state = self.state();
         state.open = false;
         let retired = std::mem::replace(&mut state.retired, true);
-        let graph = state.graph;
+        let (graph, capturing) = (state.graph, state.capturing.load(Ordering::Acquire));
         drop(state);
-        if !retired && self.within.is_none() {
+        if !retired && !capturing && self.within.is_none() {
+            self.inner.graph_destroy(graph);
+        }
+    }
+
+    /// The driver captures into its graph no more.
+    fn captured(&self) {
+        let mut root = self;
+        while let Some(outer) = &root.within {
+            root = outer;
+        }
+        let state = root.state();
+        state.capturing.store(false, Ordering::Release);
+        let (retired, graph) = (state.retired, state.graph);
+        drop(state);
+        if retired {
             self.inner.graph_destroy(graph);
         }
     }
@@ -279,7 +312,7 @@ impl Recorder {
         let mut state = self.state();
         state.check()?;
         if let Some(note) = &mut state.note {
-            return note.add(work);
+            return note.add(&self.inner, work);
         }
         let after = state.end_to_add(stream)?;
         drop(state);
@@ -292,7 +325,7 @@ impl Recorder {
 
 impl State {
     fn check(&self) -> Result<()> {
-        if self.capturing {
+        if self.capturing.load(Ordering::Acquire) {
             let text =
                 "another library's work is captured into the same graph right now, by another thread: one at a time";
             return Err(Error::new(ErrorKind::Usage, text));

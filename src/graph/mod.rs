@@ -136,6 +136,8 @@ impl Sketch {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let capture = Capture::new(device, recorder.clone());
         let hold = Hold::new(&capture);
+        let launched = Arc::downgrade(&hold);
+        capture.set_launches(move || launched.upgrade().map(|hold| hold.open_launches()).unwrap_or_default());
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             recorder,
@@ -236,10 +238,11 @@ impl Graph {
     }
 
     /// As it can be launched. This is slow: some microseconds a node. Several of one graph are launched beside each other
-    /// where they write no memory that both of them use.
+    /// where they write no memory that both of them use. A graph that makes memory ([`Builder::alloc`]) or has conditions
+    /// ([`Builder::run_if`], [`Builder::run_while`]) has one at a time.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`OutOfMemory`](ErrorKind::OutOfMemory);
+    /// [`Usage`](ErrorKind::Usage) for a second one of such a graph; [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`OutOfMemory`](ErrorKind::OutOfMemory);
     /// [`Driver`](ErrorKind::Driver) for what the driver does not make an exec of.
     pub fn instantiate(&self) -> Result<Exec> {
         Exec::new(self, &[])

@@ -60,8 +60,8 @@ use self::{
 };
 use super::{
     backend::{
-        Address, Arg, Backend, Condition, External, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern,
-        Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
+        Address, Arg, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo,
+        NodeWork, Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
     },
     human,
 };
@@ -497,6 +497,10 @@ impl Backend for Checked {
             self.enable_node(exec, node, enabled);
         }
         Ok(outcome)
+    }
+
+    fn callback_over(&self, function: &HostCallback) {
+        self.watched(function).iter().for_each(|watched| self.inner.callback_over(watched));
     }
 
     #[cfg(feature = "cuda")]

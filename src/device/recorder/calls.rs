@@ -1,6 +1,6 @@
 //! The calls of a [`Recorder`]: [`Backend`], whose every call of work becomes a node.
 
-use std::{ptr::NonNull, time::Duration};
+use std::{ptr::NonNull, sync::atomic::Ordering, time::Duration};
 
 use super::{
     super::{
@@ -13,6 +13,12 @@ use super::{
     Recorder,
 };
 use crate::error::{Error, ErrorKind, Result};
+
+pub(crate) fn is_called_once() -> Error {
+    let text = "a host function that can be called once, in a capture: it would be called at every launch; \
+                say `host_callback`";
+    Error::new(ErrorKind::Usage, text)
+}
 
 impl Backend for Recorder {
     fn name(&self) -> &str {
@@ -152,13 +158,13 @@ impl Backend for Recorder {
         }
         let (after, graph, label) = (state.end_to_add(stream)?, state.graph, state.label.clone());
         let before = state.draft.raw_of(&after);
-        state.capturing = true;
+        state.capturing.store(true, Ordering::Release);
         drop(state);
         let name = external.name;
         // SAFETY: the same contract. Nobody else adds to the graph meanwhile, as `capturing` says.
         let recorded = unsafe { self.inner.graph_external(graph, &before, external) };
+        self.captured();
         let mut state = self.state();
-        state.capturing = false;
         let Recorded { ends, nodes, host_copies } = recorded?;
         if nodes == 0 {
             return Ok(());
@@ -176,9 +182,7 @@ impl Backend for Recorder {
     }
 
     fn host_function(&self, _stream: RawStream, _function: HostFunction) -> Result<()> {
-        let text = "a host function that can be called once, in a capture: it would be called at every launch; \
-                    say `host_callback`";
-        Err(Error::new(ErrorKind::Usage, text))
+        Err(is_called_once())
     }
 
     fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {

@@ -14,7 +14,7 @@ use super::{
     nodes::{Access, Does, Node},
 };
 use crate::{
-    device::backend::{HostCallback, NodeWork, RawEvent, RawExec},
+    device::backend::{HostCallback, RawEvent, RawExec},
     error::Result,
 };
 
@@ -50,12 +50,12 @@ impl Heard {
         oldest.values().for_each(|clock| universe().observe(clock));
     }
 
-    pub(super) fn watch(self: &Arc<Self>, callback: &HostCallback) -> NodeWork<'static> {
+    pub(super) fn watch(self: &Arc<Self>, callback: &HostCallback) -> HostCallback {
         let (heard, callback) = (self.clone(), callback.clone());
-        NodeWork::Host(Arc::new(move || {
+        Arc::new(move || {
             heard.call();
             callback();
-        }))
+        })
     }
 }
 

@@ -14,7 +14,7 @@
 //! The capture is the calling thread's: other threads may do what captures forbid meanwhile. Of what a library enqueues only
 //! copies between host and device are looked at, since they read or write memory of the host at every launch.
 
-use std::{collections::HashSet, mem::MaybeUninit, ptr};
+use std::{cell::Cell, collections::HashSet, mem::MaybeUninit, ptr};
 
 use cudarc::driver::sys::{
     CUDA_MEMCPY3D, CUgraph, CUgraphEdgeData, CUgraphNode, CUpointer_attribute, CUstream, CUstream_flags, CUstream_st,
@@ -22,7 +22,7 @@ use cudarc::driver::sys::{
 };
 use smallvec::SmallVec;
 
-use super::{CudaBackend, Nodes, graph, nodes, raw_node};
+use super::{CudaBackend, Nodes, graph, node, nodes, raw_node};
 use crate::{
     device::{
         backend::{External, RawGraph, RawNode, Recorded},
@@ -38,8 +38,17 @@ const MEMCPY_NODE: u32 = 1;
 const CHILD_NODE: u32 = 4;
 const ALLOC_NODE: u32 = 10;
 const FREE_NODE: u32 = 11;
+const CONDITIONAL_NODE: u32 = 13;
 const HOST_MEMORY: u32 = 1;
 const UNIFIED_MEMORY: u32 = 4;
+
+/// What captured nodes have that not every graph can have.
+#[derive(Default)]
+struct Rare {
+    /// Memory that they make or give back.
+    memory: bool,
+    conditions: bool,
+}
 
 const SPOILED: &str = "work that could not be captured could not be taken out of it again";
 
@@ -55,15 +64,14 @@ impl CudaBackend {
         after: &[RawNode],
         external: External<'_>,
     ) -> Result<Recorded> {
-        let (call, mut recorded) = (external.call, Recorded::default());
-        let look = |captured: &[CUgraphNode]| {
-            if self.survey(captured, &mut recorded)? {
-                self.graphs.book().graph(raw).memory = true;
-            }
-            Ok(())
-        };
+        let (call, mut recorded, mut has) = (external.call, Recorded::default(), Rare::default());
+        let look = |captured: &[CUgraphNode]| self.survey(captured, &mut recorded, &mut has);
         let ends = self.capture(raw, &nodes(after), |stream| call(stream.cast()), look);
         recorded.ends = ends.map_err(|error| error.at(format!("external work `{}`", external.name)))?;
+        let mut book = self.graphs.book();
+        let graph = book.graph(raw);
+        graph.memory |= has.memory;
+        graph.conditions |= has.conditions;
         Ok(recorded)
     }
 
@@ -75,13 +83,20 @@ impl CudaBackend {
         name: &str,
         call: impl Fn(CUstream) -> Code,
     ) -> Result<RawNode> {
-        let mut code = Code::SUCCESS;
-        let ends = self.capture(raw, &after, |stream| code = call(stream), |_| Ok(()));
-        self.cx.check(code, name)?;
+        let code = Cell::new(Code::SUCCESS);
+        let other = |count| {
+            let text = format!("{name} was captured as {count} nodes");
+            Error::new(ErrorKind::Driver, text).at(self.cx.name.clone())
+        };
+        let look = |nodes: &[CUgraphNode]| match nodes {
+            [_] => self.cx.check(code.get(), name),
+            _ => Err(other(nodes.len())),
+        };
+        let ends = self.capture(raw, &after, |stream| code.set(call(stream)), look);
+        self.cx.check(code.get(), name)?;
         match ends?.as_slice() {
-            [end] => Ok(*end),
-            ends => Err(Error::new(ErrorKind::Driver, format!("{name} was captured as {} nodes", ends.len()))
-                .at(self.cx.name.clone())),
+            [end] if !after.contains(&node(*end)) => Ok(*end),
+            ends => Err(other(ends.len())),
         }
     }
 
@@ -254,11 +269,9 @@ impl CudaBackend {
         }
     }
 
-    /// Counts nodes, those of children among them, and notes the copies between host and device. True if one of them makes
-    /// memory or gives it back.
-    fn survey(&self, nodes: &[CUgraphNode], recorded: &mut Recorded) -> Result<bool> {
+    /// Counts nodes, those of children among them, and notes the copies between host and device and what is rare.
+    fn survey(&self, nodes: &[CUgraphNode], recorded: &mut Recorded, has: &mut Rare) -> Result<()> {
         let driver = self.cx.enter()?;
-        let mut memory = false;
         for &node in nodes {
             let kind = self.kind_of(node)?;
             if kind == CHILD_NODE {
@@ -266,16 +279,17 @@ impl CudaBackend {
                 // SAFETY: a node with a graph in it; `child` outlives the call, which writes one handle.
                 let code = unsafe { (driver.graph_child_node_get_graph)(node, &mut child) };
                 self.cx.check(code, "cuGraphChildGraphNodeGetGraph")?;
-                memory |= self.survey(&self.nodes_of(child)?, recorded)?;
+                self.survey(&self.nodes_of(child)?, recorded, has)?;
                 continue;
             }
             recorded.nodes += 1;
-            memory |= matches!(kind, ALLOC_NODE | FREE_NODE);
+            has.memory |= matches!(kind, ALLOC_NODE | FREE_NODE);
+            has.conditions |= kind == CONDITIONAL_NODE;
             if kind == MEMCPY_NODE {
                 recorded.host_copies.extend(self.host_copy(driver, node)?);
             }
         }
-        Ok(memory)
+        Ok(())
     }
 
     /// What a node is, as the driver numbers it.

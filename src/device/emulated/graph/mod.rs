@@ -132,6 +132,12 @@ impl Graph {
         self.nodes.iter().any(|node| node.task.is_memory())
     }
 
+    /// Why it has one exec at a time and is nobody's child, as on a GPU.
+    fn is_single(&self) -> Option<&'static str> {
+        let has_conditions = || self.nodes.iter().any(|node| matches!(node.task, Task::Conditional { .. }));
+        if self.has_memory() { Some("makes memory") } else { has_conditions().then_some("has conditions") }
+    }
+
     /// The memory that begins there, if nobody has given it back yet and `after` comes after where it was made.
     fn to_free(&self, address: Address, after: &[RawNode]) -> Result<Arc<Reserved>> {
         let made = self.nodes.iter().find_map(|node| match &node.task {
@@ -302,8 +308,8 @@ impl Device {
             NodeWork::Host(callback) => Task::Host(callback.clone()),
             NodeWork::Empty => Task::Empty,
             NodeWork::Child(child) => {
-                if graphs.graph(*child)?.has_memory() {
-                    return Err(wrong("a graph that makes memory is nobody's child"));
+                if let Some(what) = graphs.graph(*child)?.is_single() {
+                    return Err(wrong(format!("a graph that {what} is no child of another")));
                 }
                 Task::Child(graphs.snapshot(*child)?)
             }
@@ -334,8 +340,12 @@ impl Device {
         if found.is_body {
             return Err(wrong("the body of a conditional node runs as a part of its graph only"));
         }
-        if found.has_memory() && graphs.execs.values().any(|exec| exec.of == graph) {
-            return Err(wrong("a graph that makes memory has one exec at a time"));
+        if let Some(what) = found.is_single()
+            && graphs.execs.values().any(|exec| exec.of == graph)
+        {
+            return Err(wrong(format!(
+                "a graph that {what} has one exec at a time, and there is one: drop that first"
+            )));
         }
         let nodes = graphs.snapshot(graph)?;
         let exec = RawExec(fresh_id());
