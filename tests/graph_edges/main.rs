@@ -26,13 +26,22 @@ use wakeline::{
     prelude::*,
 };
 
-/// An async body as a test. It is given an emulated device and a stream of that, and runs in a process of its own: what hangs
-/// there may hold a lock that all tests share, and what ends the process ends alone.
+/// An async body as two tests, `name::emulated` and `name::cuda`. It is given a device and a stream of that, and runs in a
+/// process of its own: what hangs there may hold a lock that all tests share, and what ends the process ends alone.
 macro_rules! alone {
     ($name:ident, $body:expr) => {
-        #[test]
-        fn $name() {
-            in_a_process(concat!(module_path!(), "::", stringify!($name)), $body);
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn emulated() {
+                in_a_process(concat!(module_path!(), "::emulated"), || Some(common::emulated()), $body);
+            }
+
+            #[test]
+            fn cuda() {
+                in_a_process(concat!(module_path!(), "::cuda"), common::cuda, $body);
+            }
         }
     };
 }
@@ -42,13 +51,13 @@ mod launches;
 mod memory;
 mod sets;
 
-fn in_a_process(path: &str, body: impl AsyncFnOnce(Device, Stream)) {
+fn in_a_process(path: &str, device: impl FnOnce() -> Option<Device>, body: impl AsyncFnOnce(Device, Stream)) {
     // Tests are called without their crate.
     let name = path.split_once("::").map_or(path, |(_, name)| name);
     if std::env::var("GRAPH_EDGES").is_ok_and(|only| only == name) {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         return runtime.block_on(within(async {
-            let device = emulated();
+            let Some(device) = device() else { return };
             let stream = Stream::new(&device).unwrap();
             body(device, stream).await;
         }));
