@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::{
     backend::{Arg, NodeWork, Place, RawNode},
     human,
+    touched::{Touched, touched_by},
 };
 
 /// The nodes of a graph, each after those that it was made to come after.
@@ -33,6 +34,8 @@ pub(crate) struct Node {
     ancestors: Set,
     /// Of what it does beside that: sizes, shapes and values, but no addresses.
     pub(crate) digest: u64,
+    /// Not what is in a graph within it.
+    pub(crate) touched: Touched,
     /// It was taken out.
     pub(crate) removed: bool,
 }
@@ -94,7 +97,7 @@ pub(crate) fn name_of(work: &NodeWork<'_>) -> String {
 }
 
 /// Two captures of the same code have the same, unless the host has decided differently.
-pub(crate) fn digest_of(work: &NodeWork<'_>) -> u64 {
+fn digest_of(work: &NodeWork<'_>) -> u64 {
     let mut digest = DefaultHasher::new();
     match work {
         NodeWork::Kernel(launch) => {
@@ -114,10 +117,23 @@ pub(crate) fn digest_of(work: &NodeWork<'_>) -> u64 {
 }
 
 impl Draft {
-    pub(crate) fn set_digest(&mut self, node: usize, digest: u64) {
+    /// What a node does.
+    pub(crate) fn set_work(&mut self, node: usize, work: &NodeWork<'_>) {
+        self.set_touched(node, touched_by(work));
         if let Some(node) = self.nodes.get_mut(node) {
-            node.digest = digest;
+            node.digest = digest_of(work);
         }
+    }
+
+    pub(crate) fn set_touched(&mut self, node: usize, touched: Touched) {
+        if let Some(node) = self.nodes.get_mut(node) {
+            node.touched = touched;
+        }
+    }
+
+    /// Whether no edge orders the two.
+    pub(crate) fn are_apart(&self, one: usize, other: usize) -> bool {
+        one != other && !self.comes_after(one, other) && !self.comes_after(other, one)
     }
 
     pub(crate) fn add(
@@ -133,7 +149,17 @@ impl Draft {
             ancestors.add_all(&self.nodes[node].ancestors);
             ancestors.add(node);
         }
-        self.nodes.push(Node { raw, kind, name, label, after, ancestors, digest: 0, removed: false });
+        self.nodes.push(Node {
+            raw,
+            kind,
+            name,
+            label,
+            after,
+            ancestors,
+            digest: 0,
+            touched: Touched::new(),
+            removed: false,
+        });
         self.nodes.len() - 1
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::{
     backend::{Address, Arg, Backend, Launch, NodeWork, Scalar},
     draft::{Kind, name_of},
+    touched::{Touched, touched_by},
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -79,6 +80,11 @@ impl Piece {
     /// Whether it is work of this kind, whatever it touches.
     pub(crate) fn is(&self, kind: Kind) -> bool {
         std::mem::discriminant(&Kind::of(&self.work)) == std::mem::discriminant(&kind)
+    }
+
+    /// The bytes that it reads and writes.
+    pub(crate) fn touched(&self) -> Touched {
+        self.with(touched_by)
     }
 
     /// For people.

@@ -36,8 +36,9 @@ use super::{
         Address, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork,
         Pattern, Place, RawEvent, RawGraph, RawNode, RawStream, Recorded, StreamSpec,
     },
-    draft::{Draft, Few, Kind, digest_of, name_of},
+    draft::{Draft, Few, Kind, name_of},
     piece::{Note, Piece},
+    touched::{Touch, touched_as},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -227,7 +228,7 @@ impl Recorder {
         let node = unsafe { self.inner.graph_add(state.graph, &before, work) }?;
         let label = state.label.clone();
         let node = state.draft.add(smallvec![node], Kind::of(work), name_of(work), label, after);
-        state.draft.set_digest(node, digest_of(work));
+        state.draft.set_work(node, work);
         Ok(node)
     }
 
@@ -491,7 +492,7 @@ impl Backend for Recorder {
         let before = state.draft.raw_of(&after);
         state.capturing.store(true, Ordering::Release);
         drop(state);
-        let name = external.name;
+        let (name, touched) = (external.name, touched_as(external.args));
         // SAFETY: the same contract. Nobody else adds to the graph meanwhile, as `capturing` says.
         let recorded = unsafe { self.inner.graph_external(graph, &before, external) };
         self.captured();
@@ -502,6 +503,7 @@ impl Backend for Recorder {
         }
         let raw = ends.into_iter().collect();
         let node = state.draft.add(raw, Kind::External, name.into(), label, after);
+        state.draft.set_touched(node, touched);
         state.foreign.extend(host_copies.into_iter().map(|(way, bytes)| (node, way, bytes)));
         state.come_to(stream, node);
         Ok(())
@@ -556,6 +558,8 @@ impl Recorder {
             body = Some(within);
             Ok(node)
         })?;
+        let flag = Touch::new(Place::Device(flag), 4, false);
+        self.state().draft.set_touched(node, [flag].into_iter().collect());
         body.map(|body| (node, body)).ok_or_else(|| Error::new(ErrorKind::Driver, "a conditional node without a body"))
     }
 }
