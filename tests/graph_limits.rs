@@ -39,6 +39,12 @@ async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
     buffer
 }
 
+/// Takes one from each element.
+#[kernel(unsafe(cuda = "kernels/decrement.cu"))]
+fn decrement(x: &mut [u32]) {
+    x.iter_mut().for_each(|x| *x -= 1);
+}
+
 /// A graph with a condition, which adds 1 to `data` if the flag is raised.
 fn conditional(device: &Device, flag: &Buffer<u32>, data: &mut Buffer<u32>) -> Graph {
     let mut graph = Graph::builder(device).unwrap();
@@ -337,6 +343,8 @@ on_both!(a_node_is_not_set_to_memory_of_one_beside_it, async |device: Device| {
         assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
         error.to_string()
     };
+    let other = exec.set(one, |stream| decrement::launch(stream, &mut a)).unwrap_err().to_string();
+    assert!(other.contains("it runs kernel `increment` and cannot run `decrement`"), "{other}");
     let text = refused(one, &mut b);
     assert!(text.contains("node 1, `increment` uses the same memory, and no edge orders the two"), "{text}");
     refused(two, &mut a);

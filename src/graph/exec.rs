@@ -6,6 +6,8 @@ use super::{Graph, Node, Sketch};
 use crate::{
     device::{
         backend::Refused,
+        draft::Kind,
+        piece::Piece,
         touched::{Touched, clash},
     },
     error::{Error, ErrorKind, Result},
@@ -137,21 +139,19 @@ impl Exec {
         let Some(piece) = piece else { return Err(self.not_changed(at, "nothing was enqueued for it")) };
         let holds = std::iter::once(sketch.hold.clone()).collect();
         let used = Use { holds, kept: sketch.capture.take_kept(), piece: None };
-        let number = self.plan(at, piece.touched())?;
+        let number = self.plan(at, &piece)?;
         let set = self.execution.set(recorder, at, piece, used);
         self.settle(number, matches!(set, Ok(Ok(()))));
         set?.map_err(|refused| self.not_changed(at, &refused.why))
     }
 
-    /// A node is about to be set to what touches this: counted from here on, in case another thread sets another one. The
-    /// number of the change.
-    fn plan(&self, at: usize, touched: Touched) -> Result<u64> {
+    /// A node is about to be set to this: counted from here on, in case another thread sets another one. The number of the
+    /// change.
+    fn plan(&self, at: usize, piece: &Piece) -> Result<u64> {
         let mut changes = lock(&self.changes);
-        if let Some(other) = self.clash(&changes, at, &touched) {
-            drop(changes);
-            let other = self.graph.describe(other);
-            let text = format!("{other} uses the same memory, and no edge orders the two: order them in the graph");
-            return Err(self.not_changed(at, &text));
+        let touched = piece.touched();
+        if let Some(why) = self.other_kernel(&changes, at, piece).or_else(|| self.clash(&changes, at, &touched)) {
+            return Err(self.not_changed(at, &why));
         }
         changes.count += 1;
         let number = changes.count;
@@ -172,8 +172,19 @@ impl Exec {
         });
     }
 
-    /// A node that would touch the same bytes as this one, where no edge orders the two.
-    fn clash(&self, changes: &Changes, at: usize, touched: &Touched) -> Option<usize> {
+    /// An error for another kernel: some drivers would take it, and others not.
+    fn other_kernel(&self, changes: &Changes, at: usize, piece: &Piece) -> Option<String> {
+        let base = changes.base.as_ref().unwrap_or(&self.graph);
+        let place = self.graph.numbers().into_iter().position(|number| number == at)?;
+        let its = *base.numbers().get(place)?;
+        let state = base.0.recorder.state();
+        let node = state.draft.get(its).filter(|node| node.kind == Kind::Kernel && piece.is(Kind::Kernel))?;
+        let new = piece.name();
+        (node.name != new).then(|| format!("it runs kernel `{}` and cannot run `{new}`", node.name))
+    }
+
+    /// An error where another node would touch the same bytes as this one, and no edge orders the two.
+    fn clash(&self, changes: &Changes, at: usize, touched: &Touched) -> Option<String> {
         if touched.is_empty() {
             return None;
         }
@@ -188,7 +199,10 @@ impl Exec {
             let set = || changes.set.iter().filter(|change| change.node == other);
             let clashes = set().any(|change| clash(&change.touched, touched))
                 || !set().any(|change| change.done) && clash(&base.touched(its), touched);
-            clashes.then_some(other)
+            clashes.then(|| {
+                let other = self.graph.describe(other);
+                format!("{other} uses the same memory, and no edge orders the two: order them in the graph")
+            })
         })
     }
 
