@@ -367,7 +367,8 @@ on_both!(a_node_is_not_set_to_memory_of_one_beside_it, async |device: Device| {
 
 on_both!(a_node_is_not_set_to_memory_within_one_beside_it, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
-    let (flag, mut a, mut b) = (buffer(&stream, 1).await, buffer(&stream, 0).await, buffer(&stream, 0).await);
+    let (mut flag, mut a, mut b) = (buffer(&stream, 1).await, buffer(&stream, 0).await, buffer(&stream, 0).await);
+    let (mut d, mut e) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
     let (child, _) = {
         let mut graph = Graph::builder(&device).unwrap();
         let node = graph.add(&[], |stream| increment::launch(stream, &mut a)).unwrap();
@@ -376,16 +377,21 @@ on_both!(a_node_is_not_set_to_memory_within_one_beside_it, async |device: Device
     let mut graph = Graph::builder(&device).unwrap();
     let one = graph.add(&[], |stream| increment::launch(stream, &mut b)).unwrap();
     graph.child(&[], &child).unwrap();
-    let last = graph.run_if(&[], &flag, |body| body.add(&[], |stream| stream.fill(&mut b, 7)).map(drop)).unwrap();
+    let last = graph.run_if(&[], &flag, |body| body.add(&[], |stream| stream.fill(&mut e, 7)).map(drop)).unwrap();
+    let late = graph.add(&[], |stream| increment::launch(stream, &mut d)).unwrap();
     let graph = graph.build().unwrap();
-    assert!(graph.comes_after(last, one));
+    assert!(graph.comes_after(last, one) && !graph.comes_after(late, last));
     let exec = graph.instantiate().unwrap();
+    for data in [&mut flag, &mut e] {
+        let refused = exec.set(late, |stream| increment::launch(stream, data)).unwrap_err();
+        assert!(refused.to_string().contains("node 2, `if` uses the same memory"), "{refused}");
+    }
     let refused = exec.set(one, |stream| increment::launch(stream, &mut a)).unwrap_err();
     assert!(refused.to_string().contains("node 1, `child graph` uses the same memory"), "{refused}");
     let mut c = buffer(&stream, 0).await;
     exec.set(one, |stream| increment::launch(stream, &mut c)).unwrap();
     exec.launch(&stream).unwrap();
-    for (data, expected) in [(a, 1), (b, 7), (c, 1)] {
+    for (data, expected) in [(a, 1), (b, 0), (c, 1), (d, 1), (e, 7)] {
         assert_eq!(data.to_vec(&stream).await.unwrap(), [expected; 64]);
     }
 });

@@ -1,4 +1,4 @@
-//! [`Piece`]: one piece of work by value, to be handed to the seam later.
+//! [`Piece`]: one piece of work by value, to be handed to the seam later; and [`Held`], an argument by value.
 //!
 //! Work that is enqueued borrows its arguments from the call. What a node of an exec is to do from now on is heard from a
 //! user's closure, and handed over only once that has returned: so it is held here meanwhile, and the host's function with it.
@@ -21,18 +21,20 @@ pub(crate) struct Piece {
     args: Box<[Held]>,
 }
 
-enum Held {
+/// An argument of a launch, until its turn has come.
+#[derive(Clone, Copy)]
+pub(super) enum Held {
     Slice { address: Address, len: u64, bytes: u64, write: bool },
     Scalar(Scalar),
 }
 
-impl From<&Arg<'_>> for Held {
-    fn from(arg: &Arg<'_>) -> Self {
-        match *arg {
-            Arg::Slice { address, len, bytes, write } => Self::Slice { address, len, bytes, write },
-            Arg::Scalar(value) => Self::Scalar(Scalar::new(value)),
-        }
-    }
+/// Arguments by value.
+pub(super) fn hold(args: &[Arg<'_>]) -> Box<[Held]> {
+    let held = args.iter().map(|arg| match *arg {
+        Arg::Slice { address, len, bytes, write } => Held::Slice { address, len, bytes, write },
+        Arg::Scalar(value) => Held::Scalar(Scalar::new(value)),
+    });
+    held.collect()
 }
 
 impl Held {
@@ -51,7 +53,7 @@ impl Piece {
         let mut args: Box<[Held]> = Box::default();
         let work = match work {
             NodeWork::Kernel(Launch { kernel, grid, block, shared_bytes, args: lent }) => {
-                args = lent.iter().map(Held::from).collect();
+                args = hold(lent);
                 NodeWork::Kernel(Launch { kernel, grid: *grid, block: *block, shared_bytes: *shared_bytes, args: &[] })
             }
             NodeWork::Copy { to, from, bytes } => NodeWork::Copy { to: *to, from: *from, bytes: *bytes },
@@ -77,9 +79,8 @@ impl Piece {
         }
     }
 
-    /// Whether it is work of this kind, whatever it touches.
     pub(crate) fn is(&self, kind: Kind) -> bool {
-        std::mem::discriminant(&Kind::of(&self.work)) == std::mem::discriminant(&kind)
+        Kind::of(&self.work) == kind
     }
 
     /// The bytes that it reads and writes.

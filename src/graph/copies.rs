@@ -14,7 +14,7 @@ use super::Sketch;
 use crate::{
     device::{
         backend::{Address, Place},
-        draft::Kind,
+        draft::Copies,
     },
     error::{Error, ErrorKind, Result},
     memory::{DeviceSlice, Plain, hold::Hold},
@@ -71,9 +71,9 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
         let copies: Vec<_> = state
             .draft
             .all()
-            .filter_map(|(at, node)| match node.kind {
-                Kind::Copy { to, from, bytes } => Some((at, node.label.clone(), to, from, bytes as usize)),
-                _ => None,
+            .filter_map(|(at, node)| {
+                let Copies { to, from, bytes } = node.copies?;
+                Some((at, node.label.clone(), to, from, bytes as usize))
             })
             .collect();
         let name = |at: usize| state.draft.get(at).map(|node| node.name.clone()).unwrap_or_default();

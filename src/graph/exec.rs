@@ -11,7 +11,7 @@ use crate::{
         touched::{Touched, clash},
     },
     error::{Error, ErrorKind, Result},
-    memory::execution::{Execution, Use},
+    memory::execution::{Execution, Opening, Use},
     stream::{Stream, Ticket},
     sync::lock,
 };
@@ -48,9 +48,13 @@ struct Change {
 }
 
 impl Exec {
-    pub(super) fn new(graph: &Graph) -> Result<Self> {
-        let execution = Execution::new(&graph.0.device, &graph.0.recorder, graph.used())?;
+    pub(super) fn new(graph: &Graph, open: &[Opening]) -> Result<Self> {
+        let execution = Execution::new(&graph.0.device, &graph.0.recorder, graph.used(), open)?;
         Ok(Self { execution, graph: graph.clone(), changes: Mutex::default() })
+    }
+
+    pub(crate) fn execution(&self) -> &Execution {
+        &self.execution
     }
 
     /// The graph that it was made of.

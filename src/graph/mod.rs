@@ -51,14 +51,11 @@ pub use event::GraphEvent;
 pub use exec::Exec;
 pub use registry::Registry;
 
+pub use crate::device::draft::Kind as NodeKind;
 use crate::{
-    device::{
-        Device,
-        draft::{self, Kind},
-        recorder::Recorder,
-    },
+    device::{Device, draft, recorder::Recorder},
     error::{Error, ErrorKind, Result},
-    memory::{Memory, hold::Hold},
+    memory::{execution::Opening, hold::Hold},
     stream::{
         Streams,
         capture::{Capture, Kept},
@@ -108,36 +105,6 @@ pub struct NodeInfo {
     pub kind: NodeKind,
     /// Those that it comes after. What those come after, it comes after too.
     pub after: Vec<Node>,
-}
-
-/// The kinds of nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum NodeKind {
-    /// A kernel.
-    Kernel,
-    /// A copy.
-    Copy,
-    /// A fill.
-    Fill,
-    /// A function of the host.
-    Host,
-    /// Nothing: it joins those that it comes after.
-    Empty,
-    /// All of another graph.
-    Child,
-    /// An event is recorded.
-    Record,
-    /// An event is waited for.
-    Wait,
-    /// Memory is made.
-    Alloc,
-    /// That is given back.
-    Free,
-    /// A graph that runs as a flag says.
-    Conditional,
-    /// Work of another library: perhaps several nodes of the driver's.
-    External,
 }
 
 /// A graph in the making: what both ways to make one have in common. Dropped, it ends its capture.
@@ -248,7 +215,7 @@ impl Graph {
             node: node(at),
             name: known.name.clone(),
             operator: known.label.as_deref().map(String::from),
-            kind: known.kind.into(),
+            kind: known.kind,
             after: known.after.iter().map(|&at| node(at)).collect(),
         };
         state.draft.all().map(of).collect()
@@ -278,12 +245,12 @@ impl Graph {
     /// [`Usage`](ErrorKind::Usage) for a second one of such a graph; [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`OutOfMemory`](ErrorKind::OutOfMemory);
     /// [`Driver`](ErrorKind::Driver) for what the driver does not make an exec of.
     pub fn instantiate(&self) -> Result<Exec> {
-        Exec::new(self)
+        Exec::new(self, &[])
     }
 
-    /// Whether its nodes write this memory, which was there before it.
-    pub(crate) fn writes(&self, memory: &Memory) -> bool {
-        self.0.hold.writes(memory)
+    /// The same, with open ends.
+    pub(crate) fn instantiate_open(&self, open: &[Opening]) -> Result<Exec> {
+        Exec::new(self, open)
     }
 
     /// The first node that does something else than the one of another capture of the same code, addresses left aside: whose
@@ -331,25 +298,6 @@ impl Graph {
                 None => format!("node {at}, `{}`", node.name),
             },
             None => format!("node {at}"),
-        }
-    }
-}
-
-impl From<Kind> for NodeKind {
-    fn from(kind: Kind) -> Self {
-        match kind {
-            Kind::Kernel => Self::Kernel,
-            Kind::Copy { .. } => Self::Copy,
-            Kind::Fill => Self::Fill,
-            Kind::Host => Self::Host,
-            Kind::Empty => Self::Empty,
-            Kind::Child => Self::Child,
-            Kind::Record => Self::Record,
-            Kind::Wait => Self::Wait,
-            Kind::Alloc => Self::Alloc,
-            Kind::Free => Self::Free,
-            Kind::Conditional => Self::Conditional,
-            Kind::External => Self::External,
         }
     }
 }

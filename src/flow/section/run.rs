@@ -8,6 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::{
@@ -258,30 +259,38 @@ impl Running {
         let passing = self.passing()?;
         let Self { plan, members, table, told, .. } = self;
         let stream = &passing.stream;
-        let mut messages: Vec<Option<RawEnvelope>> = Vec::with_capacity(plan.inputs.len());
+        let mut messages: SmallVec<[Option<RawEnvelope>; 2]> = SmallVec::new();
         for edge in &plan.inputs {
             let member = &mut members[edge.member];
             let taken = with_port(member, edge.port, |port| port.entry().map(|entry| entry.take(&passing)))?;
             messages.push(Some(taken));
         }
         let replay = table.get(graph).ok_or_else(|| Error::new(ErrorKind::Usage, "a graph that is not there"))?;
-        replay.feed(stream, &messages)?;
-        replay.launch(stream)?;
-        for (output, edge) in plan.outputs.iter().enumerate() {
+        let mut blanks: SmallVec<[Option<RawEnvelope>; 2]> = SmallVec::new();
+        for (made, edge) in replay.outputs.iter().zip(&plan.outputs) {
+            let Source::Own(like) = &made.from else {
+                blanks.push(None);
+                continue;
+            };
             let member = &mut members[edge.member];
-            let passed_on = match &replay.outputs[output].from {
-                Source::Input(input) => messages[*input].take(),
-                Source::Own(_) => None,
+            let blank = with_port(member, edge.port, |port| port.exit().map(|exit| exit.blank()))?;
+            blanks.push(Some(match blank {
+                Blank::Lent(envelope) => envelope,
+                Blank::PassedOn => RawEnvelope::on(stream, like.memory().bytes())?,
+                Blank::AllOut => return Err(gone()),
+            }));
+        }
+        replay.enqueue(stream, &mut messages, &mut blanks, rows)?;
+        for ((made, edge), blank) in replay.outputs.iter().zip(&plan.outputs).zip(blanks) {
+            let envelope = match made.from {
+                Source::Input(input) => messages[input].take(),
+                Source::Own(_) => blank,
             };
-            let mut envelope = match passed_on {
-                Some(message) => message,
-                None => {
-                    let blank = with_port(member, edge.port, |port| port.exit().map(|exit| exit.blank()))?;
-                    replay.blank(output, blank, stream)?
-                }
-            };
-            replay.fetch(stream, output, rows, &mut envelope)?;
-            with_port(member, edge.port, |port| port.exit().map(|exit| exit.send(envelope, &passing)))?;
+            let envelope =
+                envelope.ok_or_else(|| Error::new(ErrorKind::Usage, "an envelope that goes to two outputs"))?;
+            with_port(&mut members[edge.member], edge.port, |port| {
+                port.exit().map(|exit| exit.send(envelope, &passing))
+            })?;
         }
         *lock(&told.last) = Some(stream.ticket());
         Ok(())
@@ -309,6 +318,10 @@ impl Running {
     }
 }
 
+fn gone() -> Error {
+    Error::new(ErrorKind::Usage, "an envelope that was there is there no more")
+}
+
 /// What was captured twice is not the same.
 fn decides(whose: Option<&str>, node: &str) -> Error {
     let text = format!(
@@ -319,16 +332,5 @@ fn decides(whose: Option<&str>, node: &str) -> Error {
     match whose {
         Some(name) => error.at(operator(name)),
         None => error,
-    }
-}
-
-impl Replay {
-    /// Where an output goes.
-    fn blank(&self, output: usize, blank: Blank, stream: &crate::Stream) -> Result<RawEnvelope> {
-        match (blank, &self.outputs[output].from) {
-            (Blank::Lent(envelope), _) => Ok(envelope),
-            (Blank::PassedOn, Source::Own(like)) => RawEnvelope::on(stream, like.memory().bytes()),
-            _ => Err(Error::new(ErrorKind::Usage, "an envelope that was there is there no more")),
-        }
     }
 }

@@ -96,7 +96,7 @@ impl Universe {
                 past.merge(&recorded, |_, _| true);
             }
         }
-        let mut before = self.before(component).into_owned();
+        let mut before = self.before(component)?.into_owned();
         before.merge(&past, |_, _| true);
         let new = |what| Stamp { component, tick: 0, what, in_graph: true };
         for access in &launch.accesses {
@@ -104,7 +104,7 @@ impl Universe {
         }
         self.carry_out(&new, &launch.accesses)?;
         self.learn(component, &past);
-        let (clock, tick) = self.call(component);
+        let (clock, tick) = self.call(component)?;
         let clock = clock.clone();
         for access in &launch.accesses {
             self.mark(Stamp { tick, ..new(access.what) }, &access.touches, &clock);

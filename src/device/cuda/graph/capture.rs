@@ -52,6 +52,9 @@ struct Rare {
 
 const SPOILED: &str = "work that could not be captured could not be taken out of it again";
 
+/// What the next node of a stream comes after.
+type Ends = SmallVec<[RawNode; 2]>;
+
 impl CudaBackend {
     /// # Safety
     /// As [`Backend::graph_external`](crate::device::backend::Backend::graph_external).
@@ -105,14 +108,14 @@ impl CudaBackend {
         after: &Nodes,
         call: impl FnOnce(CUstream),
         look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
-    ) -> Result<SmallVec<[RawNode; 2]>> {
+    ) -> Result<Ends> {
         let driver = self.cx.enter()?;
         let into = driver.stream_begin_capture_to_graph.zip(driver.stream_get_capture_info);
         let memory = self.graphs.book().graph(raw).memory;
         let stream = self.capturing_stream(driver)?;
         let captured = match into {
-            Some(_) if !memory => self.capture_into(driver, raw, after, &stream, call, look),
-            _ => self.capture_child(driver, raw, after, &stream, call, look),
+            Some(_) if !memory => self.capture_into(driver, raw, after, stream.raw(), call, look),
+            _ => self.capture_child(driver, raw, after, stream.raw(), call, look),
         };
         match &captured {
             Ok(_) => self.graphs.idle().push(stream),
@@ -133,27 +136,23 @@ impl CudaBackend {
         driver: &Driver,
         raw: RawGraph,
         after: &Nodes,
-        stream: &Handle<CUstream_st>,
+        stream: CUstream,
         call: impl FnOnce(CUstream),
         look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
-    ) -> Result<SmallVec<[RawNode; 2]>> {
-        let Some(begin) = driver.stream_begin_capture_to_graph else { return Ok(SmallVec::new()) };
+    ) -> Result<Ends> {
+        let Some(begin) = driver.stream_begin_capture_to_graph else { return Ok(Ends::new()) };
         let before: HashSet<CUgraphNode> = self.nodes_of(graph(raw))?.into_iter().collect();
         // SAFETY: a stream of this context that does not capture, a live graph, as the seam's callers own what they name,
         // and as many nodes of it as said; edges are plain. The graph is used by this thread alone meanwhile.
-        let code = unsafe { begin(stream.raw(), graph(raw), after.as_ptr(), ptr::null(), after.len(), MODE) };
+        let code = unsafe { begin(stream, graph(raw), after.as_ptr(), ptr::null(), after.len(), MODE) };
         self.cx.check(code, "cuStreamBeginCaptureToGraph")?;
-        call(stream.raw());
-        let entered = self.enter_again()?;
-        let ends = self.ends(driver, stream.raw());
-        let ended = self.end_capture(driver, stream.raw());
+        let (ends, captured) = self.capture_call(stream, call)?;
         let added = || {
             let mut nodes = self.nodes_of(graph(raw))?;
             nodes.retain(|node| !before.contains(node));
             Ok(nodes)
         };
-        let result =
-            entered.and(ended).and(ends).and_then(|ends| added().and_then(|nodes| look(&nodes)).map(|()| ends));
+        let result = captured.and(ends).and_then(|ends| added().and_then(|nodes| look(&nodes)).map(|()| ends));
         if let Err(error) = &result
             && !error.is_device_lost()
         {
@@ -177,21 +176,20 @@ impl CudaBackend {
         driver: &Driver,
         raw: RawGraph,
         after: &Nodes,
-        stream: &Handle<CUstream_st>,
+        stream: CUstream,
         call: impl FnOnce(CUstream),
         look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
-    ) -> Result<SmallVec<[RawNode; 2]>> {
+    ) -> Result<Ends> {
         // SAFETY: a stream of this context that does not capture.
-        let code = unsafe { (driver.stream_begin_capture)(stream.raw(), MODE) };
+        let code = unsafe { (driver.stream_begin_capture)(stream, MODE) };
         self.cx.check(code, "cuStreamBeginCapture")?;
-        call(stream.raw());
-        let entered = self.enter_again()?;
-        let captured = self.end_capture(driver, stream.raw())?;
+        let (ends, captured) = self.capture_call(stream, call)?;
+        let captured = captured?;
         if captured.is_null() {
             return Err(self.usage(INVALIDATED));
         }
         let add = || {
-            entered?;
+            ends?;
             let nodes = self.nodes_of(captured)?;
             if nodes.is_empty() {
                 return Ok(after.iter().copied().map(raw_node).collect());
@@ -205,7 +203,7 @@ impl CudaBackend {
             self.cx.check(code, "cuGraphAddChildGraphNode").map_err(|error| {
                 error.advise("work that makes memory itself cannot be captured here: give the library its workspace")
             })?;
-            Ok(SmallVec::from_elem(raw_node(node), 1))
+            Ok(Ends::from_elem(raw_node(node), 1))
         };
         let ends = add();
         if self.cx.lost().is_none() {
@@ -215,10 +213,20 @@ impl CudaBackend {
         ends
     }
 
-    /// Makes the context current again, as libraries make others current. Only after a fault a capture is not ended.
-    fn enter_again(&self) -> Result<Result<()>> {
-        let entered = self.cx.enter().map(drop);
-        self.cx.lost().map_or(Ok(entered), |lost| Err(lost.again()))
+    /// Calls with a stream that captures, and ends the capture, come what may: only after a fault it is not ended. What the
+    /// stream's next node would have come after, and the graph of the capture, if it has one of its own.
+    fn capture_call(&self, stream: CUstream, call: impl FnOnce(CUstream)) -> Result<(Result<Ends>, Result<CUgraph>)> {
+        call(stream);
+        // Libraries make other contexts current.
+        let entered = self.cx.enter();
+        if let Some(lost) = self.cx.lost() {
+            return Err(lost.again());
+        }
+        let ends = entered.and_then(|_| self.ends(stream));
+        let mut captured = ptr::null_mut();
+        // SAFETY: a live stream; `captured` outlives the call, which writes one handle.
+        let code = unsafe { (self.cx.driver.stream_end_capture)(stream, &mut captured) };
+        Ok((ends, self.check_capture(code, "cuStreamEndCapture").map(|()| captured)))
     }
 
     /// A stream to capture on.
@@ -235,8 +243,8 @@ impl CudaBackend {
     }
 
     /// What the next node of a capturing stream would come after.
-    fn ends(&self, driver: &Driver, stream: CUstream) -> Result<SmallVec<[RawNode; 2]>> {
-        let Some(info) = driver.stream_get_capture_info else { return Ok(SmallVec::new()) };
+    fn ends(&self, stream: CUstream) -> Result<Ends> {
+        let Some(info) = self.cx.driver.stream_get_capture_info else { return Ok(Ends::new()) };
         // The status is an enum of the driver's, which may have more of them some day: a number.
         let (mut status, mut id, mut graph) = (0_u32, 0_u64, ptr::null_mut());
         let (mut ends, mut count): (*const CUgraphNode, usize) = (ptr::null(), 0);
@@ -247,19 +255,11 @@ impl CudaBackend {
             unsafe { info(stream, (&raw mut status).cast(), &mut id, &mut graph, &mut ends, &mut edges, &mut count) };
         self.check_capture(code, "cuStreamGetCaptureInfo")?;
         if ends.is_null() || count == 0 {
-            return Ok(SmallVec::new());
+            return Ok(Ends::new());
         }
         // SAFETY: as many nodes as said, until the next call for this stream.
         let ends = unsafe { std::slice::from_raw_parts(ends, count) };
         Ok(ends.iter().copied().map(raw_node).collect())
-    }
-
-    /// Ends a capture, come what may. Its graph, if it has one of its own.
-    fn end_capture(&self, driver: &Driver, stream: CUstream) -> Result<CUgraph> {
-        let mut captured = ptr::null_mut();
-        // SAFETY: a live stream; `captured` outlives the call, which writes one handle.
-        let code = unsafe { (driver.stream_end_capture)(stream, &mut captured) };
-        self.check_capture(code, "cuStreamEndCapture").map(|()| captured)
     }
 
     fn check_capture(&self, code: Code, call: &str) -> Result<()> {

@@ -37,11 +37,12 @@ use super::{
     fresh_id, lock,
     machine::{Around, Point},
     memory::Reserved,
-    work::{Held, Work, check_copy, check_fill, check_launch, no_stand_in},
+    work::{Work, check_copy, check_fill, check_launch, no_stand_in},
 };
 use crate::{
-    device::backend::{
-        Address, Condition, External, NodeWork, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
+    device::{
+        backend::{Address, Condition, External, NodeWork, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused},
+        piece::hold,
     },
     error::{Error, ErrorKind, Result},
 };
@@ -238,7 +239,7 @@ impl Device {
         self.alive()?;
         let External { name, args, emulated, .. } = work;
         let body = emulated.ok_or_else(no_stand_in)?;
-        let task = Task::External { name, args: args.iter().map(Held::from).collect(), body };
+        let task = Task::External { name, args: hold(args), body };
         // What is refused is dropped without the lock.
         let kept = task.clone();
         let node = lock(&self.graphs).push(graph, after, task);
@@ -294,7 +295,7 @@ impl Device {
         Ok(match work {
             NodeWork::Kernel(launch) => {
                 check_launch(launch).map_err(|error| error.at(format!("kernel `{}`", launch.kernel.name)))?;
-                Task::Kernel { kernel: launch.kernel, args: launch.args.iter().map(Held::from).collect() }
+                Task::Kernel { kernel: launch.kernel, args: hold(launch.args) }
             }
             NodeWork::Copy { to, from, bytes } => {
                 check_copy(*bytes)?;
