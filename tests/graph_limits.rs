@@ -8,7 +8,11 @@ use std::{
 };
 
 use common::*;
-use wakeline::{graph::Graph, prelude::*, stream::Event};
+use wakeline::{
+    graph::{Graph, Node},
+    prelude::*,
+    stream::Event,
+};
 
 /// Puts work into a stream as it is dropped.
 struct Enqueues(Stream);
@@ -33,6 +37,12 @@ async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
     let buffer = Buffer::from_slice(stream, &[value; 64]).unwrap();
     stream.completed().await.unwrap();
     buffer
+}
+
+/// Takes one from each element.
+#[kernel(unsafe(cuda = "kernels/decrement.cu"))]
+fn decrement(x: &mut [u32]) {
+    x.iter_mut().for_each(|x| *x -= 1);
 }
 
 /// A graph with a condition, which adds 1 to `data` if the flag is raised.
@@ -313,3 +323,75 @@ async fn a_capture_does_not_end_while_another_thread_captures_into_it() {
     graph.instantiate().unwrap().launch(&stream).unwrap();
     assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64]);
 }
+
+/// An increment of each of two buffers, beside each other.
+fn beside(device: &Device, [left, right]: [&mut Buffer<u32>; 2]) -> (Graph, [Node; 2]) {
+    let mut graph = Graph::builder(device).unwrap();
+    let one = graph.add(&[], |stream| increment::launch(stream, left)).unwrap();
+    let two = graph.add(&[], |stream| increment::launch(stream, right)).unwrap();
+    (graph.build().unwrap(), [one, two])
+}
+
+on_both!(a_node_is_not_set_to_memory_of_one_beside_it, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let (mut a, mut b) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
+    let (mut c, mut d) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
+    let (graph, [one, two]) = beside(&device, [&mut a, &mut b]);
+    let exec = graph.instantiate().unwrap();
+    let refused = |node, data: &mut Buffer<u32>| {
+        let error = exec.set(node, |stream| increment::launch(stream, data)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+        error.to_string()
+    };
+    let other = exec.set(one, |stream| decrement::launch(stream, &mut a)).unwrap_err().to_string();
+    assert!(other.contains("it runs kernel `increment` and cannot run `decrement`"), "{other}");
+    let text = refused(one, &mut b);
+    assert!(text.contains("node 1, `increment` uses the same memory, and no edge orders the two"), "{text}");
+    refused(two, &mut a);
+    // It counts what the other node does by now.
+    exec.set(two, |stream| increment::launch(stream, &mut c)).unwrap();
+    refused(one, &mut c);
+    exec.set(one, |stream| increment::launch(stream, &mut b)).unwrap();
+    refused(two, &mut b);
+    exec.set(two, |stream| increment::launch(stream, &mut a)).unwrap();
+    exec.launch(&stream).unwrap();
+    // And what an update has made of it.
+    exec.update(&beside(&device, [&mut c, &mut d]).0).unwrap();
+    refused(one, &mut d);
+    exec.set(one, |stream| increment::launch(stream, &mut b)).unwrap();
+    exec.launch(&stream).unwrap();
+    for (data, expected) in [(a, 1), (b, 2), (c, 0), (d, 1)] {
+        assert_eq!(data.to_vec(&stream).await.unwrap(), [expected; 64]);
+    }
+});
+
+on_both!(a_node_is_not_set_to_memory_within_one_beside_it, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let (mut flag, mut a, mut b) = (buffer(&stream, 1).await, buffer(&stream, 0).await, buffer(&stream, 0).await);
+    let (mut d, mut e) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
+    let (child, _) = {
+        let mut graph = Graph::builder(&device).unwrap();
+        let node = graph.add(&[], |stream| increment::launch(stream, &mut a)).unwrap();
+        (graph.build().unwrap(), node)
+    };
+    let mut graph = Graph::builder(&device).unwrap();
+    let one = graph.add(&[], |stream| increment::launch(stream, &mut b)).unwrap();
+    graph.child(&[], &child).unwrap();
+    let last = graph.run_if(&[], &flag, |body| body.add(&[], |stream| stream.fill(&mut e, 7)).map(drop)).unwrap();
+    let late = graph.add(&[], |stream| increment::launch(stream, &mut d)).unwrap();
+    let graph = graph.build().unwrap();
+    assert!(graph.comes_after(last, one) && !graph.comes_after(late, last));
+    let exec = graph.instantiate().unwrap();
+    for data in [&mut flag, &mut e] {
+        let refused = exec.set(late, |stream| increment::launch(stream, data)).unwrap_err();
+        assert!(refused.to_string().contains("node 2, `if` uses the same memory"), "{refused}");
+    }
+    let refused = exec.set(one, |stream| increment::launch(stream, &mut a)).unwrap_err();
+    assert!(refused.to_string().contains("node 1, `child graph` uses the same memory"), "{refused}");
+    let mut c = buffer(&stream, 0).await;
+    exec.set(one, |stream| increment::launch(stream, &mut c)).unwrap();
+    exec.launch(&stream).unwrap();
+    for (data, expected) in [(a, 1), (b, 0), (c, 1), (d, 1), (e, 7)] {
+        assert_eq!(data.to_vec(&stream).await.unwrap(), [expected; 64]);
+    }
+});

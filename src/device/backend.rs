@@ -309,7 +309,7 @@ pub(crate) enum NodeWork<'a> {
     Host(HostCallback),
     /// Joins what it comes after.
     Empty,
-    /// All of another graph, as it is now.
+    /// All of another graph, as it is now: one that makes no memory and has no conditions.
     Child(RawGraph),
     Record(RawEvent),
     /// For the event's last record before the launch.
@@ -518,7 +518,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// A node with a graph within it, empty at first, which belongs to it: that runs as a flag says, an `u32` in this
-    /// device's memory.
+    /// device's memory. Such a graph has one exec at a time.
     ///
     /// # Safety
     /// The flag is valid, as the memory of a kernel node would have to be.

@@ -10,6 +10,7 @@ use smallvec::{SmallVec, smallvec};
 use super::{
     backend::{Arg, NodeWork, Place, RawNode},
     human,
+    touched::{Touched, touched_by},
 };
 
 /// The nodes of a graph, each after those that it was made to come after.
@@ -33,6 +34,8 @@ pub(crate) struct Node {
     ancestors: Set,
     /// Of what it does beside that: sizes, shapes and values, but no addresses.
     pub(crate) digest: u64,
+    /// Not what is in a graph within it.
+    pub(crate) touched: Touched,
     /// If it is a copy.
     pub(crate) copies: Option<Copies>,
     /// It was taken out.
@@ -136,10 +139,22 @@ impl Draft {
     pub(crate) fn add_work(&mut self, raw: RawNode, work: &NodeWork<'_>, label: Option<Arc<str>>, after: Few) -> usize {
         let node = self.add(smallvec![raw], Kind::of(work), name_of(work), label, after);
         self.nodes[node].digest = digest_of(work);
+        self.nodes[node].touched = touched_by(work);
         if let NodeWork::Copy { to, from, bytes } = *work {
             self.nodes[node].copies = Some(Copies { to, from, bytes });
         }
         node
+    }
+
+    pub(crate) fn set_touched(&mut self, node: usize, touched: Touched) {
+        if let Some(node) = self.nodes.get_mut(node) {
+            node.touched = touched;
+        }
+    }
+
+    /// Whether no edge orders the two.
+    pub(crate) fn are_apart(&self, one: usize, other: usize) -> bool {
+        one != other && !self.comes_after(one, other) && !self.comes_after(other, one)
     }
 
     pub(crate) fn add(
@@ -155,7 +170,18 @@ impl Draft {
             ancestors.add_all(&self.nodes[node].ancestors);
             ancestors.add(node);
         }
-        self.nodes.push(Node { raw, kind, name, label, after, ancestors, digest: 0, copies: None, removed: false });
+        self.nodes.push(Node {
+            raw,
+            kind,
+            name,
+            label,
+            after,
+            ancestors,
+            digest: 0,
+            touched: Touched::new(),
+            copies: None,
+            removed: false,
+        });
         self.nodes.len() - 1
     }
 

@@ -23,6 +23,7 @@ mod kernel_type;
 pub(crate) mod piece;
 pub(crate) mod recorder;
 pub(crate) mod ticks;
+pub(crate) mod touched;
 
 use std::{
     any::{Any, TypeId},

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::{
     backend::{Address, Arg, Backend, Launch, NodeWork, Scalar},
     draft::{Kind, name_of},
+    touched::{Touched, touched_by},
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -80,6 +81,11 @@ impl Piece {
 
     pub(crate) fn is(&self, kind: Kind) -> bool {
         Kind::of(&self.work) == kind
+    }
+
+    /// The bytes that it reads and writes.
+    pub(crate) fn touched(&self) -> Touched {
+        self.with(touched_by)
     }
 
     /// For people.

@@ -33,9 +33,10 @@ pub(crate) use calls::is_called_once;
 use smallvec::smallvec;
 
 use super::{
-    backend::{Address, Backend, Condition, HostCallback, NodeWork, RawEvent, RawGraph, RawNode, RawStream},
+    backend::{Address, Backend, Condition, HostCallback, NodeWork, Place, RawEvent, RawGraph, RawNode, RawStream},
     draft::{Draft, Few, Kind},
     piece::{Note, Piece},
+    touched::Touch,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -303,6 +304,8 @@ impl Recorder {
             body = Some(within);
             Ok(node)
         })?;
+        let flag = Touch::new(Place::Device(flag), 4, false);
+        self.state().draft.set_touched(node, [flag].into_iter().collect());
         body.map(|body| (node, body)).ok_or_else(|| Error::new(ErrorKind::Driver, "a conditional node without a body"))
     }
 

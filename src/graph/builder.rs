@@ -244,7 +244,11 @@ impl Builder {
         let ticket = stream.enqueue(|_, _| Ok(()))?;
         hold.note_all_of(&used, &ticket);
         if made.is_err() || inner.sketch.id != id {
-            made.and(within.close())?;
+            let closed = made.and(within.close());
+            if inner.sketch.id == id {
+                self.sketch.children.push((inner.sketch.finish(Vec::new()), at));
+            }
+            closed?;
             return Err(Error::new(ErrorKind::Usage, "the body's builder was exchanged for another one"));
         }
         self.sketch.children.push((inner.build()?, at));

@@ -1,13 +1,19 @@
 //! [`Exec`]: a graph as it is launched.
 
-use std::fmt;
+use std::{fmt, sync::Mutex};
 
 use super::{Graph, Node, Sketch};
 use crate::{
-    device::backend::Refused,
+    device::{
+        backend::Refused,
+        draft::Kind,
+        piece::Piece,
+        touched::{Touched, clash},
+    },
     error::{Error, ErrorKind, Result},
     memory::execution::{Execution, Opening, Use},
     stream::{Stream, Ticket},
+    sync::lock,
 };
 
 /// A graph as it can be launched, again and again.
@@ -18,12 +24,33 @@ pub struct Exec {
     /// Before the graph: it goes first.
     execution: Execution,
     graph: Graph,
+    changes: Mutex<Changes>,
+}
+
+/// What an exec does that its graph does not.
+#[derive(Default)]
+struct Changes {
+    /// What it was updated to be.
+    base: Option<Graph>,
+    /// What nodes were set to since.
+    set: Vec<Change>,
+    /// How many there ever were.
+    count: u64,
+}
+
+/// What a node was set to, or may be about to.
+struct Change {
+    number: u64,
+    node: usize,
+    touched: Touched,
+    /// It is.
+    done: bool,
 }
 
 impl Exec {
     pub(super) fn new(graph: &Graph, open: &[Opening]) -> Result<Self> {
         let execution = Execution::new(&graph.0.device, &graph.0.recorder, graph.used(), open)?;
-        Ok(Self { execution, graph: graph.clone() })
+        Ok(Self { execution, graph: graph.clone(), changes: Mutex::default() })
     }
 
     pub(crate) fn execution(&self) -> &Execution {
@@ -67,12 +94,19 @@ impl Exec {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let updated = self.execution.update(&graph.0.recorder, graph.used())?;
-        updated.map_err(|refused| wrong(&refused, graph))
+        updated.map_err(|refused| wrong(&refused, graph))?;
+        let mut changes = lock(&self.changes);
+        changes.set.clear();
+        let before = changes.base.replace(graph.clone());
+        drop(changes);
+        drop(before);
+        Ok(())
     }
 
     /// Gives one node of its graph other work of the same kind, for launches from now on: the work that `work` enqueues, one
     /// piece. Nothing has changed before `work` has returned, and nothing is locked while it runs: it may launch this exec,
-    /// as it was. What the node was set to before is let go when the launches that use it are done.
+    /// as it was. What the node was set to before is let go when the launches that use it are done. The graph's edges stay as
+    /// they are.
     ///
     /// ```
     /// # use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -91,8 +125,9 @@ impl Exec {
     ///
     /// # Errors
     /// `work`'s own; [`Usage`](ErrorKind::Usage) for a node that is not this graph's, for no work or more than one piece, for
-    /// work of another kind or of another kernel, and for nodes that cannot be changed one by one, as those of other
-    /// libraries. It is as it was then.
+    /// work of another kind or of another kernel, for memory that another node uses, too, where no edge orders the two
+    /// ([`Builder::order`](super::Builder::order) makes one), and for nodes that cannot be changed one by one, as those of
+    /// other libraries. It is as it was then.
     pub fn set(&self, node: Node, work: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
         let at = self.find(node)?;
         let recorder = &self.graph.0.recorder;
@@ -108,8 +143,71 @@ impl Exec {
         let Some(piece) = piece else { return Err(self.not_changed(at, "nothing was enqueued for it")) };
         let holds = std::iter::once(sketch.hold.clone()).collect();
         let used = Use { holds, kept: sketch.capture.take_kept(), piece: None };
-        let set = self.execution.set(recorder, at, piece, used)?;
-        set.map_err(|refused| self.not_changed(at, &refused.why))
+        let number = self.plan(at, &piece)?;
+        let set = self.execution.set(recorder, at, piece, used);
+        self.settle(number, matches!(set, Ok(Ok(()))));
+        set?.map_err(|refused| self.not_changed(at, &refused.why))
+    }
+
+    /// A node is about to be set to this: counted from here on, in case another thread sets another one. The number of the
+    /// change.
+    fn plan(&self, at: usize, piece: &Piece) -> Result<u64> {
+        let mut changes = lock(&self.changes);
+        let touched = piece.touched();
+        if let Some(why) = self.other_kernel(&changes, at, piece).or_else(|| self.clash(&changes, at, &touched)) {
+            return Err(self.not_changed(at, &why));
+        }
+        changes.count += 1;
+        let number = changes.count;
+        changes.set.push(Change { number, node: at, touched, done: false });
+        Ok(number)
+    }
+
+    /// It was set, or not.
+    fn settle(&self, number: u64, done: bool) {
+        let mut changes = lock(&self.changes);
+        // It may be that an update has overtaken it.
+        let Some(change) = changes.set.iter_mut().find(|change| change.number == number) else { return };
+        change.done = done;
+        let node = change.node;
+        changes.set.retain(|other| match done {
+            true => other.node != node || other.number >= number || !other.done,
+            false => other.number != number,
+        });
+    }
+
+    /// An error for another kernel: some drivers would take it, and others not.
+    fn other_kernel(&self, changes: &Changes, at: usize, piece: &Piece) -> Option<String> {
+        let base = changes.base.as_ref().unwrap_or(&self.graph);
+        let place = self.graph.numbers().into_iter().position(|number| number == at)?;
+        let its = *base.numbers().get(place)?;
+        let state = base.0.recorder.state();
+        let node = state.draft.get(its).filter(|node| node.kind == Kind::Kernel && piece.is(Kind::Kernel))?;
+        let new = piece.name();
+        (node.name != new).then(|| format!("it runs kernel `{}` and cannot run `{new}`", node.name))
+    }
+
+    /// An error where another node would touch the same bytes as this one, and no edge orders the two.
+    fn clash(&self, changes: &Changes, at: usize, touched: &Touched) -> Option<String> {
+        if touched.is_empty() {
+            return None;
+        }
+        let base = changes.base.as_ref().unwrap_or(&self.graph);
+        let its = base.numbers();
+        let apart = |(place, other): (usize, usize)| {
+            let apart = self.graph.0.recorder.state().draft.are_apart(at, other);
+            apart.then_some((other, *its.get(place)?))
+        };
+        let mut others = self.graph.numbers().into_iter().enumerate().filter_map(apart);
+        others.find_map(|(other, its)| {
+            let set = || changes.set.iter().filter(|change| change.node == other);
+            let clashes = set().any(|change| clash(&change.touched, touched))
+                || !set().any(|change| change.done) && clash(&base.touched(its), touched);
+            clashes.then(|| {
+                let other = self.graph.describe(other);
+                format!("{other} uses the same memory, and no edge orders the two: order them in the graph")
+            })
+        })
     }
 
     /// Whether launches from now on run a node (a kernel, a copy or a fill) or pass over it. All are on at first.
@@ -133,6 +231,20 @@ impl Exec {
 }
 
 impl Graph {
+    /// The numbers of its nodes.
+    fn numbers(&self) -> Vec<usize> {
+        self.0.recorder.state().draft.all().map(|(at, _)| at).collect()
+    }
+
+    /// The bytes that a node reads and writes, in a graph within it, too.
+    fn touched(&self, at: usize) -> Touched {
+        let mut touched = self.0.recorder.state().draft.get(at).map(|node| node.touched.clone()).unwrap_or_default();
+        for (child, _) in self.0.children.iter().filter(|(_, node)| *node == at) {
+            child.numbers().into_iter().for_each(|at| touched.extend(child.touched(at)));
+        }
+        touched
+    }
+
     /// What launches use that do what its nodes do: also the graph itself, with its events and callbacks.
     fn used(&self) -> Use {
         Use { holds: self.holds().into(), kept: vec![self.0.clone()], piece: None }

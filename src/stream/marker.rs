@@ -73,6 +73,10 @@ impl Event {
     /// Records the stream's present end, in place of what was recorded before. Waits that were made before keep what
     /// they wait for.
     ///
+    /// In a capture it has its place among the capture's work, and that is over when the capture is. Of the graph's launches
+    /// only [`since`](Self::since) knows; whoever waits for a point within them takes a
+    /// [`GraphEvent`](crate::graph::GraphEvent).
+    ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn record(&self, stream: &Stream) -> Result<()> {

@@ -241,7 +241,7 @@ impl Stream {
 
     /// Enqueues a function of the host: it runs when the work before it is done, on a thread of the driver's, and
     /// holds up this stream until it returns. It must not call into wakeline or the driver, nor wait for anything, and
-    /// what it captures should hold no `Buffer` and no `Envelope`: those would be dropped there. It
+    /// what it captures should hold no `Buffer`, no `Envelope` and nothing of a graph's: those would be dropped there. It
     /// is dropped without being called if the device is lost.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use super::{
             Place, RawEvent, RawStream, Recorded, StreamSpec,
         },
         draft::{Few, Kind},
+        touched::touched_as,
     },
     Recorder,
 };
@@ -160,7 +161,7 @@ impl Backend for Recorder {
         let before = state.draft.raw_of(&after);
         state.capturing.store(true, Ordering::Release);
         drop(state);
-        let name = external.name;
+        let (name, touched) = (external.name, touched_as(external.args));
         // SAFETY: the same contract. Nobody else adds to the graph meanwhile, as `capturing` says.
         let recorded = unsafe { self.inner.graph_external(graph, &before, external) };
         self.captured();
@@ -171,6 +172,7 @@ impl Backend for Recorder {
         }
         let raw = ends.into_iter().collect();
         let node = state.draft.add(raw, Kind::External, name.into(), label, after);
+        state.draft.set_touched(node, touched);
         state.foreign.extend(host_copies.into_iter().map(|(way, bytes)| (node, way, bytes)));
         state.come_to(stream, node);
         Ok(())

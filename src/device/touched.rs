@@ -1,0 +1,94 @@
+//! [`Touched`]: which bytes a node of a graph reads and writes, so that a node that is given other work can be held against
+//! those that no edge orders with it.
+
+use smallvec::SmallVec;
+
+use super::backend::{Address, Arg, NodeWork, Place};
+
+/// Bytes that a node reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Touch {
+    /// They are the host's: its addresses and those of devices may be the same.
+    host: bool,
+    start: u64,
+    bytes: u64,
+    write: bool,
+}
+
+/// See the [module](self).
+pub(crate) type Touched = SmallVec<[Touch; 2]>;
+
+impl Touch {
+    pub(crate) fn new(place: Place, bytes: u64, write: bool) -> Self {
+        let (host, start) = match place {
+            Place::Host(start) => (true, start.addr() as u64),
+            Place::Device(Address(start)) => (false, start),
+        };
+        Self { host, start, bytes, write }
+    }
+
+    fn clashes(&self, other: &Self) -> bool {
+        let ends_after = |one: &Self, other: &Self| one.start.saturating_add(one.bytes) > other.start;
+        self.host == other.host
+            && (self.write || other.write)
+            && ends_after(self, other)
+            && ends_after(other, self)
+            && self.bytes.min(other.bytes) > 0
+    }
+}
+
+/// Whether both touch the same bytes and one writes them.
+pub(crate) fn clash(one: &[Touch], other: &[Touch]) -> bool {
+    one.iter().any(|one| other.iter().any(|other| one.clashes(other)))
+}
+
+/// What work touches by itself: not what is in a graph within it.
+pub(crate) fn touched_by(work: &NodeWork<'_>) -> Touched {
+    match work {
+        NodeWork::Kernel(launch) => touched_as(launch.args),
+        NodeWork::Copy { to, from, bytes } => {
+            [Touch::new(*from, *bytes, false), Touch::new(*to, *bytes, true)].into_iter().collect()
+        }
+        NodeWork::Fill { to, bytes, .. } => [Touch::new(Place::Device(*to), *bytes, true)].into_iter().collect(),
+        NodeWork::Host(_)
+        | NodeWork::Empty
+        | NodeWork::Child(_)
+        | NodeWork::Record(_)
+        | NodeWork::Wait(_)
+        | NodeWork::Free(_) => Touched::new(),
+    }
+}
+
+/// The same, of arguments.
+pub(crate) fn touched_as(args: &[Arg<'_>]) -> Touched {
+    let touched = args.iter().filter_map(|arg| match *arg {
+        Arg::Slice { address, bytes, write, .. } => Some(Touch::new(Place::Device(address), bytes, write)),
+        Arg::Scalar(_) => None,
+    });
+    touched.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_and_another_access_of_the_same_bytes_clash() {
+        let at = |start, bytes, write| Touch::new(Place::Device(Address(start)), bytes, write);
+        let host = |start: usize, write| Touch::new(Place::Host(std::ptr::without_provenance_mut(start)), 8, write);
+        for (one, other, expected) in [
+            (at(0, 8, true), at(7, 1, false), true),
+            (at(0, 8, true), at(8, 1, false), false),
+            (at(4, 1, true), at(0, 8, true), true),
+            (at(0, 8, false), at(0, 8, false), false),
+            (at(4, 0, true), at(0, 8, true), false),
+            (at(0, 8, true), host(0, true), false),
+            (host(0, false), host(7, true), true),
+        ] {
+            assert_eq!(clash(&[one], &[other]), expected, "{one:?}, {other:?}");
+            assert_eq!(clash(&[other], &[one]), expected, "{other:?}, {one:?}");
+        }
+        assert!(!clash(&[], &[at(0, 8, true)]));
+        assert!(clash(&[at(0, 1, true), at(16, 1, true)], &[at(8, 1, true), at(16, 1, false)]));
+    }
+}
