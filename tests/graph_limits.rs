@@ -395,3 +395,37 @@ on_both!(a_node_is_not_set_to_memory_within_one_beside_it, async |device: Device
         assert_eq!(data.to_vec(&stream).await.unwrap(), [expected; 64]);
     }
 });
+
+/// A thread that goes on with a stream of a capture while that ends: what it was told is in the graph is kept.
+#[test]
+fn what_another_thread_uses_as_the_capture_ends_is_kept() {
+    let device = emulated();
+    for _ in 0..500 {
+        let (give, given) = mpsc::sync_channel::<Stream>(1);
+        let of_thread = device.clone();
+        let other = std::thread::spawn(move || {
+            let stream = given.recv().unwrap();
+            let mut last = None;
+            loop {
+                let mut data = Buffer::<u32>::new(&of_thread, 64).unwrap();
+                let address = data.device_address().unwrap();
+                if stream.fill(&mut data, 1).is_err() {
+                    return last;
+                }
+                last = Some(address);
+            }
+        });
+        let (graph, ()) = Graph::capture(&device, |capture| {
+            give.send(capture.stream().clone()).unwrap();
+            while capture.stream().ticket().number() < 2 {
+                std::thread::yield_now();
+            }
+            Ok(())
+        })
+        .unwrap();
+        let last = other.join().unwrap().unwrap();
+        let asked: Vec<_> = (0..16).map(|_| Buffer::<u32>::new(&device, 64).unwrap()).collect();
+        let given = asked.iter().any(|buffer| buffer.device_address().unwrap() == last);
+        assert!(!given, "a node writes to it at each launch: {} nodes", graph.nodes().len());
+    }
+}

@@ -56,6 +56,8 @@ struct State {
     made: Vec<(Arc<Tie>, Address)>,
     /// What launches come after beside that: as it was when it was captured.
     outside: Vec<Ticket>,
+    /// The capture is.
+    over: bool,
 }
 
 /// Memory that nodes use.
@@ -153,8 +155,7 @@ impl Hold {
     /// That of a captured stream.
     fn of(capture: &Capture) -> Result<Arc<Self>> {
         let hold = capture.extension(|| Arc::new(Weak::<Self>::new())).and_then(|hold| hold.upgrade());
-        hold.filter(|_| !capture.is_over())
-            .ok_or_else(|| Error::new(ErrorKind::Usage, "its capture is over: take another stream"))
+        hold.filter(|_| !capture.is_over()).ok_or_else(is_over)
     }
 
     /// Where memory comes from that is asked for on this stream; without one, on this thread.
@@ -256,7 +257,16 @@ impl Hold {
 
     fn before_tied(&self, tie: &Arc<Tie>, stream: &Stream, write: bool) -> Result<()> {
         let outside = of_interest(&lock(&tie.uses), write);
-        let within = lock(&self.state).find(tie).map(|tied| of_interest(&tied.uses, write)).unwrap_or_default();
+        let within = {
+            // Kept from here on: another thread may end the capture after the node was added and before its use is noted.
+            let mut state = lock(&self.state);
+            if state.over {
+                return Err(is_over());
+            }
+            let tied = state.tied(tie);
+            tied.writes |= write;
+            of_interest(&tied.uses, write)
+        };
         within.iter().chain(&outside).try_for_each(|ticket| stream.wait(ticket))
     }
 
@@ -266,6 +276,10 @@ impl Hold {
 
     fn note_tied(&self, tie: &Arc<Tie>, ticket: Ticket, write: bool) {
         let mut state = lock(&self.state);
+        if state.over {
+            // Its order within the capture is of no use any more.
+            return;
+        }
         let tied = state.tied(tie);
         tied.writes |= write;
         if write {
@@ -329,6 +343,7 @@ impl Hold {
     pub(crate) fn capture_ended(&self, capture: &Capture) {
         let outside = capture.take_outside();
         let mut state = lock(&self.state);
+        state.over = true;
         state.outside.extend(outside);
         state.tied.iter_mut().for_each(|tied| tied.uses = Uses::default());
         // What nobody has any more is in no need of an order with others.
@@ -468,6 +483,10 @@ impl Hold {
         state.launches.forget_passed();
         state.launches.all()
     }
+}
+
+fn is_over() -> Error {
+    Error::new(ErrorKind::Usage, "its capture is over: take another stream")
 }
 
 fn takes_no_part(stream: &Stream) -> Error {
