@@ -267,8 +267,13 @@ fn no_copy_of_an_input_comes_after_they_were_taken_out() {
         let (of_thread, input) = (device.clone(), host.clone());
         let other = std::thread::spawn(move || {
             let stream = given.recv().unwrap();
-            let mut data = Buffer::<u32>::new(&of_thread, 64).unwrap();
-            while stream.copy(&*input, &mut data).is_ok() {}
+            // Each to memory of its own.
+            let mut copies = Vec::new();
+            while copies.last().is_none_or(|(_, done)| *done) {
+                let mut data = Buffer::<u32>::new(&of_thread, 64).unwrap();
+                let done = stream.copy(&*input, &mut data).is_ok();
+                copies.push((data, done));
+            }
         });
         let (graph, ()) = Graph::capture(&device, |capture| {
             capture.input(&*host)?;

@@ -6,7 +6,7 @@ use super::{Graph, Sketch, copies};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    memory::{DeviceSlice, DeviceSliceMut, Plain},
+    memory::{DeviceSlice, DeviceSliceMut, Memory, Plain},
     stream::{Stream, capture::Capture},
 };
 
@@ -80,17 +80,19 @@ impl Capturing {
     }
 
     /// Says that the copies from this host memory are the inputs': they are taken out of the graph, and each is one of
-    /// [`Graph::inputs`], by which the caller copies to where it went, from wherever he likes. Copies from other host memory
-    /// stay: the graph keeps that memory, and what it holds is copied again at each launch.
+    /// [`Graph::inputs`], by which the caller copies to where it went, from whatever page-locked memory he likes. Copies from
+    /// other host memory stay: the graph keeps that memory, and what it holds is copied again at each launch.
     ///
-    /// What is copied lies where it is until it is copied again, so from here on no memory of the capture is used twice.
+    /// What is copied lies where it is until it is copied again, or a node writes there; so from here on no memory of the
+    /// capture is used twice. The copy is made before the launch, so no node may use that memory before it in the capture:
+    /// that is an error of [`Graph::capture`].
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for memory of a device or that is not page-locked, and once memory of the capture was used
     /// twice: say it first.
     pub fn input<T: Plain>(&mut self, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
         let memory = from.view().memory;
-        memory.is_page_locked()?;
+        of_the_host(memory, "an input")?;
         self.sketch.hold.keep_apart()?;
         self.inputs.push(memory.host_range()?);
         Ok(())
@@ -106,10 +108,19 @@ impl Capturing {
     /// [`Usage`](ErrorKind::Usage) for memory of a device or that is not page-locked.
     pub fn output<T: Plain>(&mut self, to: &mut (impl DeviceSliceMut<T> + ?Sized)) -> Result<()> {
         let memory = to.view().memory;
-        memory.is_page_locked()?;
+        of_the_host(memory, "an output")?;
         self.outputs.push(memory.host_range()?);
         Ok(())
     }
+}
+
+fn of_the_host(memory: &Memory, what: &str) -> Result<()> {
+    if memory.is_host() {
+        return memory.is_page_locked();
+    }
+    let text =
+        format!("{what} is page-locked memory of the host, `Buffer::pinned`, and this lies on {}", memory.location());
+    Err(Error::new(ErrorKind::Usage, text))
 }
 
 impl fmt::Debug for Capturing {

@@ -1,20 +1,26 @@
 //! The copies between host and device in a captured graph.
 //!
 //! ```text
-//!   from an input       taken out: the caller makes it, from wherever he likes      Graph::inputs
+//!   from an input       taken out: the caller makes it, before the launch           Graph::inputs
+//!                       to memory that is used before it, or beside it: an error
 //!                       to other host memory: an error, since it would have to stay and nothing keeps an input
 //!   from other memory   stays, if nothing in the graph writes that: it is a constant, and the graph keeps it
 //!   to an output        stays, one for each
 //!   to other memory     an error: the host has looked at it in the capture, and no launch does that again
 //! ```
 
-use std::{fmt, ops::Range, sync::Weak};
+use std::{
+    fmt,
+    ops::Range,
+    sync::{Arc, Weak},
+};
 
 use super::Sketch;
 use crate::{
     device::{
         backend::{Address, Place},
         draft::Copies,
+        touched::{Touch, clash},
     },
     error::{Error, ErrorKind, Result},
     memory::{DeviceSlice, Plain, hold::Hold},
@@ -128,12 +134,29 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
                  at every launch; copy it to the device, or do that on the host"
             ));
         };
-        sketch.recorder.remove(at)?;
-        let hold = std::sync::Arc::downgrade(&sketch.hold);
-        taken.push(InputCopy { input, offset: from.start - inputs[input].start, bytes, to, hold });
+        uses_it_first(sketch, at, input, Touch::new(Place::Device(to), bytes as u64, true))?;
+        let (offset, hold) = (from.start - inputs[input].start, Arc::downgrade(&sketch.hold));
+        taken.push((at, InputCopy { input, offset, bytes, to, hold }));
     }
+    taken.iter().try_for_each(|(at, _)| sketch.recorder.remove(*at))?;
     inputs.iter().for_each(|input| sketch.hold.reads_no_more(input));
-    Ok(taken)
+    Ok(taken.into_iter().map(|(_, copy)| copy).collect())
+}
+
+/// An error if a node uses what an input is copied to, and does not come after that copy: taken out, it comes before all.
+fn uses_it_first(sketch: &Sketch, copy: usize, input: usize, to: Touch) -> Result<()> {
+    let state = sketch.recorder.state();
+    let first = state
+        .draft
+        .all()
+        .find(|(at, node)| *at != copy && !state.draft.comes_after(*at, copy) && clash(&node.touched, &[to]));
+    let Some((at, node)) = first else { return Ok(()) };
+    let whose = node.label.as_ref().map(|operator| format!(" of operator `{operator}`")).unwrap_or_default();
+    let text = format!(
+        "node {at}, `{}`{whose} uses the memory that input {input} is copied to, before that copy or beside it; an input is          copied before the launch: copy it to memory of its own",
+        node.name
+    );
+    Err(Error::new(ErrorKind::Usage, text))
 }
 
 impl fmt::Debug for InputCopy {

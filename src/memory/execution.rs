@@ -138,7 +138,9 @@ impl Execution {
             return wrong(format!("a graph of {} on stream `{}` of {}", self.device, stream.name(), stream.device()));
         }
         if stream.capture().is_some() {
-            return wrong("a graph is launched into a capture: add it as a child, with `Builder::child`".into());
+            return wrong(
+                "a graph is launched into a capture: a graph that is built has it as a child, `Builder::child`".into(),
+            );
         }
         Ok(())
     }

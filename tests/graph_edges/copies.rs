@@ -165,3 +165,27 @@ alone!(the_source_of_an_input_that_was_taken_out_is_kept, async |device: Device,
     drop(host);
     assert_eq!(device.pinned_memory_stats().in_use, before, "no node uses it: {:?}", graph.nodes());
 });
+
+// What an input is copied to is used before that copy: taken out, it would come first.
+alone!(what_an_input_is_copied_to_is_used_before_that, async |device: Device, stream: Stream| {
+    let (mut sum, mut x) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
+    let hosts = [(); 2].map(|()| Buffer::<u32>::pinned(&device, 64).unwrap());
+    let filled = Graph::capture(&device, |capture| {
+        capture.input(&hosts[0])?;
+        capture.stream().fill(&mut x, 100)?;
+        capture.stream().copy(&hosts[0], &mut x)?;
+        add_to::launch(capture.stream(), &mut sum, &x)
+    });
+    refused(filled, &["node 0, `fill of 256 bytes`", "input 0", "memory of its own"]);
+    let copied_twice = Graph::capture(&device, |capture| {
+        for host in &hosts {
+            capture.input(host)?;
+            capture.stream().copy(host, &mut x)?;
+            add_to::launch(capture.stream(), &mut sum, &x)?;
+        }
+        Ok(())
+    });
+    refused(copied_twice, &["input 1", "memory of its own"]);
+    let of_a_device = Graph::capture(&device, |capture| capture.input(&sum));
+    refused(of_a_device, &["an input is page-locked memory of the host"]);
+});
