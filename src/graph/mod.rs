@@ -283,6 +283,16 @@ impl Graph {
         self.0.hold.writes(memory)
     }
 
+    /// Who used last what was made in its capture, and what somebody keeps beside this.
+    pub(crate) fn kept_by(&self, beside: &[&Memory]) -> Option<Arc<str>> {
+        self.0.hold.kept_by(beside)
+    }
+
+    /// Who uses memory from before, beside this, that nodes of another capture of the same code do not use, or not in that way.
+    pub(crate) fn memory_differs_from(&self, beside: &[&Memory], other: &Self) -> Option<Arc<str>> {
+        self.0.hold.differs_from(beside, &other.0.hold)
+    }
+
     /// The first node that does something else than the one of another capture of the same code, addresses left aside: whose
     /// it is, and what it is.
     pub(crate) fn differs_from(&self, other: &Self) -> Option<(Option<Arc<str>>, String)> {

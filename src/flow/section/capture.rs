@@ -47,7 +47,7 @@ struct Fed {
 /// What comes out.
 pub(super) struct Made {
     pub(super) from: Source,
-    bytes: usize,
+    pub(super) bytes: usize,
     /// Of each row; `None` if it does not have the rows of what goes in.
     row_bytes: Option<usize>,
 }
@@ -103,6 +103,12 @@ pub(super) fn capture(
         capturing.capture().recorder().set_label(None);
         recorded
     })?;
+    let sent: Vec<_> = kept.iter().map(RawEnvelope::memory).collect();
+    if let Some(name) = graph.kept_by(&sent) {
+        let text = "memory that was made in the capture, and that it was the last to use, is kept beyond it: a replay keeps \
+                    nothing, and until there is one nothing is in that memory; let what stays be made before, in `start` say";
+        return Err(Error::new(ErrorKind::Usage, text).at(operator(&name)));
+    }
     let mut outputs = Vec::with_capacity(kept.len());
     for (edge, envelope) in plan.outputs.iter().zip(kept) {
         let made = made(edge, envelope, &lent, shape);
@@ -115,6 +121,31 @@ pub(super) fn capture(
         .map(|(edge, lent)| fed(lent, &graph).map_err(|error| error.at(operator(&members[edge.member].name))));
     let inputs = inputs.collect::<Result<Vec<_>>>()?;
     Ok((Replay { exec: graph.instantiate()?, inputs, outputs }, graph))
+}
+
+/// An error if a second capture is not the same as the first.
+pub(super) fn is_the_same(first: &(Replay, Graph), again: &(Replay, Graph)) -> Result<()> {
+    let ((first, graph), (second, again)) = (first, again);
+    let other_memory = || {
+        let differs = graph.memory_differs_from(&first.fed(), again);
+        differs.or_else(|| again.memory_differs_from(&second.fed(), graph))
+    };
+    let (whose, what) = match graph.differs_from(again) {
+        Some((whose, node)) => (whose, format!("{node} is not the same")),
+        None => match other_memory() {
+            Some(whose) => (Some(whose), "it uses other memory the second time".into()),
+            None => return Ok(()),
+        },
+    };
+    let text = format!(
+        "captured twice, {what}: the host decides that anew in each run, and every replay would do as it did when it was \
+         captured; let it come with a message, or leave the operator out of the section"
+    );
+    let error = Error::new(ErrorKind::Usage, text);
+    Err(match whose {
+        Some(name) => error.at(operator(&name)),
+        None => error,
+    })
 }
 
 /// What was sent from each output.
@@ -211,6 +242,11 @@ fn fed(lent: Lent, graph: &Graph) -> Result<Fed> {
 }
 
 impl Replay {
+    /// The memory of its inputs.
+    fn fed(&self) -> Vec<&Memory> {
+        self.inputs.iter().map(|fed| fed.envelope.memory()).collect()
+    }
+
     /// Enqueues the messages into the graph's memory, padded with zeros.
     pub(super) fn feed(&mut self, stream: &Stream, messages: &[Option<RawEnvelope>]) -> Result<()> {
         for (fed, message) in self.inputs.iter_mut().zip(messages) {

@@ -182,8 +182,9 @@ impl Flow {
     /// - before the flow runs: operators on the host or on several devices, several runs at a time, threads or conditions of
     ///   their own, hubs of chunks, ports that wait for more than one message, another operator's message between two of them;
     /// - when it is captured: a `compute` that waits (for the host's look at data, a timer, another task), reads data back,
-    ///   calls a function of the host once, allocates memory in the order of a stream, sends more or less than one message at
-    ///   an output, ends the operator, or adds metadata; a `run`, `may_run` or `after` of its own.
+    ///   calls a function of the host once, allocates memory in the order of a stream, keeps memory that it allocates or is
+    ///   given within the section, sends more or less than one message at an output, closes one, ends the operator, changes
+    ///   metadata, or asks who waits for an answer; a `run`, `may_run` or `after` of its own.
     ///
     /// **What the host decides is baked in**: a scalar that `compute` counts up, a branch that it takes, is in the graph as it
     /// was when it was captured. What changes from round to round belongs into a message, or outside.
@@ -231,9 +232,9 @@ impl Section {
         self
     }
 
-    /// Captures everything twice, and compares: what the host decides (a scalar that counts up, a branch that it takes) is
-    /// baked into a graph, and where it decides differently the second time that is an error which names the operator. For
-    /// tests: what the host does in `compute` it does twice then.
+    /// Captures everything twice, and compares: what the host decides (a scalar that counts up, a branch that it takes, which
+    /// of its buffers it uses) is baked into a graph, and where it decides differently the second time that is an error which
+    /// names the operator. For tests: what the host does in `compute` it does twice then.
     pub fn checked(&mut self) -> &mut Self {
         self.settings.checked = true;
         self

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::mpsc;
 
 use super::{
-    capture::{Replay, Source, capture, lengths, with_port},
+    capture::{Replay, Source, capture, is_the_same, lengths, with_port},
     plan::Plan,
     table::{Shape, Table, Way},
 };
@@ -147,7 +147,7 @@ impl Running {
                 Way::Streamed => self.stream().await?,
                 Way::Captured(shape) => {
                     let goes_on = self.stream().await?;
-                    if goes_on {
+                    if goes_on && !self.has_finished() {
                         self.capture(shape)?;
                     }
                     goes_on
@@ -155,11 +155,15 @@ impl Running {
             };
             self.count += 1;
             self.rounds.ended(self.count);
-            if !goes_on || self.members.iter().any(|member| member.seat.has_finished()) {
+            if !goes_on || self.has_finished() {
                 break;
             }
         }
         Ok(())
+    }
+
+    fn has_finished(&self) -> bool {
+        self.members.iter().any(|member| member.seat.has_finished())
     }
 
     /// Waits for a message at each input of the edge, and for room at each output.
@@ -214,13 +218,12 @@ impl Running {
     }
 
     fn capture(&mut self, shape: Shape) -> Result<()> {
-        let (replay, graph) = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
+        let first = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
         if self.plan.checked {
-            let (_, again) = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
-            if let Some((whose, node)) = graph.differs_from(&again) {
-                return Err(decides(whose.as_deref(), &node));
-            }
+            let again = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
+            is_the_same(&first, &again)?;
         }
+        let (replay, graph) = first;
         if let Some(inspect) = &self.plan.inspect {
             inspect(&graph);
         }
@@ -309,25 +312,13 @@ impl Running {
     }
 }
 
-/// What was captured twice is not the same.
-fn decides(whose: Option<&str>, node: &str) -> Error {
-    let text = format!(
-        "captured twice, {node} is not the same: the host decides that anew in each run, and every replay would do as it did \
-         when it was captured; let it come with a message, or leave the operator out of the section"
-    );
-    let error = Error::new(ErrorKind::Usage, text);
-    match whose {
-        Some(name) => error.at(operator(name)),
-        None => error,
-    }
-}
-
 impl Replay {
     /// Where an output goes.
     fn blank(&self, output: usize, blank: Blank, stream: &crate::Stream) -> Result<RawEnvelope> {
         match (blank, &self.outputs[output].from) {
-            (Blank::Lent(envelope), _) => Ok(envelope),
-            (Blank::PassedOn, Source::Own(like)) => RawEnvelope::on(stream, like.memory().bytes()),
+            (Blank::Lent(envelope), _) if envelope.memory().bytes() >= self.outputs[output].bytes => Ok(envelope),
+            // It makes its own, and they are larger than the hub's.
+            (Blank::PassedOn | Blank::Lent(_), Source::Own(like)) => RawEnvelope::on(stream, like.memory().bytes()),
             _ => Err(Error::new(ErrorKind::Usage, "an envelope that was there is there no more")),
         }
     }
