@@ -89,6 +89,17 @@ fn one_each<P: Ports>(before: &[(&'static str, Traffic, u64)], ports: &mut P) ->
     wrong.map_or(Ok(()), |text| Err(Error::new(ErrorKind::Usage, text)))
 }
 
+/// An output that was closed.
+fn closed<P: Ports>(ports: &mut P) -> Option<&'static str> {
+    let mut closed = None;
+    ports.visit(&mut |name, port| {
+        if port.is_output() && port.state().poll_room(1, &mut Context::from_waker(Waker::noop())).is_never() {
+            closed = Some(name);
+        }
+    });
+    closed
+}
+
 fn is_no_replay(what: &str) -> Error {
     let text = format!("{what}, which no replay does: leave the operator out of the section");
     Error::new(ErrorKind::Usage, text)
@@ -221,11 +232,11 @@ impl<O: Operator> Driven for Place<O> {
             Poll::Pending => return Err(waits(node.shown().in_run())),
         }
         one_each(&before, ports)?;
-        if let Some(asks) = cx.asked_for_more() {
-            return Err(is_no_replay(asks));
+        if let Some(said) = cx.said_beside() {
+            return Err(is_no_replay(said));
         }
-        if !cx.metadata().is_empty() {
-            return Err(is_no_replay("it gives messages metadata of its own"));
+        if let Some(name) = closed(ports) {
+            return Err(is_no_replay(&format!("it closes `{name}`")));
         }
         if self.given() != given {
             let text = "it puts work into a stream that it has kept from an earlier run: that is in no graph, and runs now; \
