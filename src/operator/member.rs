@@ -22,6 +22,7 @@ use tokio::task::coop::unconstrained;
 
 use super::{
     AnyPort, Cx, Operator, Ports,
+    carry::Carry,
     cx::Uncaptured,
     node::Method,
     ports::Traffic,
@@ -41,6 +42,8 @@ pub(crate) trait Driven: Send {
     fn only_computes(&mut self) -> Result<()>;
     /// Shows each of its ports: its own, or in a capture those of that.
     fn visit(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort));
+    /// What its messages bring along.
+    fn carry(&self) -> Result<Arc<Carry>>;
     /// One run. False if it can have none any more.
     async fn round(&mut self) -> Result<bool>;
     /// It has said that it wants no further run.
@@ -153,6 +156,10 @@ impl<O: Operator> Driven for Place<O> {
         if let Some(ports) = &mut self.ports {
             ports.visit(visit);
         }
+    }
+
+    fn carry(&self) -> Result<Arc<Carry>> {
+        self.cx.as_ref().map(|cx| cx.carry().clone()).ok_or_else(unbound)
     }
 
     async fn round(&mut self) -> Result<bool> {

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::{
     capture::{Replay, Source, capture, is_the_same, lengths, with_port},
-    plan::Plan,
+    plan::{Arrival, Plan},
     table::{Shape, Table, Way},
 };
 use crate::{
@@ -20,10 +20,8 @@ use crate::{
     error::{Error, ErrorKind, Result},
     flow::drive::{Ended, Joint, Member, blamed, operator},
     hub::RawEnvelope,
-    operator::{
-        Blank, Passing, attend::attended, carry::Carry, control::Control, node::Node, rounds::Rounds, seat::caught,
-    },
-    stream::{CompletionMode, PooledStream, StreamPool, Ticket},
+    operator::{Blank, Passing, attend::attended, control::Control, node::Node, rounds::Rounds, seat::caught},
+    stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
     sync::lock,
 };
 
@@ -110,8 +108,9 @@ struct Running {
     told: Arc<Told>,
     members: Vec<Member>,
     rounds: Rounds,
-    carry: Arc<Carry>,
     table: Table<Replay>,
+    /// How it passes messages on for each operator: once it has a stream for that.
+    passing: Vec<Passing>,
     /// Of the replays. After the graphs, in the order of dropping.
     stream: Option<PooledStream>,
     count: u64,
@@ -120,9 +119,9 @@ struct Running {
 impl Running {
     fn new(start: Start, members: Vec<Member>, node: &Arc<Node>) -> Self {
         let Start { plan, interior, mode, told } = start;
-        let (rounds, carry) = (Rounds::new(node), Carry::new(plan.name.clone(), plan.merge, node.clone()));
         let table = Table::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
-        Self { plan, interior, mode, told, members, rounds, carry: Arc::new(carry), table, stream: None, count: 0 }
+        let (rounds, passing) = (Rounds::new(node), Vec::new());
+        Self { plan, interior, mode, told, members, rounds, table, passing, stream: None, count: 0 }
     }
 
     /// Its operators back. What it has captured goes.
@@ -202,19 +201,21 @@ impl Running {
     }
 
     /// The stream of its replays: taken when the first of them is made ready.
-    fn passing(&mut self) -> Result<Passing> {
-        let stream = match &self.stream {
-            Some(pooled) => pooled.stream().clone(),
-            None => {
-                let names: Vec<_> = self.members.iter().map(|member| &*member.name).collect();
-                let name = format!("{} ({})", self.plan.name, names.join(", "));
-                let pool = StreamPool::default_of(&self.plan.device)?;
-                let taken = pool.take_as(&name)?.ok_or_else(|| pool.used_up())?;
-                taken.set_completion_mode(self.mode);
-                self.stream.insert(taken).stream().clone()
-            }
-        };
-        Ok(Passing { carry: self.carry.clone(), stream })
+    fn own_stream(&mut self) -> Result<Stream> {
+        if let Some(pooled) = &self.stream {
+            return Ok(pooled.stream().clone());
+        }
+        let names: Vec<_> = self.members.iter().map(|member| &*member.name).collect();
+        let name = format!("{} ({})", self.plan.name, names.join(", "));
+        let pool = StreamPool::default_of(&self.plan.device)?;
+        let taken = pool.take_as(&name)?.ok_or_else(|| pool.used_up())?;
+        taken.set_completion_mode(self.mode);
+        let stream = taken.stream().clone();
+        let passing =
+            self.members.iter().map(|member| Ok(Passing { carry: member.seat.carry()?, stream: stream.clone() }));
+        self.passing = passing.collect::<Result<_>>()?;
+        self.stream = Some(taken);
+        Ok(stream)
     }
 
     fn capture(&mut self, shape: Shape) -> Result<()> {
@@ -227,7 +228,7 @@ impl Running {
         if let Some(inspect) = &self.plan.inspect {
             inspect(&graph);
         }
-        replay.upload(&self.passing()?.stream)?;
+        replay.upload(&self.own_stream()?)?;
         tracing::debug!(
             section = &*self.plan.name,
             rows = shape.rows,
@@ -242,12 +243,12 @@ impl Running {
 
     /// One launch in place of all operators' runs. False if nobody takes what comes out any more.
     async fn replay(&mut self, graph: usize, rows: Option<usize>) -> Result<bool> {
-        let carry = self.carry.clone();
-        carry.begin();
-        carry.within(|| self.enqueue(graph, rows))?;
+        let stream = self.own_stream()?;
+        let messages = self.take()?;
+        let first = self.passing[0].carry.clone();
+        first.within(|| self.enqueue(messages, graph, rows, &stream))?;
         let sent = self.flush().await;
-        carry.end();
-        carry.let_go();
+        self.passing.iter().for_each(|passing| passing.carry.let_go());
         if sent.as_ref().is_err_and(Error::is_reader_gone) {
             return Ok(false);
         }
@@ -257,16 +258,35 @@ impl Running {
         Ok(true)
     }
 
-    fn enqueue(&mut self, graph: usize, rows: Option<usize>) -> Result<()> {
-        let passing = self.passing()?;
-        let Self { plan, members, table, told, .. } = self;
-        let stream = &passing.stream;
-        let mut messages: Vec<Option<RawEnvelope>> = Vec::with_capacity(plan.inputs.len());
-        for edge in &plan.inputs {
-            let member = &mut members[edge.member];
-            let taken = with_port(member, edge.port, |port| port.entry().map(|entry| entry.take(&passing)))?;
-            messages.push(Some(taken));
+    /// Takes a message at each input. What they bring along goes the operators' way, as it would if they ran.
+    fn take(&mut self) -> Result<Vec<Option<RawEnvelope>>> {
+        let Self { plan, members, passing, .. } = self;
+        let mut messages = Vec::with_capacity(plan.inputs.len());
+        for arrival in &plan.arrivals {
+            match *arrival {
+                Arrival::Outside(input) => {
+                    let edge = &plan.inputs[input];
+                    let (member, passing) = (&mut members[edge.member], &passing[edge.member]);
+                    let taken = with_port(member, edge.port, |port| port.entry().map(|entry| entry.take(passing)))?;
+                    messages.push(Some(taken));
+                }
+                Arrival::Within { from, to } => {
+                    let gathered = passing[to].carry.gather(passing[from].carry.load());
+                    gathered.map_err(|error| error.at(operator(&members[to].name)))?;
+                }
+            }
         }
+        Ok(messages)
+    }
+
+    fn enqueue(
+        &mut self,
+        mut messages: Vec<Option<RawEnvelope>>,
+        graph: usize,
+        rows: Option<usize>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Self { plan, members, table, told, passing, .. } = self;
         let replay = table.get(graph).ok_or_else(|| Error::new(ErrorKind::Usage, "a graph that is not there"))?;
         replay.feed(stream, &messages)?;
         replay.launch(stream)?;
@@ -284,7 +304,7 @@ impl Running {
                 }
             };
             replay.fetch(stream, output, rows, &mut envelope)?;
-            with_port(member, edge.port, |port| port.exit().map(|exit| exit.send(envelope, &passing)))?;
+            with_port(member, edge.port, |port| port.exit().map(|exit| exit.send(envelope, &passing[edge.member])))?;
         }
         *lock(&told.last) = Some(stream.ticket());
         Ok(())
@@ -314,7 +334,7 @@ impl Running {
 
 impl Replay {
     /// Where an output goes.
-    fn blank(&self, output: usize, blank: Blank, stream: &crate::Stream) -> Result<RawEnvelope> {
+    fn blank(&self, output: usize, blank: Blank, stream: &Stream) -> Result<RawEnvelope> {
         match (blank, &self.outputs[output].from) {
             (Blank::Lent(envelope), _) if envelope.memory().bytes() >= self.outputs[output].bytes => Ok(envelope),
             // It makes its own, and they are larger than the hub's.
