@@ -323,3 +323,277 @@ on_both!(a_section_may_end_where_nothing_comes_out, async |device: Device| {
     let report = flow.run().await.unwrap();
     assert_eq!(counts(&report), (4, 1, 1));
 });
+
+/// Sends what comes on at one output, and one more of each at the other.
+struct Both;
+
+#[derive(Ports)]
+struct BothPorts {
+    #[input]
+    input: Input<Envelope<u32>>,
+    #[output(envelope_bytes = 64)]
+    on: Output<Envelope<u32>>,
+    #[output(envelope_bytes = 64)]
+    more: Output<Envelope<u32>>,
+}
+
+impl Operator for Both {
+    type Ports = BothPorts;
+
+    async fn compute(&mut self, ports: &mut BothPorts, cx: &mut Cx) -> Result<()> {
+        let x = ports.input.take()?;
+        let mut more = ports.more.blank().await?;
+        more.set_len(x.len())?;
+        add_one::launch(cx.stream()?, &x, &mut more)?;
+        ports.on.send(x).await?;
+        ports.more.send(more).await
+    }
+}
+
+/// Adds the right one to the left one.
+struct Sum;
+
+#[derive(Ports)]
+struct SumPorts {
+    #[input]
+    left: Input<Envelope<u32>>,
+    #[input]
+    right: Input<Envelope<u32>>,
+    #[output(envelope_bytes = 64)]
+    output: Output<Envelope<u32>>,
+}
+
+impl Operator for Sum {
+    type Ports = SumPorts;
+
+    async fn compute(&mut self, ports: &mut SumPorts, cx: &mut Cx) -> Result<()> {
+        let (mut left, right) = (ports.left.take()?, ports.right.take()?);
+        add_to::launch(cx.stream()?, &mut left, &right)?;
+        ports.output.send(left).await
+    }
+}
+
+/// Sends numbers, each with metadata of its name.
+struct Named(&'static str, u32);
+
+impl Operator for Named {
+    type Ports = SourcePorts<Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        self.1 += 1;
+        if self.1 == 4 {
+            cx.finish();
+        }
+        cx.insert_metadata(self.0, self.1);
+        cx.insert_metadata("who", self.0);
+        let mut envelope = ports.output.blank().await?;
+        envelope.space().await?[..4].fill(self.1);
+        envelope.set_len(4)?;
+        ports.output.send(envelope).await
+    }
+}
+
+/// Writes down what came with a message.
+struct Names(Shared<String>);
+
+impl Operator for Names {
+    type Ports = SinkPorts<Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let x = ports.input.take()?;
+        let metadata = cx.metadata();
+        let names: Vec<_> = metadata.names().collect();
+        let told = format!("{:?} {names:?} {:?}", x.read().await?, metadata.get::<&str>("who"));
+        lock(&self.0).push(told);
+        Ok(())
+    }
+}
+
+on_both!(what_comes_with_a_message_goes_the_way_of_the_message, async |device: Device| {
+    let run = async |replay: bool| {
+        let seen = [shared(), shared()];
+        let mut flow = Flow::new("names");
+        let one = flow.add("one", Named("one", 0));
+        let two = flow.add("two", Named("two", 0));
+        let both = flow.add("both", Both).on(&device);
+        let sum = flow.add("sum", Sum).on(&device).merge_metadata(wakeline::hub::MergePolicy::Reject);
+        let first = flow.add("first", Names(seen[0].clone()));
+        let second = flow.add("second", Names(seen[1].clone()));
+        let hub = Hub::bounded(1).envelope_bytes(64);
+        flow.connect_with(one.output, both.input, hub);
+        flow.connect_with(two.output, sum.left, hub);
+        flow.connect(both.more, sum.right);
+        flow.connect(both.on, first.input);
+        flow.connect(sum.output, second.input);
+        if replay {
+            flow.replay("net", (&both, &sum));
+        }
+        let report = flow.run().await.unwrap();
+        (seen.map(|seen| lock(&seen).clone()), report)
+    };
+    let (streamed, _) = run(false).await;
+    let (replayed, report) = run(true).await;
+    assert_eq!(counts(&report), (3, 1, 1));
+    assert_eq!(replayed, streamed);
+});
+
+on_both!(a_loop_may_go_through_a_section, async |device: Device| {
+    /// Sends each message round once.
+    struct Round;
+
+    #[derive(Ports)]
+    struct RoundPorts {
+        #[input(optional)]
+        input: Input<Envelope<u32>>,
+        #[input(optional)]
+        back: Input<Envelope<u32>>,
+        #[output]
+        forth: Output<Envelope<u32>>,
+        #[output]
+        output: Output<Envelope<u32>>,
+    }
+
+    impl Operator for Round {
+        type Ports = RoundPorts;
+
+        async fn compute(&mut self, _ports: &mut RoundPorts, _cx: &mut Cx) -> Result<()> {
+            unreachable!("its `run` calls no `compute`")
+        }
+
+        async fn run(&mut self, ports: &mut RoundPorts, _cx: &mut Cx) -> Result<()> {
+            while let Some(x) = ports.input.recv().await? {
+                ports.forth.send(x).await?;
+                let Some(x) = ports.back.recv().await? else { return Ok(()) };
+                ports.output.send(x).await?;
+            }
+            ports.forth.close();
+            Ok(())
+        }
+    }
+
+    let seen = shared();
+    let mut flow = Flow::new("loop");
+    let read = flow.add("read", SendEach::new(batches(&[2, 2, 1, 1, 2])));
+    let round = flow.add("round", Round).on(&device);
+    let one = flow.add("one", Increment).on(&device);
+    let two = flow.add("two", Increment).on(&device);
+    let collect = flow.add("collect", Collect(seen.clone()));
+    let hub = Hub::bounded(1).envelope_bytes(4096);
+    flow.connect_with(read.output, round.input, hub);
+    flow.connect(round.forth, one.input);
+    flow.connect(one.output, two.input);
+    flow.connect(two.output, round.back);
+    flow.connect(round.output, collect.input);
+    flow.replay("net", (&one, &two));
+    let report = flow.run().await.unwrap();
+    assert_eq!(counts(&report), (3, 2, 2));
+    let sent = batches(&[2, 2, 1, 1, 2]).into_iter().map(|batch| batch.iter().map(|x| x + 2).collect());
+    assert_eq!(*lock(&seen), sent.collect::<Vec<Vec<u32>>>());
+});
+
+on_both!(a_service_answers_by_way_of_a_section, async |device: Device| {
+    let mut flow = Flow::new("service");
+    let forth = {
+        let device = device.clone();
+        map(move |x: Vec<u32>| {
+            std::future::ready(Stream::new(&device).and_then(|own| Buffer::from_slice(&own, &x).map(Envelope::from)))
+        })
+    };
+    let forth = flow.add("forth", forth).on(&device);
+    let one = flow.add("one", AddOne).on(&device);
+    let two = flow.add("two", Increment).on(&device);
+    let back = flow.add("back", map(async |x: Envelope<u32>| x.read().await.map(<[u32]>::to_vec)));
+    let hub = Hub::bounded(2).envelope_bytes(4096);
+    flow.connect(forth.output, one.input);
+    flow.connect_with(one.output, two.input, hub);
+    flow.connect_with(two.output, back.input, hub);
+    flow.replay("net", (&one, &two)).buckets([1, 2, 4]).rows(one.input, ROW);
+    let service = flow.service("ask", forth.input, back.output);
+    let running = flow.spawn().unwrap();
+    let length = |n: u32| ROW * (1 + n as usize % 5);
+    let asked: Vec<_> = (0..40)
+        .map(|n| {
+            let service = service.clone();
+            tokio::spawn(async move { service.ask(vec![n; length(n)]).await })
+        })
+        .collect();
+    for (n, asked) in (0..).zip(asked) {
+        // Some callers go away, and what they asked goes on.
+        match n % 7 {
+            3 => asked.abort(),
+            _ => assert_eq!(asked.await.unwrap().unwrap(), vec![n + 2; length(n)]),
+        }
+    }
+    drop(service);
+    let (replayed, streamed, captured) = counts(&running.await.unwrap());
+    assert!(replayed > 0 && streamed > captured && captured == 3, "{replayed}, {streamed}, {captured}");
+});
+
+on_both!(aborted_and_dropped_while_a_replay_is_held_up_a_flow_gives_everything_back, async |device: Device| {
+    for aborted in [false, true] {
+        let other = Stream::new(&device).unwrap();
+        let mut weights = Buffer::from_slice(&other, &[1_u32; 64]).unwrap();
+        let held = hold(&other);
+        // Each replay comes after this.
+        other.fill(&mut weights, 1).unwrap();
+        let adds = does(weights, |weights, ports, cx| {
+            async move {
+                let mut x = ports.input.take()?;
+                add_to::launch(cx.stream()?, &mut x, weights)?;
+                ports.output.send(x).await
+            }
+            .boxed()
+        });
+        let mut flow = Flow::new("held");
+        let read = flow.add("read", SendEach::new(batches(&[2; 40])));
+        let one = flow.add("one", adds).on(&device);
+        let collect = flow.add("collect", Collect(shared()));
+        let hub = Hub::bounded(2).envelope_bytes(4096);
+        flow.connect_with(read.output, one.input, hub);
+        flow.connect_with(one.output, collect.input, hub);
+        flow.replay("net", &one).at_start().buckets([2]).rows(one.input, ROW);
+        let running = flow.spawn().unwrap();
+        let handle = running.handle();
+        until("it replays", || handle.status()[1].runs > 1).await;
+        if aborted {
+            handle.abort();
+            let error = running.await.unwrap_err();
+            assert!(error.is_cancelled(), "{error}");
+        } else {
+            drop(running);
+        }
+        drop(held);
+        freed(&device).await;
+    }
+});
+
+/// On one thread: others have had their turns when this one has given them some.
+#[tokio::test]
+async fn a_capture_waits_for_memory_that_streams_still_use() {
+    let device = emulated_with(wakeline::device::Emulated::new().workers(4).memory(64 << 10));
+    let other = Stream::new(&device).unwrap();
+    let held = hold(&other);
+    // Three envelopes are the hubs', three the graph's, and there is room for two beside this.
+    let mut large = Buffer::<u32>::new(&device, 24 << 8).unwrap();
+    other.fill(&mut large, 1).unwrap();
+    drop(large);
+    let seen = shared();
+    let mut flow = Flow::new("full");
+    let read = flow.add("read", SendEach::new(batches(&[512; 3])));
+    let one = flow.add("one", AddOne).on(&device);
+    let two = flow.add("two", AddOne).on(&device);
+    let collect = flow.add("collect", Collect(seen.clone()));
+    let hub = Hub::bounded(1).envelopes(1).envelope_bytes(8192);
+    flow.connect_with(read.output, one.input, hub);
+    flow.connect_with(one.output, two.input, hub);
+    flow.connect_with(two.output, collect.input, hub);
+    flow.replay("net", (&one, &two));
+    let running = flow.spawn().unwrap();
+    until("the first is there", || lock(&seen).len() == 1).await;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(lock(&seen).len(), 1, "it is captured before the next");
+    drop(held);
+    assert_eq!(counts(&within(running).await.unwrap()), (2, 1, 1));
+}

@@ -19,7 +19,9 @@ use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
     flow::drive::{Ended, Joint, Member, blamed, operator},
+    graph::Graph,
     hub::RawEnvelope,
+    memory::memory_passes,
     operator::{Blank, Passing, attend::attended, control::Control, node::Node, rounds::Rounds, seat::caught},
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
     sync::lock,
@@ -135,7 +137,7 @@ impl Running {
         }
         if self.plan.at_start {
             for shape in self.table.shapes() {
-                self.capture(shape)?;
+                self.capture(shape).await?;
             }
         }
         while self.next().await {
@@ -147,7 +149,7 @@ impl Running {
                 Way::Captured(shape) => {
                     let goes_on = self.stream().await?;
                     if goes_on && !self.has_finished() {
-                        self.capture(shape)?;
+                        self.capture(shape).await?;
                     }
                     goes_on
                 }
@@ -218,10 +220,24 @@ impl Running {
         Ok(stream)
     }
 
-    fn capture(&mut self, shape: Shape) -> Result<()> {
-        let first = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
+    /// Captures it. Where there is no memory for that, what streams still use is waited for.
+    async fn captured(&mut self, shape: &Shape) -> Result<(Replay, Graph)> {
+        loop {
+            match capture(&mut self.members, &self.plan, &self.interior, shape) {
+                Err(error) if error.is_out_of_memory() => {
+                    if !memory_passes(&self.plan.device).await {
+                        return Err(error);
+                    }
+                }
+                made => return made,
+            }
+        }
+    }
+
+    async fn capture(&mut self, shape: Shape) -> Result<()> {
+        let first = self.captured(&shape).await?;
         if self.plan.checked {
-            let again = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
+            let again = self.captured(&shape).await?;
             is_the_same(&first, &again)?;
         }
         let (replay, graph) = first;
