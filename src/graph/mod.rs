@@ -288,6 +288,11 @@ impl Graph {
         self.0.hold.kept_by(beside)
     }
 
+    /// It alone keeps some of the memory from before that its nodes use.
+    pub(crate) fn is_left_alone(&self) -> bool {
+        self.0.hold.is_left_alone()
+    }
+
     /// Who uses memory from before, beside this, that nodes of another capture of the same code do not use, or not in that way.
     pub(crate) fn memory_differs_from(&self, beside: &[&Memory], other: &Self) -> Option<Arc<str>> {
         self.0.hold.differs_from(beside, &other.0.hold)

@@ -293,6 +293,11 @@ impl Hold {
         kept.find_map(|tied| if matches!(tied.tie.home, Home::Device(_)) { tied.by.clone() } else { None })
     }
 
+    /// Whoever had some of the memory from before has dropped it.
+    pub(crate) fn is_left_alone(&self) -> bool {
+        lock(&self.state).tied.iter().any(|tied| !tied.own && lock(&tied.tie.kept).memory.is_some())
+    }
+
     /// Who uses memory from before that no node of the other's uses, or uses in that way; beside what is each one's own.
     pub(crate) fn differs_from(&self, beside: &[&Memory], other: &Self) -> Option<Arc<str>> {
         let theirs: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.tie.clone(), tied.writes)).collect();

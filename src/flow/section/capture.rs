@@ -242,6 +242,11 @@ fn fed(lent: Lent, graph: &Graph) -> Result<Fed> {
 }
 
 impl Replay {
+    /// An operator has dropped what the graph uses of its memory, for other memory or none: a run of it would not do the same.
+    pub(super) fn is_stale(&self) -> bool {
+        self.exec.graph().is_left_alone()
+    }
+
     /// The memory of its inputs.
     fn fed(&self) -> Vec<&Memory> {
         self.inputs.iter().map(|fed| fed.envelope.memory()).collect()

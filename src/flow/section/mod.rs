@@ -189,7 +189,8 @@ impl Flow {
     /// **What the host decides is baked in**: a scalar that `compute` counts up, a branch that it takes, is in the graph as it
     /// was when it was captured. What changes from round to round belongs into a message, or outside.
     ///
-    /// Memory that the operators have from before (weights, say) is used as ever, in order with everybody else who uses it.
+    /// Memory that the operators have from before (weights, say) is used as ever, in order with everybody else who uses it. If
+    /// one drops some in a streamed round, to have a larger one say, the graphs that use it are captured again.
     /// What they allocate in `compute` is the graph's, and used again within it where its edges allow.
     ///
     /// In the [report](super::Report) the operators' runs count all rounds; their messages, and the device's time, are those of

@@ -199,6 +199,7 @@ impl Running {
             }
         }
         self.told.streamed.fetch_add(1, Ordering::Relaxed);
+        self.table.retain(|replay| !replay.is_stale());
         Ok(true)
     }
 
