@@ -371,6 +371,33 @@ on_both!(s9_a_later_record_leaves_earlier_waits_alone, async |device: Device| {
     }
 });
 
+// The same on one stream, where the device's own event may be recorded again.
+on_both!(s9_a_later_record_of_the_same_stream_leaves_earlier_waits_alone, async |device: Device| {
+    for somebody_waits in [false, true] {
+        let [one, two, three] = ["one", "two", "three"].map(|name| Stream::named(&device, name).unwrap());
+        let [mut a, mut b, mut c] = [0, 1, 2].map(|_| Buffer::<u32>::new(&device, 64).unwrap());
+        let event = Event::new();
+        one.fill(&mut a, 0).unwrap();
+        event.record(&one).unwrap();
+        event.wait(&two).unwrap();
+        let old = somebody_waits.then(|| event.completed());
+        let held = hold(&one);
+        event.record(&one).unwrap();
+        event.wait(&three).unwrap();
+        assert!(!event.query().unwrap());
+        if let Some(old) = old {
+            old.await.unwrap();
+        }
+        two.fill(&mut b, 0).unwrap();
+        two.completed().await.unwrap();
+        three.fill(&mut c, 0).unwrap();
+        assert!(three.completed().now_or_never().is_none());
+        drop(held);
+        three.completed().await.unwrap();
+        assert!(event.query().unwrap());
+    }
+});
+
 on_both!(s9_the_time_between_two_events, async |device: Device| {
     let (one, two) = (Stream::named(&device, "one").unwrap(), Stream::named(&device, "two").unwrap());
     let (begin, middle, end) = (Event::timed(), Event::timed(), Event::timed());

@@ -1,7 +1,13 @@
 //! A chain of 32 operators, each a small kernel in place: host time a message, streamed and replayed as one graph.
 //!
-//! Processor time of the whole process, of a run with many messages less one with few; on a runtime of one thread. Many are so
-//! few that no stream is ever full: then the driver would spin until the device has made room, and that be counted.
+//! Processor time of the whole process from one message's end to a later one's, within one run on a runtime of one thread: what
+//! runs cost besides, and the wait for the device at their ends, is not in it. The messages are so few that no stream is ever
+//! full: then the driver would spin until the device has made room, and that be counted.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use tokio::runtime::Builder;
 use wakeline::{
@@ -24,7 +30,7 @@ fn step(x: &mut [u32]) {
     x.iter_mut().for_each(|x| *x += 1);
 }
 
-/// Sends so many envelopes of its device.
+/// Sends so many envelopes, with whatever is in them: a message is to cost what the chain costs.
 struct Feed(u32);
 
 impl Operator for Feed {
@@ -33,7 +39,6 @@ impl Operator for Feed {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut x = ports.output.blank().await?;
         x.set_len(ELEMENTS)?;
-        cx.stream()?.fill(&mut x, 0)?;
         self.0 -= 1;
         if self.0 == 0 {
             cx.finish();
@@ -54,23 +59,34 @@ impl Operator for Step {
     }
 }
 
-struct End;
+/// Where messages end.
+struct End {
+    seen: u32,
+    /// After so many messages the time is taken.
+    at: [u32; 2],
+    used: Arc<Mutex<Vec<Duration>>>,
+}
 
 impl Operator for End {
     type Ports = SinkPorts<Envelope<u32>>;
 
     async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        self.seen += 1;
+        if self.at.contains(&self.seen) {
+            self.used.lock().expect("not poisoned").push(cpu::used());
+        }
         ports.input.take().map(drop)
     }
 }
 
-/// Microseconds of processor time for so many messages, with all that a run costs besides.
-fn run(device: &Device, messages: u32, replay: bool) -> Result<f64> {
+/// Microseconds of processor time a message, of those after the first `few`.
+fn each(device: &Device, [few, many]: [u32; 2], replay: bool) -> Result<f64> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let mut flow = Flow::new("chain");
-    let feed = flow.add("feed", Feed(messages)).on(device);
+    let feed = flow.add("feed", Feed(many)).on(device);
     let steps: Vec<_> = (0..STAGES).map(|n| flow.add(format!("step {n}"), Step).on(device)).collect();
-    let end = flow.add("end", End).on(device);
+    let used = Arc::<Mutex<Vec<Duration>>>::default();
+    let end = flow.add("end", End { seen: 0, at: [few, many], used: used.clone() }).on(device);
     let hub = Hub::bounded(8).envelopes(16).envelope_bytes(ELEMENTS * size_of::<u32>());
     flow.connect_with(feed.output, steps[0].input, hub);
     for two in steps.windows(2) {
@@ -80,14 +96,10 @@ fn run(device: &Device, messages: u32, replay: bool) -> Result<f64> {
     if replay {
         flow.replay("steps", steps.iter().collect::<Vec<_>>()).buckets([ELEMENTS]).at_start();
     }
-    let before = cpu::used();
     runtime.block_on(flow.run())?;
-    Ok((cpu::used() - before).as_secs_f64() * 1e6)
-}
-
-/// Microseconds a message.
-fn each(device: &Device, [few, many]: [u32; 2], replay: bool) -> Result<f64> {
-    Ok((run(device, many, replay)? - run(device, few, replay)?) / f64::from(many - few))
+    let used = used.lock().expect("not poisoned");
+    let took = used[1] - used[0];
+    Ok(took.as_secs_f64() * 1e6 / f64::from(many - few))
 }
 
 pub(crate) fn measure(device: &Device) -> Result<()> {

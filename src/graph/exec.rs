@@ -6,7 +6,7 @@ use super::{Graph, Node, Sketch};
 use crate::{
     device::backend::Refused,
     error::{Error, ErrorKind, Result},
-    memory::execution::{Execution, Use},
+    memory::execution::{Execution, Opening, Use},
     stream::{Stream, Ticket},
 };
 
@@ -21,10 +21,14 @@ pub struct Exec {
 }
 
 impl Exec {
-    pub(super) fn new(graph: &Graph) -> Result<Self> {
+    pub(super) fn new(graph: &Graph, open: &[Opening]) -> Result<Self> {
         let used = Use { holds: graph.holds().into(), ..Use::default() };
-        let execution = Execution::new(&graph.0.device, &graph.0.recorder, used)?;
+        let execution = Execution::new(&graph.0.device, &graph.0.recorder, used, open)?;
         Ok(Self { execution, graph: graph.clone() })
+    }
+
+    pub(crate) fn execution(&self) -> &Execution {
+        &self.execution
     }
 
     /// The graph that it was made of.

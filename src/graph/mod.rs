@@ -58,7 +58,7 @@ use crate::{
         recorder::Recorder,
     },
     error::{Error, ErrorKind, Result},
-    memory::{Memory, hold::Hold},
+    memory::{Memory, execution::Opening, hold::Hold},
     stream::{
         Streams,
         capture::{Capture, Kept},
@@ -275,12 +275,12 @@ impl Graph {
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`OutOfMemory`](ErrorKind::OutOfMemory);
     /// [`Driver`](ErrorKind::Driver) for what the driver does not make an exec of.
     pub fn instantiate(&self) -> Result<Exec> {
-        Exec::new(self)
+        Exec::new(self, &[])
     }
 
-    /// Whether its nodes write this memory, which was there before it.
-    pub(crate) fn writes(&self, memory: &Memory) -> bool {
-        self.0.hold.writes(memory)
+    /// The same, with open ends.
+    pub(crate) fn instantiate_open(&self, open: &[Opening]) -> Result<Exec> {
+        Exec::new(self, open)
     }
 
     /// Who used last what was made in its capture, and what somebody keeps beside this.

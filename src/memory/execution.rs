@@ -10,11 +10,15 @@
 //! Locks are taken in this order: the turn, what it uses, a recorder's state. What somebody may have given a destructor of
 //! his own, memory, callbacks, is dropped with none of them held.
 
+mod open;
+
 use std::{
     fmt, iter,
     sync::{Arc, Mutex, OnceLock, Weak},
 };
 
+use open::End;
+pub(crate) use open::{Given, Opening};
 use smallvec::SmallVec;
 
 use super::{
@@ -57,6 +61,9 @@ struct Uses {
     nodes: Vec<(usize, Use)>,
     /// What only launches before a change use: those that were open then.
     before: Vec<(Use, Open)>,
+    /// All that launches from now on use: each once.
+    holds: SmallVec<[Arc<Hold>; 2]>,
+    ends: Vec<End>,
 }
 
 /// What some of its nodes use.
@@ -80,13 +87,22 @@ impl Use {
 }
 
 impl Uses {
-    fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        let changed = self.update.iter().chain(self.nodes.iter().map(|(_, of)| of));
-        iter::once(&self.graph).chain(changed).flat_map(|of| &of.holds)
+    fn new(graph: Use, ends: Vec<End>) -> Self {
+        let mut uses = Self { graph, ends, ..Self::default() };
+        uses.changed(None);
+        uses
     }
 
-    /// Launches from now on use this no more.
-    fn no_more(&mut self, gone: impl IntoIterator<Item = Use>) {
+    /// Launches from now on use what is here, and this no more.
+    fn changed(&mut self, gone: impl IntoIterator<Item = Use>) {
+        let all = iter::once(&self.graph).chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
+        let mut holds = SmallVec::<[Arc<Hold>; 2]>::new();
+        for hold in all.flat_map(|of| &of.holds) {
+            if !holds.iter().any(|known| Arc::ptr_eq(known, hold)) {
+                holds.push(hold.clone());
+            }
+        }
+        self.holds = holds;
         self.before.extend(gone.into_iter().map(|gone| {
             let open = gone.open();
             (gone, open)
@@ -100,15 +116,16 @@ impl Uses {
 }
 
 impl Execution {
-    pub(crate) fn new(device: &Device, recorder: &Recorder, graph: Use) -> Result<Self> {
+    pub(crate) fn new(device: &Device, recorder: &Recorder, graph: Use, open: &[Opening]) -> Result<Self> {
         device.check()?;
+        let ends = open.iter().map(|opening| End::new(recorder, opening)).collect::<Result<_>>()?;
         Ending::look_at_all(device);
         let made = {
             let state = recorder.state();
             device.backend().graph_instantiate(state.graph)
         };
         let raw = Streams::of(device).heed(made)?;
-        Ok(Self { device: device.clone(), raw, uses: Mutex::new(Uses { graph, ..Uses::default() }) })
+        Ok(Self { device: device.clone(), raw, uses: Mutex::new(Uses::new(graph, ends)) })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -134,18 +151,33 @@ impl Execution {
     }
 
     pub(crate) fn launch(&self, stream: &Stream) -> Result<Ticket> {
+        self.launch_with(stream, &mut [])
+    }
+
+    /// With what lies at its open ends.
+    pub(crate) fn launch_with(&self, stream: &Stream, given: &mut [Given<'_>]) -> Result<Ticket> {
         self.may_be_on(stream)?;
+        given.iter().filter(|given| given.written).try_for_each(|given| given.memory.writable())?;
         // Before the locks, so that it is dropped after them.
         let _gone;
         let _turn = Turn::take();
         let mut uses = lock(&self.uses);
         _gone = uses.take_over(|open| open.iter().all(Ticket::has_passed));
-        uses.holds().try_for_each(|hold| hold.is_not_captured(stream))?;
-        uses.holds().try_for_each(|hold| hold.before_launch(stream))?;
+        uses.ends.iter().try_for_each(|end| end.is_covered(given))?;
+        for Given { memory, written, .. } in given.iter_mut() {
+            if *written { memory.before_write(stream) } else { memory.before_read(stream) }?;
+        }
+        uses.holds.iter().try_for_each(|hold| hold.is_not_captured(stream))?;
+        uses.holds.iter().try_for_each(|hold| hold.before_launch(stream))?;
         // SAFETY: all memory that its nodes use is held by `uses`, which live until the launch is done: dropped, this gives
-        // them to the lookout for as long, and what a change replaces stays as long, too.
+        // them to the lookout for as long, and what a change replaces stays as long, too. What lies at its open ends is given,
+        // as was just seen to, and memory with an open ticket is parked, not freed: the ticket is noted below, before anybody
+        // else can drop it.
         let ticket = stream.enqueue(|backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
-        uses.holds().for_each(|hold| hold.note_launch(&ticket));
+        uses.holds.iter().for_each(|hold| hold.note_launch(&ticket));
+        for Given { memory, written, .. } in given {
+            if *written { memory.note_write(ticket.clone()) } else { memory.note_read(ticket.clone()) }
+        }
         Ok(ticket)
     }
 
@@ -162,7 +194,7 @@ impl Execution {
             if let Ok(Ok(())) = updated {
                 let before = uses.update.replace(with);
                 let nodes = std::mem::take(&mut uses.nodes);
-                uses.no_more(before.into_iter().chain(nodes.into_iter().map(|(_, of)| of)));
+                uses.changed(before.into_iter().chain(nodes.into_iter().map(|(_, of)| of)));
             }
             updated
         };
@@ -198,7 +230,7 @@ impl Execution {
                 let at = uses.nodes.iter().position(|(set, _)| *set == node);
                 let before = at.map(|at| uses.nodes.swap_remove(at).1);
                 uses.nodes.push((node, with));
-                uses.no_more(before);
+                uses.changed(before);
             }
             set
         };
@@ -228,7 +260,7 @@ impl Execution {
 
     /// Launches that are not known to be done.
     pub(crate) fn open_launches(&self) -> Open {
-        lock(&self.uses).holds().flat_map(|hold| hold.open_launches()).collect()
+        lock(&self.uses).holds.iter().flat_map(|hold| hold.open_launches()).collect()
     }
 }
 

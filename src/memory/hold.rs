@@ -280,9 +280,13 @@ impl Hold {
         }
     }
 
-    /// Whether nodes write this memory.
-    pub(crate) fn writes(&self, memory: &Memory) -> bool {
-        memory.tie.get().is_some_and(|tie| lock(&self.state).find(tie).is_some_and(|tied| tied.writes))
+    /// Whether nodes of a capture write memory that begins here after one that does.
+    pub(super) fn writes_after(capture: &Capture, start: Address, first: &Ticket) -> Result<bool> {
+        let hold = Self::of(capture)?;
+        let state = lock(&hold.state);
+        let tied = state.tied.iter().find(|tied| tied.tie.home == Home::Device(start));
+        let last = tied.and_then(|tied| tied.uses.write.as_ref());
+        Ok(last.is_some_and(|last| !last.stream().is(first.stream()) || last.number() != first.number()))
     }
 
     /// Who used last what somebody has of the graph's own memory on the device, beside this: where it was said whose nodes

@@ -76,6 +76,12 @@ impl Event {
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        if !self.timed
+            && let Some(record) = &mut *lock(&self.record)
+            && record.ticket.move_to_end(stream)?
+        {
+            return Ok(());
+        }
         stream.device().check()?;
         let mut record = if self.timed {
             let device = stream.device();
@@ -202,5 +208,44 @@ impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ticket = self.last().map(|record| record.ticket);
         f.debug_struct("Event").field("timed", &self.timed).field("record", &ticket).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::{
+        device::Emulated,
+        stream::{NEAR, mark::Mark},
+        sync::lock,
+    };
+
+    #[test]
+    fn recorded_again_and_again_it_needs_few_marks_and_leaves_some_behind() {
+        let stream = Stream::new(&Device::emulated(Emulated::new())).unwrap();
+        let (go, wait) = mpsc::channel::<()>();
+        stream.host_function(move || _ = wait.recv()).unwrap();
+        let event = Event::new();
+        let many = 20 * NEAR;
+        for _ in 0..many {
+            stream.host_function(|| ()).unwrap();
+            event.record(&stream).unwrap();
+        }
+        let last = stream.ticket().number();
+        assert_eq!(event.ticket().unwrap().number(), last);
+        let marks: Vec<_> = lock(&stream.0.order).marks.iter().map(|mark: &Arc<Mark>| mark.ticket).collect();
+        assert!(marks.len() as u64 <= many / NEAR + 2, "{marks:?}");
+        assert!(marks.windows(2).all(|two| two[1] - two[0] <= NEAR + 1), "{marks:?}");
+        // Somebody who has it keeps it.
+        let old = event.ticket();
+        stream.host_function(|| ()).unwrap();
+        event.record(&stream).unwrap();
+        assert_eq!(old.unwrap().marked().unwrap().ticket, last);
+        assert_eq!(event.ticket().unwrap().marked().unwrap().ticket, last + 1);
+        drop(go);
+        stream.synchronize_blocking().unwrap();
+        assert!(event.query().unwrap());
     }
 }

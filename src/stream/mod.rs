@@ -130,6 +130,9 @@ struct Order {
 
 type Devices = SmallVec<[Device; 1]>;
 
+/// A mark that is recorded again leaves no more tickets than this without one.
+const NEAR: u64 = 64;
+
 impl Stream {
     /// A new stream on `device`, with the default priority.
     ///
@@ -435,6 +438,42 @@ impl Stream {
             inner.completion.advance(passed);
         }
         inner.streams.heed(made)
+    }
+
+    /// Records a mark again, at the stream's present end, if that is the latest and whoever asks is the only one who has it:
+    /// an event that is recorded again and again needs no other. False if not.
+    ///
+    /// Whoever looks for a mark between finds a later one then; so one in [`NEAR`] tickets stays.
+    fn move_mark(&self, mark: &mut Arc<Mark>) -> Result<bool> {
+        let inner = &*self.0;
+        if inner.held.is_shared() || inner.streams.capture().is_some() {
+            return Ok(false);
+        }
+        let mut order = lock(&inner.order);
+        inner.device.check()?;
+        let before = match order.marks.len().checked_sub(2) {
+            Some(before) => order.marks[before].ticket,
+            None => inner.completion.passed(),
+        };
+        // One here, one in the order.
+        let is_its_own = Arc::strong_count(mark) == 2 && order.marks.back().is_some_and(|last| Arc::ptr_eq(last, mark));
+        if !is_its_own || order.issued.saturating_sub(before) > NEAR {
+            return Ok(false);
+        }
+        if mark.ticket == order.issued {
+            return Ok(true);
+        }
+        let recorded = inner.streams.backend().event_record(mark.event, inner.raw);
+        if let Err(error) = recorded {
+            drop(order);
+            return inner.streams.heed(Err(error));
+        }
+        order.marks.pop_back();
+        order.marked += 1;
+        let Order { issued, marked, clock, upstream, marks, .. } = &mut *order;
+        Mark::set(mark, *issued, *marked, clock, upstream);
+        marks.push_back(mark.clone());
+        Ok(true)
     }
 
     /// Asks the device whether a mark of this stream's has passed. An error means that the device is lost.

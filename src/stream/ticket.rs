@@ -63,6 +63,17 @@ impl Ticket {
         Ok(())
     }
 
+    /// Becomes its stream's present end, marked, if it is of this one and its mark can be recorded again: nobody else has it.
+    /// False if not; then it is as it was.
+    pub(super) fn move_to_end(&mut self, stream: &Stream) -> Result<bool> {
+        let Some(mark) = self.mark.as_mut().filter(|_| self.stream.is(stream)) else { return Ok(false) };
+        let moved = stream.move_mark(mark)?;
+        if moved {
+            self.number = mark.ticket;
+        }
+        Ok(moved)
+    }
+
     /// Its mark, if it was committed.
     #[inline]
     pub(super) fn marked(&self) -> Option<&Arc<Mark>> {

@@ -13,6 +13,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::{
     plan::{Edge, Plan},
     table::{Lengths, Shape},
@@ -22,7 +24,11 @@ use crate::{
     flow::drive::{Joint, Member, operator},
     graph::{Capturing, Exec, Graph},
     hub::{RawEnvelope, pool::Pool},
-    memory::{Memory, transfer},
+    memory::{
+        Memory,
+        execution::{Given, Opening},
+        transfer,
+    },
     operator::{AnyPort, seat::Ends},
     stream::Stream,
 };
@@ -40,8 +46,10 @@ struct Fed {
     bytes: usize,
     /// Up to here there may be something else than zeros.
     stale: usize,
-    /// The graph writes there.
+    /// An operator writes there.
     written: bool,
+    /// The number of its open end.
+    end: usize,
 }
 
 /// What comes out.
@@ -50,6 +58,8 @@ pub(super) struct Made {
     pub(super) bytes: usize,
     /// Of each row; `None` if it does not have the rows of what goes in.
     row_bytes: Option<usize>,
+    /// The number of its open end; `None` if nothing comes out.
+    end: Option<usize>,
 }
 
 pub(super) enum Source {
@@ -63,6 +73,16 @@ struct Lent {
     home: Arc<Pool>,
     start: u64,
     bytes: usize,
+}
+
+/// What has come of a capture.
+struct Recorded {
+    /// Sent from each output.
+    kept: Vec<RawEnvelope>,
+    /// Of the inputs, and then of the outputs.
+    openings: Vec<Opening>,
+    /// Whether an operator writes each input's memory.
+    written: Vec<bool>,
 }
 
 /// Does something with one port of an operator.
@@ -96,13 +116,14 @@ pub(super) fn capture(
         Ok(Lent { home: Pool::of_one(&plan.name, memory), start, bytes })
     });
     let lent = lent.collect::<Result<Vec<_>>>()?;
-    let (graph, kept) = Graph::capture(&plan.device, |capturing| {
+    let (graph, recorded) = Graph::capture(&plan.device, |capturing| {
         let recorded = record(members, plan, interior, &lent, capturing);
         // Whatever has happened, they go on with what is their own.
         members.iter_mut().for_each(|member| member.seat.leave_capture());
         capturing.capture().recorder().set_label(None);
         recorded
     })?;
+    let Recorded { kept, openings, written } = recorded;
     let sent: Vec<_> = kept.iter().map(RawEnvelope::memory).collect();
     if let Some(name) = graph.kept_by(&sent) {
         let text = "memory that was made in the capture, and that it was the last to use, is kept beyond it: a replay keeps \
@@ -110,17 +131,16 @@ pub(super) fn capture(
         return Err(Error::new(ErrorKind::Usage, text).at(operator(&name)));
     }
     let mut outputs = Vec::with_capacity(kept.len());
+    let mut end = lent.len();
     for (edge, envelope) in plan.outputs.iter().zip(kept) {
-        let made = made(edge, envelope, &lent, shape);
+        let made = made(edge, envelope, &lent, shape, &mut end);
         outputs.push(made.map_err(|error| error.at(operator(&members[edge.member].name)))?);
     }
-    let inputs = plan
-        .inputs
-        .iter()
-        .zip(lent)
-        .map(|(edge, lent)| fed(lent, &graph).map_err(|error| error.at(operator(&members[edge.member].name))));
+    let inputs = plan.inputs.iter().zip(lent).zip(written).enumerate().map(|(end, ((edge, lent), written))| {
+        fed(lent, written, end).map_err(|error| error.at(operator(&members[edge.member].name)))
+    });
     let inputs = inputs.collect::<Result<Vec<_>>>()?;
-    Ok((Replay { exec: graph.instantiate()?, inputs, outputs }, graph))
+    Ok((Replay { exec: graph.instantiate_open(&openings)?, inputs, outputs }, graph))
 }
 
 /// An error if a second capture is not the same as the first.
@@ -148,15 +168,16 @@ pub(super) fn is_the_same(first: &(Replay, Graph), again: &(Replay, Graph)) -> R
     })
 }
 
-/// What was sent from each output.
 fn record(
     members: &mut [Member],
     plan: &Plan,
     interior: &[Joint],
     lent: &[Lent],
     capturing: &Capturing,
-) -> Result<Vec<RawEnvelope>> {
+) -> Result<Recorded> {
     let capture = capturing.capture();
+    let recorder = capture.recorder();
+    let mut openings = Vec::with_capacity(plan.inputs.len() + plan.outputs.len());
     let streams = members
         .iter_mut()
         .map(|member| member.seat.enter_capture(capture).map_err(|error| error.at(operator(&member.name))));
@@ -165,6 +186,7 @@ fn record(
     for (edge, lent) in plan.inputs.iter().zip(lent) {
         let Some(mut envelope) = lent.home.take()? else { return Err(missing()) };
         envelope.set_bytes(lent.bytes);
+        openings.push(Opening::into(recorder, &streams[edge.member], envelope.memory_mut(), lent.bytes)?);
         let member = &mut members[edge.member];
         let end = with_port(member, edge.port, |port| port.entry().map(|entry| entry.feed(envelope)))?;
         ends[edge.member].entry(edge.port).or_default().push(end);
@@ -195,15 +217,29 @@ fn record(
         sent?.pop().ok_or_else(missing)
     });
     let kept = kept.collect::<Result<Vec<_>>>()?;
+    capture.recorder().set_label(None);
+    for (edge, envelope) in plan.outputs.iter().zip(&kept) {
+        if comes_out(envelope) {
+            openings.push(Opening::out_of(recorder, &streams[edge.member], envelope.memory(), envelope.bytes())?);
+        }
+    }
+    let inputs = openings.iter().take(plan.inputs.len());
+    let written = inputs.map(|opening| opening.is_written_after(capture)).collect::<Result<_>>()?;
     capturing.join()?;
-    Ok(kept)
+    Ok(Recorded { kept, openings, written })
+}
+
+/// Whether a graph can copy it out.
+fn comes_out(envelope: &RawEnvelope) -> bool {
+    envelope.bytes() > 0 && !envelope.memory().is_host()
 }
 
 fn missing() -> Error {
     Error::new(ErrorKind::Usage, "what the section was planned with is not there")
 }
 
-fn made(edge: &Edge, envelope: RawEnvelope, lent: &[Lent], shape: &Shape) -> Result<Made> {
+/// `end`: the next open end.
+fn made(edge: &Edge, envelope: RawEnvelope, lent: &[Lent], shape: &Shape, end: &mut usize) -> Result<Made> {
     let bytes = envelope.bytes();
     let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at(format!("port `{}`", edge.port)));
     if envelope.memory().is_host() {
@@ -226,19 +262,20 @@ fn made(edge: &Edge, envelope: RawEnvelope, lent: &[Lent], shape: &Shape) -> Res
         // Home, where it is looked for.
         Some(input) => Source::Input(input),
     };
-    Ok(Made { from, bytes, row_bytes })
+    let own = (bytes > 0).then_some(*end);
+    *end += usize::from(own.is_some());
+    Ok(Made { from, bytes, row_bytes, end: own })
 }
 
-fn fed(lent: Lent, graph: &Graph) -> Result<Fed> {
+fn fed(lent: Lent, written: bool, end: usize) -> Result<Fed> {
     let Lent { home, start, bytes } = lent;
     let envelope = home.take()?.filter(|envelope| envelope.memory().address().is_ok_and(|address| address.0 == start));
     let Some(envelope) = envelope else {
         let text = "it keeps the envelope that it takes on the section's edge, or swaps it: a replay has no other";
         return Err(Error::new(ErrorKind::Usage, text));
     };
-    let written = graph.writes(envelope.memory());
     // Nobody knows what is there.
-    Ok(Fed { envelope, bytes, stale: bytes, written })
+    Ok(Fed { envelope, bytes, stale: bytes, written, end })
 }
 
 impl Replay {
@@ -252,44 +289,88 @@ impl Replay {
         self.inputs.iter().map(|fed| fed.envelope.memory()).collect()
     }
 
-    /// Enqueues the messages into the graph's memory, padded with zeros.
-    pub(super) fn feed(&mut self, stream: &Stream, messages: &[Option<RawEnvelope>]) -> Result<()> {
-        for (fed, message) in self.inputs.iter_mut().zip(messages) {
-            let Some(message) = message else { return Err(missing()) };
+    /// Enqueues all of it: the messages, padded with zeros; the launch; what comes out, into the message whose memory it is or
+    /// into the output's blank envelope. `rows`: so many of them are valid.
+    pub(super) fn enqueue(
+        &mut self,
+        stream: &Stream,
+        messages: &mut [Option<RawEnvelope>],
+        blanks: &mut [Option<RawEnvelope>],
+        rows: Option<usize>,
+    ) -> Result<()> {
+        let execution = self.exec.execution();
+        let (mut read, mut written) = (SmallVec::<[bool; 2]>::new(), SmallVec::<[bool; 2]>::new());
+        for (fed, message) in self.inputs.iter_mut().zip(messages.iter()) {
+            let message = message.as_ref().ok_or_else(missing)?;
             let (bytes, to) = (message.bytes(), fed.envelope.memory_mut());
-            transfer::copy(stream, message.memory(), to, bytes)?;
+            let told = execution.tell(fed.end, message.memory(), bytes)?;
+            if !told {
+                transfer::copy(stream, message.memory(), to, bytes)?;
+            }
             transfer::zero(stream, to, bytes, fed.stale)?;
             fed.stale = if fed.written { fed.bytes } else { bytes };
+            read.push(told);
+        }
+        for (output, made) in self.outputs.iter().enumerate() {
+            let envelope = made.goes_to(output, messages, blanks).ok_or_else(missing)?;
+            let bytes = made.bytes(rows);
+            envelope.set_bytes(bytes);
+            written.push(match made.end {
+                Some(end) => execution.tell(end, envelope.memory(), bytes)?,
+                None => false,
+            });
+        }
+        let mut given = SmallVec::<[Given<'_>; 2]>::new();
+        for (input, message) in messages.iter_mut().enumerate() {
+            let goes_on = |made: &Made| matches!(made.from, Source::Input(of) if of == input);
+            let written = self.outputs.iter().zip(&written).any(|(made, written)| *written && goes_on(made));
+            let memory = message.as_mut().ok_or_else(missing)?.memory_mut();
+            given.push(Given { memory, read: read[input], written });
+        }
+        for (blank, written) in blanks.iter_mut().zip(&written) {
+            given.extend(blank.as_mut().map(|blank| Given {
+                memory: blank.memory_mut(),
+                read: false,
+                written: *written,
+            }));
+        }
+        given.retain(|given| given.read || given.written);
+        execution.launch_with(stream, &mut given)?;
+        drop(given);
+        for (output, made) in self.outputs.iter().enumerate().filter(|(output, _)| !written[*output]) {
+            let from = match &made.from {
+                Source::Own(envelope) => envelope,
+                Source::Input(input) => &self.inputs[*input].envelope,
+            };
+            let to = made.goes_to(output, messages, blanks).ok_or_else(missing)?;
+            transfer::copy(stream, from.memory(), to.memory_mut(), made.bytes(rows))?;
         }
         Ok(())
-    }
-
-    pub(super) fn launch(&self, stream: &Stream) -> Result<()> {
-        self.exec.launch(stream).map(drop)
     }
 
     /// Brings it to the device.
     pub(super) fn upload(&self, stream: &Stream) -> Result<()> {
         self.exec.upload(stream)
     }
+}
 
-    /// Enqueues what has come out of an output into an envelope.
-    pub(super) fn fetch(
+impl Made {
+    /// Bytes that come out if so many rows are valid.
+    fn bytes(&self, rows: Option<usize>) -> usize {
+        self.row_bytes.zip(rows).map_or(self.bytes, |(row, rows)| row * rows)
+    }
+
+    fn goes_to<'a>(
         &self,
-        stream: &Stream,
         output: usize,
-        rows: Option<usize>,
-        to: &mut RawEnvelope,
-    ) -> Result<()> {
-        let Made { from, bytes, row_bytes } = self.outputs.get(output).ok_or_else(missing)?;
-        let from = match from {
-            Source::Own(envelope) => envelope,
-            Source::Input(input) => &self.inputs.get(*input).ok_or_else(missing)?.envelope,
+        messages: &'a mut [Option<RawEnvelope>],
+        blanks: &'a mut [Option<RawEnvelope>],
+    ) -> Option<&'a mut RawEnvelope> {
+        let envelope = match self.from {
+            Source::Input(input) => messages.get_mut(input),
+            Source::Own(_) => blanks.get_mut(output),
         };
-        let bytes = row_bytes.zip(rows).map_or(*bytes, |(row, rows)| row * rows);
-        transfer::copy(stream, from.memory(), to.memory_mut(), bytes)?;
-        to.set_bytes(bytes);
-        Ok(())
+        envelope?.as_mut()
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::{
@@ -276,9 +277,9 @@ impl Running {
     }
 
     /// Takes a message at each input. What they bring along goes the operators' way, as it would if they ran.
-    fn take(&mut self) -> Result<Vec<Option<RawEnvelope>>> {
+    fn take(&mut self) -> Result<SmallVec<[Option<RawEnvelope>; 2]>> {
         let Self { plan, members, passing, .. } = self;
-        let mut messages = Vec::with_capacity(plan.inputs.len());
+        let mut messages = SmallVec::new();
         for arrival in &plan.arrivals {
             match *arrival {
                 Arrival::Outside(input) => {
@@ -298,30 +299,39 @@ impl Running {
 
     fn enqueue(
         &mut self,
-        mut messages: Vec<Option<RawEnvelope>>,
+        mut messages: SmallVec<[Option<RawEnvelope>; 2]>,
         graph: usize,
         rows: Option<usize>,
         stream: &Stream,
     ) -> Result<()> {
         let Self { plan, members, table, told, passing, .. } = self;
         let replay = table.get(graph).ok_or_else(|| Error::new(ErrorKind::Usage, "a graph that is not there"))?;
-        replay.feed(stream, &messages)?;
-        replay.launch(stream)?;
-        for (output, edge) in plan.outputs.iter().enumerate() {
+        let mut blanks: SmallVec<[Option<RawEnvelope>; 2]> = SmallVec::new();
+        for (made, edge) in replay.outputs.iter().zip(&plan.outputs) {
+            let Source::Own(like) = &made.from else {
+                blanks.push(None);
+                continue;
+            };
             let member = &mut members[edge.member];
-            let passed_on = match &replay.outputs[output].from {
-                Source::Input(input) => messages[*input].take(),
-                Source::Own(_) => None,
+            let blank = with_port(member, edge.port, |port| port.exit().map(|exit| exit.blank()))?;
+            blanks.push(Some(match blank {
+                Blank::Lent(envelope) if envelope.memory().bytes() >= made.bytes => envelope,
+                // What it sends is its own, and may be larger than the hub's.
+                Blank::Lent(_) | Blank::PassedOn => RawEnvelope::on(stream, like.memory().bytes())?,
+                Blank::AllOut => return Err(gone()),
+            }));
+        }
+        replay.enqueue(stream, &mut messages, &mut blanks, rows)?;
+        for ((made, edge), blank) in replay.outputs.iter().zip(&plan.outputs).zip(blanks) {
+            let envelope = match made.from {
+                Source::Input(input) => messages[input].take(),
+                Source::Own(_) => blank,
             };
-            let mut envelope = match passed_on {
-                Some(message) => message,
-                None => {
-                    let blank = with_port(member, edge.port, |port| port.exit().map(|exit| exit.blank()))?;
-                    replay.blank(output, blank, stream)?
-                }
-            };
-            replay.fetch(stream, output, rows, &mut envelope)?;
-            with_port(member, edge.port, |port| port.exit().map(|exit| exit.send(envelope, &passing[edge.member])))?;
+            let envelope =
+                envelope.ok_or_else(|| Error::new(ErrorKind::Usage, "an envelope that goes to two outputs"))?;
+            with_port(&mut members[edge.member], edge.port, |port| {
+                port.exit().map(|exit| exit.send(envelope, &passing[edge.member]))
+            })?;
         }
         *lock(&told.last) = Some(stream.ticket());
         Ok(())
@@ -349,14 +359,6 @@ impl Running {
     }
 }
 
-impl Replay {
-    /// Where an output goes.
-    fn blank(&self, output: usize, blank: Blank, stream: &Stream) -> Result<RawEnvelope> {
-        match (blank, &self.outputs[output].from) {
-            (Blank::Lent(envelope), _) if envelope.memory().bytes() >= self.outputs[output].bytes => Ok(envelope),
-            // It makes its own, and they are larger than the hub's.
-            (Blank::PassedOn | Blank::Lent(_), Source::Own(like)) => RawEnvelope::on(stream, like.memory().bytes()),
-            _ => Err(Error::new(ErrorKind::Usage, "an envelope that was there is there no more")),
-        }
-    }
+fn gone() -> Error {
+    Error::new(ErrorKind::Usage, "an envelope that was there is there no more")
 }
