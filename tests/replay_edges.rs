@@ -685,3 +685,27 @@ async fn a_flow_of_one_thread_replays_too() {
     let report = tokio::task::LocalSet::new().run_until(flow.run()).await.unwrap();
     assert_eq!(counts(&report), (2, 2, 2));
 }
+
+on_both!(who_else_works_on_an_operators_stream_is_no_matter_of_its_capture, async |device: Device| {
+    // As a reader does that has no stream of its own: from another thread, at any time.
+    let works = does(None, |own: &mut Option<Stream>, ports, cx| {
+        async move {
+            let mut x = ports.input.take()?;
+            let stream = cx.stream()?;
+            increment::launch(stream, &mut x)?;
+            match own.take() {
+                None => *own = Some(stream.clone()),
+                Some(own) => {
+                    let works = move || own.fill(&mut Buffer::<u32>::new(own.device(), 8)?, 1);
+                    std::thread::spawn(works).join().expect("it does not panic")?;
+                }
+            }
+            ports.output.send(x).await
+        }
+        .boxed()
+    });
+    let ran = beside(&device, &[2, 2, 2], works, |flow, first, one| {
+        flow.replay("net", (first, one));
+    });
+    assert_eq!(counts(&ran.await.unwrap().1), (2, 1, 1));
+});

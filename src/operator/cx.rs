@@ -494,9 +494,9 @@ impl Cx {
 }
 
 impl Uncaptured {
-    /// How much work its streams have been given that are no part of the capture.
-    pub(super) fn given(&self) -> SmallVec<[u64; 2]> {
-        self.lane.as_ref().map(|lane| lane.given()).unwrap_or_default()
+    /// Its streams that are no part of the capture.
+    pub(super) fn streams(&self) -> SmallVec<[Stream; 2]> {
+        self.lane.as_ref().map(|lane| lane.streams()).unwrap_or_default()
     }
 }
 

@@ -250,11 +250,11 @@ impl Lane {
         self.own().into_iter().chain(borrowed).chain(named).map(Stream::ticket).collect()
     }
 
-    /// How much work each stream of its own has been given.
-    pub(super) fn given(&self) -> SmallVec<[u64; 2]> {
+    /// The streams of its own, so far.
+    pub(super) fn streams(&self) -> SmallVec<[Stream; 2]> {
         let state = lock(&self.state);
         let named = state.named.iter().map(|(_, taken)| &taken.stream);
-        self.own().into_iter().chain(named).map(|stream| stream.ticket().number()).collect()
+        self.own().into_iter().chain(named).cloned().collect()
     }
 
     /// The last work of each stream that it has used.

@@ -17,7 +17,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use smallvec::SmallVec;
 use tokio::task::coop::unconstrained;
 
 use super::{
@@ -123,11 +122,6 @@ fn waits(for_what: Option<InRun>) -> Error {
 }
 
 impl<O: Operator> Place<O> {
-    /// How much work its streams have been given that are no part of the capture.
-    fn given(&self) -> SmallVec<[u64; 2]> {
-        self.in_capture.as_ref().map(|beside| beside.cx.given()).unwrap_or_default()
-    }
-
     fn parts(&mut self) -> Result<(&mut O, &mut O::Ports, &mut Cx)> {
         match (&mut self.ports, &mut self.cx) {
             (Some(ports), Some(cx)) => Ok((&mut self.operator, ports, cx)),
@@ -225,7 +219,9 @@ impl<O: Operator> Driven for Place<O> {
     }
 
     fn run_captured(&mut self) -> Result<()> {
-        let given = self.given();
+        // Others may work there meanwhile, readers that have no stream of their own say.
+        let outside = self.in_capture.as_ref().map(|beside| beside.cx.streams()).unwrap_or_default();
+        outside.iter().for_each(Stream::watch);
         let (operator, ports, cx) = self.parts()?;
         let node = cx.node().clone();
         let before = traffic(ports);
@@ -234,6 +230,7 @@ impl<O: Operator> Driven for Place<O> {
         // of the operator's.
         let polled =
             pin!(caught(unconstrained(operator.compute(ports, cx)))).poll(&mut Context::from_waker(Waker::noop()));
+        let works_outside = outside.iter().fold(false, |any, stream| stream.end_watch() || any);
         match polled {
             Poll::Ready(ran) => ran?,
             Poll::Pending => return Err(waits(node.shown().in_run())),
@@ -245,7 +242,7 @@ impl<O: Operator> Driven for Place<O> {
         if let Some(name) = closed(ports) {
             return Err(is_no_replay(&format!("it closes `{name}`")));
         }
-        if self.given() != given {
+        if works_outside {
             let text = "it puts work into a stream that it has kept from an earlier run: that is in no graph, and runs now; \
                         ask for the stream in each run, `cx.stream()`";
             return Err(Error::new(ErrorKind::Usage, text));
