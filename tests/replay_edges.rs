@@ -709,3 +709,17 @@ on_both!(who_else_works_on_an_operators_stream_is_no_matter_of_its_capture, asyn
     });
     assert_eq!(counts(&ran.await.unwrap().1), (2, 1, 1));
 });
+
+#[test]
+fn a_bucket_that_no_memory_holds_is_found_before_anything_runs() {
+    let device = emulated();
+    let mut flow = Flow::new("large");
+    let read = flow.add("read", SendEach::new(batches(&[1])));
+    let one = flow.add("one", Increment).on(&device);
+    let collect = flow.add("collect", Collect(shared()));
+    flow.connect_with(read.output, one.input, Hub::bounded(1).envelope_bytes(64));
+    flow.connect(one.output, collect.input);
+    flow.replay("net", &one).buckets([1, usize::MAX / 8]).rows(one.input, ROW);
+    let told = flow.check().unwrap_err().to_string();
+    says(&told, &["section `net`: a bucket of 2305843009213693951 rows is larger than any memory"]);
+}

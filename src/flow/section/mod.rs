@@ -191,7 +191,8 @@ impl Flow {
     ///
     /// Memory that the operators have from before (weights, say) is used as ever, in order with everybody else who uses it. If
     /// one drops some in a streamed round, to have a larger one say, the graphs that use it are captured again.
-    /// What they allocate in `compute` is the graph's, and used again within it where its edges allow.
+    /// What they allocate in `compute` is the graph's, and used again within it where its edges allow; of an allocator that has
+    /// so many blocks, each graph keeps those that it uses. An envelope that comes in has room for what came, and no more.
     ///
     /// In the [report](super::Report) the operators' runs count all rounds; their messages, and the device's time, are those of
     /// the runs that they made themselves. Outside of the section nothing is different: order, metadata, callers who wait for

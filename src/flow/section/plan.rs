@@ -157,7 +157,12 @@ impl Planner<'_> {
         self.named_ports(&inputs, &outputs, &order, problem);
         let rows =
             |id: PortId| self.settings.rows.iter().rev().find(|(port, _)| *port == id).map_or(1, |(_, rows)| *rows);
-        let row_bytes = inputs.iter().map(|(id, edge)| rows(*id).max(1) * edge.element_bytes).collect();
+        let row_bytes = inputs.iter().map(|(id, edge)| rows(*id).max(1).saturating_mul(edge.element_bytes));
+        let row_bytes: Lengths = row_bytes.collect();
+        let most = self.settings.buckets.iter().flatten().max();
+        if let Some(rows) = most.filter(|rows| row_bytes.iter().any(|row| row.checked_mul(**rows).is_none())) {
+            problem(format!("a bucket of {rows} rows is larger than any memory"));
+        }
         Some(Plan {
             name: section.name.clone(),
             interior: self.interior().map(|(at, _)| at).collect(),
