@@ -230,7 +230,8 @@ impl<O: Operator> Driven for Place<O> {
         // of the operator's.
         let polled =
             pin!(caught(unconstrained(operator.compute(ports, cx)))).poll(&mut Context::from_waker(Waker::noop()));
-        let works_outside = outside.iter().fold(false, |any, stream| stream.end_watch() || any);
+        // All of them, whatever the first says.
+        let works_outside = outside.iter().filter(|stream| stream.end_watch()).count() > 0;
         match polled {
             Poll::Ready(ran) => ran?,
             Poll::Pending => return Err(waits(node.shown().in_run())),
