@@ -1,6 +1,8 @@
 //! Scenarios G1 to G8, G11 and G12: graphs, captured and built node by node, launched in order with everything else.
 
 mod common;
+#[path = "common/graph.rs"]
+mod graph;
 
 use std::{
     collections::BTreeSet,
@@ -11,6 +13,7 @@ use std::{
 };
 
 use common::*;
+use graph::*;
 use wakeline::{
     graph::{Graph, GraphEvent, Node, NodeKind, Registry},
     memory::Allocator,
@@ -18,22 +21,10 @@ use wakeline::{
     stream::Event,
 };
 
-/// Adds `x` to each element of `y`.
-#[kernel(unsafe(cuda = "kernels/add_to.cu"))]
-fn add_to(y: &mut [u32], x: &[u32]) {
-    y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
-}
-
 /// Takes one from each element.
 #[kernel(unsafe(cuda = "kernels/decrement.cu"))]
 fn decrement(x: &mut [u32]) {
     x.iter_mut().for_each(|x| *x -= 1);
-}
-
-async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
-    let buffer = Buffer::from_slice(stream, &[value; 64]).unwrap();
-    stream.completed().await.unwrap();
-    buffer
 }
 
 fn node(graph: &Graph, name: &str) -> Node {
@@ -41,14 +32,6 @@ fn node(graph: &Graph, name: &str) -> Node {
     let found: Vec<_> = nodes.iter().filter(|node| node.name == name).collect();
     assert_eq!(found.len(), 1, "nodes of the name `{name}` in {nodes:?}");
     found[0].node
-}
-
-#[track_caller]
-fn refused<T>(outcome: Result<T>, says: &[&str]) {
-    let error = outcome.err().expect("it is refused");
-    let told = error.to_string();
-    assert_eq!(error.kind(), ErrorKind::Usage, "{told}");
-    says.iter().for_each(|says| assert!(told.contains(says), "no `{says}` in: {told}"));
 }
 
 on_both!(g1_a_capture_forks_and_joins, async |device: Device| {
@@ -200,7 +183,7 @@ on_both!(g2_memory_that_nodes_make_and_give_back, async |device: Device| {
 });
 
 on_both!(g2_events_within_a_graph, async |device: Device| {
-    let [one, two] = ["one", "two"].map(|name| Stream::named(&device, name).unwrap());
+    let [one, two] = streams(&device);
     let (begun, go) = (GraphEvent::new(&device).unwrap(), GraphEvent::new(&device).unwrap());
     let (from, to) = (Event::timed(), Event::timed());
     let calls = Arc::new(AtomicUsize::new(0));
@@ -326,7 +309,7 @@ on_both!(g2_a_cycle_is_an_error, async |device: Device| {
 });
 
 on_both!(g3_launches_are_ordered_with_streams, async |device: Device| {
-    let [one, two, three] = ["one", "two", "three"].map(|name| Stream::named(&device, name).unwrap());
+    let [one, two, three] = streams(&device);
     let mut data = buffer(&one, 0).await;
     let mut sum = buffer(&one, 0).await;
     let (graph, ()) = Graph::capture(&device, |capture| increment::launch(capture.stream(), &mut data)).unwrap();
@@ -345,7 +328,7 @@ on_both!(g3_launches_are_ordered_with_streams, async |device: Device| {
 });
 
 on_both!(g3_work_from_before_the_capture_comes_first, async |device: Device| {
-    let [one, two, three] = ["one", "two", "three"].map(|name| Stream::named(&device, name).unwrap());
+    let [one, two, three] = streams(&device);
     let (mut data, mut sum) = (buffer(&one, 0).await, buffer(&one, 0).await);
     let held = hold(&one);
     one.fill(&mut data, 10).unwrap();
@@ -459,7 +442,7 @@ on_both!(g4_a_node_is_set_to_one_piece_of_work_or_not_at_all, async |device: Dev
 });
 
 on_both!(g4_launches_come_after_what_a_set_came_after, async |device: Device| {
-    let [one, two] = ["one", "two"].map(|name| Stream::named(&device, name).unwrap());
+    let [one, two] = streams(&device);
     let (graph, ()) = Graph::capture(&device, |capture| capture.stream().host_callback(|| ())).unwrap();
     let exec = graph.instantiate().unwrap();
     let (there, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -478,7 +461,7 @@ on_both!(g4_launches_come_after_what_a_set_came_after, async |device: Device| {
 });
 
 on_both!(g5_several_execs_of_one_graph_on_several_streams, async |device: Device| {
-    let [one, two] = ["one", "two"].map(|name| Stream::named(&device, name).unwrap());
+    let [one, two] = streams(&device);
     let mut sum = buffer(&one, 0).await;
     let constant = buffer(&one, 3).await;
     let (graph, ()) = Graph::capture(&device, |capture| add_to::launch(capture.stream(), &mut sum, &constant)).unwrap();
@@ -617,7 +600,7 @@ on_both!(g7_memory_is_used_again_only_where_edges_order_the_uses, async |device:
 });
 
 on_both!(g7_the_next_launch_waits_for_the_readers_of_the_last_outputs, async |device: Device| {
-    let [one, two] = ["one", "two"].map(|name| Stream::named(&device, name).unwrap());
+    let [one, two] = streams(&device);
     let mut seen = buffer(&one, 0).await;
     let (graph, mut output) = Graph::capture(&device, |capture| {
         let mut output = capture.stream().alloc::<u32>(64)?;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{add_one, emulated_with, freed, hold, increment, on_both, until, within};
+use common::{add_one, emulated_with, freed, hold, increment, on_both, streams, until, within};
 use futures::FutureExt;
 use wakeline::{
     device::{Emulated, Faults},
@@ -12,10 +12,6 @@ use wakeline::{
 
 const LEN: usize = 1024;
 const BYTES: u64 = 4 * LEN as u64;
-
-fn streams<const N: usize>(device: &Device) -> [Stream; N] {
-    std::array::from_fn(|n| Stream::named(device, ["a", "b", "c", "d"][n]).unwrap())
-}
 
 /// An allocator of its own: nobody else's memory is in its numbers.
 fn own(device: &Device) -> Allocator {

@@ -165,8 +165,11 @@ async fn a_fault_that_an_allocation_hears_of_first_ends_the_device_for_everybody
             drop(idle);
             let from = Buffer::<u32>::pinned(&device, 16).unwrap();
             stream.copy(&from, &mut there).unwrap();
-            // The copy fails meanwhile, and nobody asks.
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            // The copy fails, and nobody asks.
+            while !simulation.log().iter().any(|step| step.contains("copy")) {
+                tokio::task::yield_now().await;
+            }
+            assert!(device.lost().is_none());
             let error = Buffer::<u32>::new(&device, 16).unwrap_err();
             assert!(error.is_device_lost(), "{error}");
             assert_eq!(device.lost().map(|lost| lost.to_string()), Some(error.to_string()));

@@ -12,7 +12,8 @@ use std::{
 };
 
 use common::{
-    Collect, Increment, SourcePorts, add_one, emulated, freed, hold, increment, lock, on_both, shared, until, within,
+    Collect, Increment, SourcePorts, add_one, emulated, freed, hold, increment, lock, on_both, shared, streams, until,
+    within,
 };
 use futures::FutureExt;
 use wakeline::{device::Faults, memory::BufferState, prelude::*};
@@ -277,10 +278,6 @@ async fn h6_after_a_fault_it_is_left_to_the_device() {
     assert!(within(vec_wrapped.into_inner()).await.unwrap_err().is_device_lost());
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     assert!(device.memory_leaked() >= 4 * LEN as u64);
-}
-
-fn streams(device: &Device) -> [Stream; 2] {
-    ["a", "b"].map(|name| Stream::named(device, name).unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

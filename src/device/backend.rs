@@ -589,13 +589,14 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// same order, whose parameters may differ.
     ///
     /// # Safety
-    /// As for [`graph_add`](Self::graph_add).
+    /// As for [`graph_add`](Self::graph_add). The graph stays until the launches that do what it does are done.
     unsafe fn exec_update(&self, exec: RawExec, graph: RawGraph) -> Result<Result<(), Refused>> {
         let _ = (exec, graph);
         Err(no_graphs(self.name()))
     }
 
-    /// Gives one node of the graph that it was made of other parameters, for launches from now on: work of the same kind.
+    /// Gives one node of the graph that it was made of other parameters, for launches from now on: work of the same kind. A
+    /// host function is kept until [`callback_over`](Self::callback_over), or as long as the exec.
     ///
     /// # Safety
     /// As for [`graph_add`](Self::graph_add).
@@ -608,6 +609,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     fn exec_enable(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
         let _ = (exec, node, enabled);
         Err(no_graphs(self.name()))
+    }
+
+    /// No launch calls a host function any more that a node was set to.
+    fn callback_over(&self, function: &HostCallback) {
+        let _ = function;
     }
 
     /// The context of a CUDA device.

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::{
     backend::{Arg, NodeWork, Place, RawNode},
@@ -33,40 +33,58 @@ pub(crate) struct Node {
     ancestors: Set,
     /// Of what it does beside that: sizes, shapes and values, but no addresses.
     pub(crate) digest: u64,
+    /// If it is a copy.
+    pub(crate) copies: Option<Copies>,
     /// It was taken out.
     pub(crate) removed: bool,
+}
+
+/// Where a copy goes to and comes from, and how much it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copies {
+    pub(crate) to: Place,
+    pub(crate) from: Place,
+    pub(crate) bytes: u64,
 }
 
 /// Nodes, by their numbers.
 pub(crate) type Few = SmallVec<[usize; 2]>;
 
-/// What kind of work a node is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+/// The kinds of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A kernel.
     Kernel,
-    Copy {
-        to: Place,
-        from: Place,
-        bytes: u64,
-    },
+    /// A copy.
+    Copy,
+    /// A fill.
     Fill,
+    /// A function of the host.
     Host,
+    /// Nothing: it joins those that it comes after.
     Empty,
+    /// All of another graph.
     Child,
+    /// An event is recorded.
     Record,
+    /// An event is waited for.
     Wait,
+    /// Memory is made.
     Alloc,
+    /// That is given back.
     Free,
+    /// A graph that runs as a flag says.
     Conditional,
-    /// Another library's.
+    /// Work of another library: perhaps several nodes of the driver's.
     External,
 }
 
 impl Kind {
     pub(crate) fn of(work: &NodeWork<'_>) -> Self {
-        match *work {
+        match work {
             NodeWork::Kernel(_) => Self::Kernel,
-            NodeWork::Copy { to, from, bytes } => Self::Copy { to, from, bytes },
+            NodeWork::Copy { .. } => Self::Copy,
             NodeWork::Fill { .. } => Self::Fill,
             NodeWork::Host(_) => Self::Host,
             NodeWork::Empty => Self::Empty,
@@ -94,7 +112,7 @@ pub(crate) fn name_of(work: &NodeWork<'_>) -> String {
 }
 
 /// Two captures of the same code have the same, unless the host has decided differently.
-pub(crate) fn digest_of(work: &NodeWork<'_>) -> u64 {
+fn digest_of(work: &NodeWork<'_>) -> u64 {
     let mut digest = DefaultHasher::new();
     match work {
         NodeWork::Kernel(launch) => {
@@ -114,10 +132,14 @@ pub(crate) fn digest_of(work: &NodeWork<'_>) -> u64 {
 }
 
 impl Draft {
-    pub(crate) fn set_digest(&mut self, node: usize, digest: u64) {
-        if let Some(node) = self.nodes.get_mut(node) {
-            node.digest = digest;
+    /// A node that does this.
+    pub(crate) fn add_work(&mut self, raw: RawNode, work: &NodeWork<'_>, label: Option<Arc<str>>, after: Few) -> usize {
+        let node = self.add(smallvec![raw], Kind::of(work), name_of(work), label, after);
+        self.nodes[node].digest = digest_of(work);
+        if let NodeWork::Copy { to, from, bytes } = *work {
+            self.nodes[node].copies = Some(Copies { to, from, bytes });
         }
+        node
     }
 
     pub(crate) fn add(
@@ -133,7 +155,7 @@ impl Draft {
             ancestors.add_all(&self.nodes[node].ancestors);
             ancestors.add(node);
         }
-        self.nodes.push(Node { raw, kind, name, label, after, ancestors, digest: 0, removed: false });
+        self.nodes.push(Node { raw, kind, name, label, after, ancestors, digest: 0, copies: None, removed: false });
         self.nodes.len() - 1
     }
 

@@ -1,33 +1,39 @@
-//! [`Piece`]: one piece of work by value, to be handed to the seam later.
+//! [`Piece`]: one piece of work by value, to be handed to the seam later; and [`Held`], an argument by value.
 //!
 //! Work that is enqueued borrows its arguments from the call. What a node of an exec is to do from now on is heard from a
 //! user's closure, and handed over only once that has returned: so it is held here meanwhile, and the host's function with it.
 
+use std::sync::Arc;
+
 use super::{
-    backend::{Address, Arg, Launch, NodeWork, Scalar},
+    backend::{Address, Arg, Backend, Launch, NodeWork, Scalar},
     draft::{Kind, name_of},
 };
 use crate::error::{Error, ErrorKind, Result};
 
 /// See the [module](self).
 pub(crate) struct Piece {
+    /// Whose nodes may be set to it. It is told when it is dropped, and kept until no launch does it any more.
+    device: Arc<dyn Backend>,
     /// A kernel's arguments are beside it.
     work: NodeWork<'static>,
     args: Box<[Held]>,
 }
 
-enum Held {
+/// An argument of a launch, until its turn has come.
+#[derive(Clone, Copy)]
+pub(super) enum Held {
     Slice { address: Address, len: u64, bytes: u64, write: bool },
     Scalar(Scalar),
 }
 
-impl From<&Arg<'_>> for Held {
-    fn from(arg: &Arg<'_>) -> Self {
-        match *arg {
-            Arg::Slice { address, len, bytes, write } => Self::Slice { address, len, bytes, write },
-            Arg::Scalar(value) => Self::Scalar(Scalar::new(value)),
-        }
-    }
+/// Arguments by value.
+pub(super) fn hold(args: &[Arg<'_>]) -> Box<[Held]> {
+    let held = args.iter().map(|arg| match *arg {
+        Arg::Slice { address, len, bytes, write } => Held::Slice { address, len, bytes, write },
+        Arg::Scalar(value) => Held::Scalar(Scalar::new(value)),
+    });
+    held.collect()
 }
 
 impl Held {
@@ -42,11 +48,11 @@ impl Held {
 }
 
 impl Piece {
-    pub(crate) fn new(work: &NodeWork<'_>) -> Self {
+    fn new(device: &Arc<dyn Backend>, work: &NodeWork<'_>) -> Self {
         let mut args: Box<[Held]> = Box::default();
         let work = match work {
             NodeWork::Kernel(Launch { kernel, grid, block, shared_bytes, args: lent }) => {
-                args = lent.iter().map(Held::from).collect();
+                args = hold(lent);
                 NodeWork::Kernel(Launch { kernel, grid: *grid, block: *block, shared_bytes: *shared_bytes, args: &[] })
             }
             NodeWork::Copy { to, from, bytes } => NodeWork::Copy { to: *to, from: *from, bytes: *bytes },
@@ -58,7 +64,7 @@ impl Piece {
             NodeWork::Wait(event) => NodeWork::Wait(*event),
             NodeWork::Free(address) => NodeWork::Free(*address),
         };
-        Self { work, args }
+        Self { device: device.clone(), work, args }
     }
 
     /// As the seam takes it.
@@ -72,14 +78,21 @@ impl Piece {
         }
     }
 
-    /// Whether it is work of this kind, whatever it touches.
     pub(crate) fn is(&self, kind: Kind) -> bool {
-        std::mem::discriminant(&Kind::of(&self.work)) == std::mem::discriminant(&kind)
+        Kind::of(&self.work) == kind
     }
 
     /// For people.
     pub(crate) fn name(&self) -> String {
         name_of(&self.work)
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if let NodeWork::Host(function) = &self.work {
+            self.device.callback_over(function);
+        }
     }
 }
 
@@ -92,11 +105,11 @@ pub(super) struct Note {
 }
 
 impl Note {
-    pub(super) fn add(&mut self, work: &NodeWork<'_>) -> Result<()> {
+    pub(super) fn add(&mut self, device: &Arc<dyn Backend>, work: &NodeWork<'_>) -> Result<()> {
         if self.piece.is_some() {
             return self.refuse("one piece of work: a node does one thing, and this is the second");
         }
-        self.piece = Some(Piece::new(work));
+        self.piece = Some(Piece::new(device, work));
         Ok(())
     }
 

@@ -18,22 +18,23 @@
 //!
 //! Nothing here ever passes: a question whether work is done is answered with no.
 
+mod calls;
+
 use std::{
     collections::BTreeMap,
     fmt,
-    ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
+pub(crate) use calls::is_called_once;
 use smallvec::smallvec;
 
 use super::{
-    backend::{
-        Address, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork,
-        Pattern, Place, RawEvent, RawGraph, RawNode, RawStream, Recorded, StreamSpec,
-    },
-    draft::{Draft, Few, Kind, digest_of, name_of},
+    backend::{Address, Backend, Condition, HostCallback, NodeWork, RawEvent, RawGraph, RawNode, RawStream},
+    draft::{Draft, Few, Kind},
     piece::{Note, Piece},
 };
 use crate::{
@@ -54,8 +55,8 @@ pub(crate) struct State {
     pub(crate) draft: Draft,
     open: bool,
     retired: bool,
-    /// The driver captures into the graph.
-    capturing: bool,
+    /// The driver captures into the graph, or into one within the same.
+    capturing: Arc<AtomicBool>,
     handles: u64,
     streams: BTreeMap<RawStream, Lane>,
     events: BTreeMap<RawEvent, Few>,
@@ -84,6 +85,7 @@ impl Recorder {
     }
 
     fn over(inner: &Arc<dyn Backend>, graph: RawGraph, within: Option<Arc<Self>>) -> Arc<Self> {
+        let capturing = within.as_ref().map(|outer| outer.state().capturing.clone()).unwrap_or_default();
         Arc::new(Self {
             inner: inner.clone(),
             within,
@@ -92,7 +94,7 @@ impl Recorder {
                 draft: Draft::default(),
                 open: true,
                 retired: false,
-                capturing: false,
+                capturing,
                 handles: 0,
                 streams: BTreeMap::new(),
                 events: BTreeMap::new(),
@@ -123,14 +125,42 @@ impl Recorder {
         state.open = open && !state.retired;
     }
 
-    /// Its graph is over: nobody adds to it or makes execs of it any more.
+    /// Nothing more is recorded. An error if the driver captures into the graph right now, on another thread: such a graph
+    /// is of no use.
+    pub(crate) fn close(&self) -> Result<()> {
+        let mut state = self.state();
+        state.open = false;
+        if state.capturing.load(Ordering::Acquire) {
+            let text =
+                "another thread still captures another library's work into the graph: have it done before its end";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        Ok(())
+    }
+
+    /// Its graph is over: nobody adds to it or makes execs of it any more. While the driver captures into it, it stays.
     pub(crate) fn retire(&self) {
         let mut state = self.state();
         state.open = false;
         let retired = std::mem::replace(&mut state.retired, true);
-        let graph = state.graph;
+        let (graph, capturing) = (state.graph, state.capturing.load(Ordering::Acquire));
         drop(state);
-        if !retired && self.within.is_none() {
+        if !retired && !capturing && self.within.is_none() {
+            self.inner.graph_destroy(graph);
+        }
+    }
+
+    /// The driver captures into its graph no more.
+    fn captured(&self) {
+        let mut root = self;
+        while let Some(outer) = &root.within {
+            root = outer;
+        }
+        let state = root.state();
+        state.capturing.store(false, Ordering::Release);
+        let (retired, graph) = (state.retired, state.graph);
+        drop(state);
+        if retired {
             self.inner.graph_destroy(graph);
         }
     }
@@ -199,9 +229,7 @@ impl Recorder {
         // SAFETY: the same contract.
         let node = unsafe { self.inner.graph_add(state.graph, &before, work) }?;
         let label = state.label.clone();
-        let node = state.draft.add(smallvec![node], Kind::of(work), name_of(work), label, after);
-        state.draft.set_digest(node, digest_of(work));
-        Ok(node)
+        Ok(state.draft.add_work(node, work, label, after))
     }
 
     /// A node that joins these.
@@ -259,13 +287,37 @@ impl Recorder {
         Ok(state.draft.add(smallvec![node], kind, name, label, after))
     }
 
+    /// A node with a graph within it.
+    ///
+    /// # Safety
+    /// As [`Backend::graph_add_conditional`].
+    pub(crate) unsafe fn add_conditional(
+        &self,
+        after: Few,
+        when: Condition,
+        flag: Address,
+    ) -> Result<(usize, RawGraph)> {
+        let mut body = None;
+        let name = match when {
+            Condition::If => "if",
+            Condition::While => "while",
+        };
+        let node = self.added(after, Kind::Conditional, name.into(), |backend, graph, before| {
+            // SAFETY: the same contract.
+            let (node, within) = unsafe { backend.graph_add_conditional(graph, before, when, flag) }?;
+            body = Some(within);
+            Ok(node)
+        })?;
+        body.map(|body| (node, body)).ok_or_else(|| Error::new(ErrorKind::Driver, "a conditional node without a body"))
+    }
+
     /// # Safety
     /// As [`Backend::graph_add`].
     unsafe fn enqueue(&self, stream: RawStream, work: &NodeWork<'_>) -> Result<()> {
         let mut state = self.state();
         state.check()?;
         if let Some(note) = &mut state.note {
-            return note.add(work);
+            return note.add(&self.inner, work);
         }
         let after = state.end_to_add(stream)?;
         drop(state);
@@ -278,7 +330,7 @@ impl Recorder {
 
 impl State {
     fn check(&self) -> Result<()> {
-        if self.capturing {
+        if self.capturing.load(Ordering::Acquire) {
             let text =
                 "another library's work is captured into the same graph right now, by another thread: one at a time";
             return Err(Error::new(ErrorKind::Usage, text));
@@ -308,224 +360,6 @@ impl State {
         if let Some(lane) = self.streams.get_mut(&stream) {
             lane.at = smallvec![node];
         }
-    }
-}
-
-fn waits(what: &str) -> Error {
-    let text = format!(
-        "{what} while its work is captured: none of it has run yet; do that before the capture or after the launch"
-    );
-    Error::new(ErrorKind::Usage, text)
-}
-
-impl Backend for Recorder {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn description(&self) -> String {
-        self.inner.description()
-    }
-
-    fn make_current(&self) -> Result<()> {
-        self.inner.make_current()
-    }
-
-    fn memory(&self) -> Result<MemoryInfo> {
-        self.inner.memory()
-    }
-
-    fn alloc(&self, bytes: u64) -> Result<Address> {
-        self.inner.alloc(bytes)
-    }
-
-    unsafe fn free(&self, address: Address) -> Result<()> {
-        // SAFETY: the same contract.
-        unsafe { self.inner.free(address) }
-    }
-
-    fn alloc_on(&self, _stream: RawStream, _bytes: u64) -> Result<Address> {
-        let text = "stream-ordered memory in a capture: at the second launch it would be somebody else's; take it from \
-                    another allocator, whose memory the graph then keeps";
-        Err(Error::new(ErrorKind::Usage, text))
-    }
-
-    unsafe fn free_on(&self, _stream: RawStream, _address: Address) -> Result<()> {
-        Err(Error::new(ErrorKind::Usage, "stream-ordered memory is given back in a capture"))
-    }
-
-    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
-        self.inner.alloc_host(bytes)
-    }
-
-    unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()> {
-        // SAFETY: the same contract.
-        unsafe { self.inner.free_host(memory, bytes) }
-    }
-
-    fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
-        Ok(self.stream(&spec.name, Few::new()))
-    }
-
-    fn stream_destroy(&self, _stream: RawStream) {}
-
-    fn stream_query(&self, _stream: RawStream) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn stream_synchronize(&self, _stream: RawStream) -> Result<()> {
-        Err(waits("the host waits for a stream"))
-    }
-
-    fn event_create(&self, _timed: bool) -> Result<RawEvent> {
-        let mut state = self.state();
-        state.handles += 1;
-        let event = RawEvent(state.handles);
-        state.events.insert(event, Few::new());
-        Ok(event)
-    }
-
-    fn event_destroy(&self, event: RawEvent) {
-        self.state().events.remove(&event);
-    }
-
-    fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        let mut state = self.state();
-        state.check()?;
-        let at = state.lane(stream)?;
-        match state.events.get_mut(&event) {
-            Some(mark) => *mark = at,
-            None => {
-                // The device's own: recorded at each launch.
-                drop(state);
-                // SAFETY: a record touches no memory; whoever enqueued it keeps the event.
-                unsafe { self.enqueue(stream, &NodeWork::Record(event)) }?;
-            }
-        }
-        Ok(())
-    }
-
-    fn event_query(&self, _event: RawEvent) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration> {
-        self.inner.event_elapsed(from, to)
-    }
-
-    fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        let mut state = self.state();
-        state.check()?;
-        let Some(mark) = state.events.get(&event).cloned() else {
-            drop(state);
-            // SAFETY: a wait touches no memory; whoever enqueued it keeps the event.
-            return unsafe { self.enqueue(stream, &NodeWork::Wait(event)) };
-        };
-        let at = state.lane(stream)?;
-        let joined = state.draft.last_of(at.into_iter().chain(mark));
-        if let Some(lane) = state.streams.get_mut(&stream) {
-            lane.at = joined;
-        }
-        Ok(())
-    }
-
-    unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
-        // SAFETY: the same contract.
-        unsafe { self.enqueue(stream, &NodeWork::Copy { to, from, bytes }) }
-    }
-
-    unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
-        // SAFETY: the same contract.
-        unsafe { self.enqueue(stream, &NodeWork::Fill { to, pattern, bytes }) }
-    }
-
-    fn load(&self, kernel: &'static KernelDef) -> Result<()> {
-        self.inner.load(kernel)
-    }
-
-    unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()> {
-        // SAFETY: the same contract.
-        unsafe { self.enqueue(stream, &NodeWork::Kernel(*launch)) }
-    }
-
-    unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
-        let mut state = self.state();
-        state.check()?;
-        if let Some(note) = &mut state.note {
-            return note.refuse("a node of another library's cannot be set: capture anew and update the whole exec");
-        }
-        let (after, graph, label) = (state.end_to_add(stream)?, state.graph, state.label.clone());
-        let before = state.draft.raw_of(&after);
-        state.capturing = true;
-        drop(state);
-        let name = external.name;
-        // SAFETY: the same contract. Nobody else adds to the graph meanwhile, as `capturing` says.
-        let recorded = unsafe { self.inner.graph_external(graph, &before, external) };
-        let mut state = self.state();
-        state.capturing = false;
-        let Recorded { ends, nodes, host_copies } = recorded?;
-        if nodes == 0 {
-            return Ok(());
-        }
-        let raw = ends.into_iter().collect();
-        let node = state.draft.add(raw, Kind::External, name.into(), label, after);
-        state.foreign.extend(host_copies.into_iter().map(|(way, bytes)| (node, way, bytes)));
-        state.come_to(stream, node);
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_context(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
-        self.inner.cuda_context()
-    }
-
-    fn host_function(&self, _stream: RawStream, _function: HostFunction) -> Result<()> {
-        let text = "a host function that can be called once, in a capture: it would be called at every launch; \
-                    say `host_callback`";
-        Err(Error::new(ErrorKind::Usage, text))
-    }
-
-    fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {
-        // SAFETY: it touches no memory of the device's.
-        unsafe { self.enqueue(stream, &NodeWork::Host(function)) }
-    }
-
-    fn reuses_handles(&self) -> bool {
-        self.inner.reuses_handles()
-    }
-
-    fn is_checked(&self) -> bool {
-        self.inner.is_checked()
-    }
-
-    fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
-        self.inner.host_access(memory, bytes, write)
-    }
-}
-
-impl Recorder {
-    /// A node with a graph within it.
-    ///
-    /// # Safety
-    /// As [`Backend::graph_add_conditional`].
-    pub(crate) unsafe fn add_conditional(
-        &self,
-        after: Few,
-        when: Condition,
-        flag: Address,
-    ) -> Result<(usize, RawGraph)> {
-        let mut body = None;
-        let name = match when {
-            Condition::If => "if",
-            Condition::While => "while",
-        };
-        let node = self.added(after, Kind::Conditional, name.into(), |backend, graph, before| {
-            // SAFETY: the same contract.
-            let (node, within) = unsafe { backend.graph_add_conditional(graph, before, when, flag) }?;
-            body = Some(within);
-            Ok(node)
-        })?;
-        body.map(|body| (node, body)).ok_or_else(|| Error::new(ErrorKind::Driver, "a conditional node without a body"))
     }
 }
 

@@ -1,19 +1,14 @@
-//! What can be known before a flow runs: every problem is found and all are reported at once; then each hub's size and
-//! place follow.
+//! What can be known before a flow runs: every problem is found and all are reported at once; then each
+//! [hub's](super::hubs) size and place follow.
 
-use std::{
-    collections::HashSet,
-    io,
-    sync::{Arc, atomic::AtomicUsize},
-    thread::available_parallelism,
-};
+use std::{collections::HashSet, io, thread::available_parallelism};
 
-use super::{Checked, Connection, Copied, Flow, link, section, spawn, thread, wiring::Wiring};
+use super::{Checked, Connection, Flow, hubs, link, section, spawn, thread, wiring::Wiring};
 use crate::{
-    condition::{self, Need, PortFacts, PortId, Room, room_problem},
+    condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
     error::{Error, ErrorKind, Result},
-    hub::{self, Hub, Since, fan, link::LinkPlan, queue::Full},
+    hub::{Hub, link::LinkPlan, queue::Full},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::lock,
@@ -39,11 +34,11 @@ pub(super) fn plan(flow: &Flow) -> Result<Planned> {
     own_threads(flow, &mut problems);
     links(flow, &mut problems);
     let sections = section::plans(flow, &mut problems);
-    let mut plans = hubs(flow, &mut problems);
+    let mut plans = hubs::plans(flow, &mut problems);
     if problems.is_empty() {
         warn_of_small_pools(flow);
-        ends_with(flow, &mut plans);
-        let checked = Checked { copies: copies(flow, &plans) };
+        hubs::ends_with(flow, &mut plans);
+        let checked = Checked { copies: hubs::copies(flow, &plans) };
         return Ok(Planned { links: plans, checked, sections });
     }
     let told = match &problems[..] {
@@ -173,12 +168,13 @@ fn facts(flow: &Wiring<'_>, port: PortId) -> Option<PortFacts> {
     if decl(flow, port).kind == PortKind::Output {
         // Room has to be everywhere, and one that drops messages has it for any number.
         let own = flow.leaving(port).map(|(_, connection)| connection).filter(|own| own.to.flow == flow.id);
-        let room = own.map(|own| if wanted(flow, own).full == Full::Hold { capacity(flow, own) } else { usize::MAX });
+        let room =
+            own.map(|own| if wanted(flow, own).full == Full::Hold { hubs::capacity(flow, own) } else { usize::MAX });
         return Some(PortFacts { capacity: room.min()?, is_input: false, latest: false });
     }
     // Messages count wherever they came from.
     let own = || flow.arriving(port.operator).filter(|own| own.to == port && own.from.flow == flow.id);
-    let capacity = own().map(|own| capacity(flow, own)).reduce(usize::saturating_add)?;
+    let capacity = own().map(|own| hubs::capacity(flow, own)).reduce(usize::saturating_add)?;
     let latest = own().all(|own| wanted(flow, own).full == Full::Replace);
     Some(PortFacts { capacity, is_input: true, latest })
 }
@@ -189,19 +185,9 @@ pub(super) fn waits_at(flow: &Flow, port: PortId) -> bool {
 }
 
 /// A condition of the operator names this port: what its attribute says of what it waits for does not count.
-fn is_named(flow: &Flow, port: PortId) -> bool {
+pub(super) fn is_named(flow: &Flow, port: PortId) -> bool {
     let place = lock(&flow.entries[port.operator].place);
     condition::named(&place.conditions).iter().any(|(named, _)| *named == port)
-}
-
-/// Since when messages wait at a port, if anybody wants to know.
-fn times(flow: &Flow, port: PortId) -> Option<Since> {
-    if !is_named(flow, port) {
-        return decl(flow, port).need.times();
-    }
-    let place = lock(&flow.entries[port.operator].place);
-    let named = condition::named(&place.conditions);
-    named.into_iter().filter(|(named, _)| *named == port).find_map(|(_, need)| need?.times())
 }
 
 /// The operators that were given a pool of streams.
@@ -326,224 +312,12 @@ fn warn_of_small_pools(flow: &Flow) {
     }
 }
 
-/// How urgent an operator's streams are.
-fn priority(flow: &Flow, operator: usize) -> i32 {
-    lock(&flow.entries[operator].place).pool.as_ref().map_or(0, StreamPool::priority)
-}
-
-/// The connections whose sizes and places can be known: those within the flow.
-fn within(flow: &Flow) -> impl Iterator<Item = &Connection> {
-    flow.connections.iter().filter(|connection| connection.from.flow == flow.id && connection.to.flow == flow.id)
-}
-
-/// Whether of an output's readers this is the one that is sent the messages themselves.
-fn is_heir(flow: &Wiring<'_>, connection: &Connection) -> bool {
-    if !connection.forks {
-        return true;
-    }
-    let writer = device(flow, connection.from);
-    let branches = flow.leaving(connection.from).map(|(_, branch)| branch).filter(|branch| branch.to.flow == flow.id);
-    let drops = |branch: &&Connection| wanted(flow, branch).full != Full::Hold;
-    let heir = fan::heir(branches, drops, |branch| device(flow, branch.to) == writer);
-    heir.is_none_or(|heir| std::ptr::eq(heir, connection))
-}
-
-fn hubs(flow: &Wiring<'_>, problems: &mut Vec<String>) -> Vec<LinkPlan> {
-    let near = pinned_for(flow);
-    within(flow).map(|connection| plan_of(flow, connection, &near, problems)).collect()
-}
-
-fn plan_of(flow: &Wiring<'_>, connection: &Connection, near: &Device, problems: &mut Vec<String>) -> LinkPlan {
-    let name = hub_name(flow, connection);
-    let hub = wanted(flow, connection);
-    let (writer, reader) = (device(flow, connection.from), device(flow, connection.to));
-    let forks = !is_heir(flow, connection);
-    let PortDecl { carries_envelopes: carries, element_bytes, .. } = *decl(flow, connection.from);
-    let mut problem = |what: String| problems.push(format!("hub `{name}`: {what}"));
-
-    let mut sized = |what: &str, number: Option<usize>, default: usize| {
-        hub::at_least_one(what, number.unwrap_or(default)).unwrap_or_else(|_| {
-            problem(format!("its {what} is 0, and nothing could ever pass: at least 1"));
-            default
-        })
-    };
-    let least = needs(flow, connection);
-    let capacity = sized("capacity", hub.capacity, least);
-    // The writer's blanks are lent by one hub alone.
-    let writer_bytes = said(flow, connection.from).filter(|_| carries && !forks);
-    // A run keeps those that it has filled until it is its turn.
-    let workers = flow.entries[connection.from.operator].workers;
-    let kept = writer_bytes.map_or(0, |_| workers.saturating_mul(needs_at(flow, connection.from).max(1)));
-    let usual = hub.default_envelopes(least).max(if kept > 0 { kept.saturating_add(1) } else { 0 });
-    let envelopes = sized("number of envelopes", hub.envelopes, usual);
-    if let Some(bytes) = hub.envelope_bytes {
-        sized("envelopes' size", Some(bytes), 1);
-        if !carries {
-            problem("it is given a size of envelopes, and its messages carry none".into());
-        } else if (1..element_bytes).contains(&bytes) {
-            problem(format!("its envelopes' {bytes} bytes hold no element of {element_bytes}"));
-        }
-    }
-    if carries && hub.full != Full::Hold && envelopes < hub.default_envelopes(least) {
-        let needs = hub.default_envelopes(least);
-        problem(format!(
-            "it drops messages to hold nobody up, and its {envelopes} envelopes would: it needs {needs}, one for each \
-             message that it queues, one for the writer and one for the reader"
-        ));
-    }
-    if !writer.copies_with(&reader) {
-        problem(format!("{writer} and {reader} are devices of different makes: put an operator on the host between"));
-    }
-    let elsewhere = carries && (forks || writer != reader);
-    let reader_bytes = match size(flow, connection.from, &mut Vec::new()) {
-        _ if !elsewhere => None,
-        Some(bytes) => Some(bytes),
-        None => {
-            problem(format!(
-                "nobody says how large its envelopes are, and `{}` is not passed any on: write \
-                 `#[output(envelope_bytes = ..)]` or `Hub::envelope_bytes`",
-                flow.entries[connection.from.operator].name
-            ));
-            None
-        }
-    };
-    if envelopes < kept {
-        let writer = &flow.entries[connection.from.operator].name;
-        problem(format!(
-            "`{writer}` has {workers} runs at a time, which keep {kept} envelopes until it is their turn, and it has \
-             {envelopes}: give it {kept} or more, `Hub::envelopes`"
-        ));
-    }
-    let room = needs_at(flow, connection.from);
-    let waits = || format!("`{}` waits for room for {room} messages", port_name(flow, connection.from));
-    // What a condition waits for was looked at with the others of its operator.
-    if room > capacity && hub.full == Full::Hold && !is_named(flow, connection.from) {
-        problem(format!("{}, and its queue holds {capacity}: give it a capacity of {room} or more", waits()));
-    }
-    let lent = writer_bytes.is_some() || (carries && forks);
-    if lent && room > envelopes {
-        problem(format!("{}, and it has {envelopes} envelopes: give it {room} or more, `Hub::envelopes`", waits()));
-    }
-    let passes = writer_bytes.is_some() || reader_bytes.is_some();
-    let waited_for = certainly_needs(flow, connection.to);
-    if passes && waited_for > envelopes {
-        let waits = format!("`{}` waits for {waited_for} messages", port_name(flow, connection.to));
-        problem(format!("{waits}, and it has {envelopes} envelopes: give it {waited_for} or more, `Hub::envelopes`"));
-    }
-    let near = [&reader, &writer].into_iter().find(|device| !device.is_host()).unwrap_or(near).clone();
-    LinkPlan {
-        name: name.into(),
-        capacity,
-        full: hub.full,
-        ends_with: None,
-        envelopes,
-        writer_bytes,
-        reader_bytes,
-        forks,
-        writer,
-        reader,
-        near,
-        mode: flow.mode,
-        priority: priority(flow, connection.from.operator).min(priority(flow, connection.to.operator)),
-        times: times(flow, connection.to),
-        stepped: false,
-        captured: None,
-    }
-}
-
-/// The hubs that keep the latest end together, where their reader has no other input that ends it.
-fn ends_with(flow: &Flow, plans: &mut [LinkPlan]) {
-    let mut inputs = vec![Vec::new(); flow.entries.len()];
-    within(flow).enumerate().for_each(|(at, connection)| inputs[connection.to.operator].push(at));
-    for inputs in inputs {
-        if inputs.iter().all(|at| plans[*at].full == Full::Replace) {
-            let open = Arc::new(AtomicUsize::new(inputs.len()));
-            inputs.into_iter().for_each(|at| plans[at].ends_with = Some(open.clone()));
-        }
-    }
-}
-
-/// The hubs that copy what is at their readers' already: what is sent is there, or another fork of it is.
-fn copies(flow: &Wiring<'_>, plans: &[LinkPlan]) -> Vec<Copied> {
-    let copied = flow.connections.iter().zip(plans).enumerate().filter_map(|(at, (connection, plan))| {
-        let there = flow.leaving(connection.from).any(|(other, _)| {
-            let theirs = &plans[other];
-            other != at && theirs.reader == plan.reader && (!theirs.forks || other < at)
-        });
-        let envelope_bytes = plan.reader_bytes.filter(|_| plan.forks && (there || plan.reader == plan.writer))?;
-        Some(Copied { hub: plan.name.clone(), device: plan.reader.clone(), envelope_bytes })
-    });
-    copied.collect()
-}
-
-/// How many messages a connection's queue has to hold, by what its operators wait for there.
-fn needs(flow: &Flow, connection: &Connection) -> usize {
-    needs_at(flow, connection.from).max(needs_at(flow, connection.to)).max(hub::DEFAULT_CAPACITY)
-}
-
-/// How many messages, or room for how many, an operator waits for at a port.
-fn needs_at(flow: &Flow, port: PortId) -> usize {
-    if is_named(flow, port) {
-        return condition::count_at(&lock(&flow.entries[port.operator].place).conditions, port);
-    }
-    let PortDecl { kind, need, room, .. } = *decl(flow, port);
-    match (kind, room) {
-        (PortKind::Output, Room::For(count)) => count,
-        (PortKind::Input | PortKind::Inputs, _) if !need.optional => need.least,
-        _ => 0,
-    }
-}
-
-/// How many messages have to lie in the one queue of a port before its operator runs, however long that takes.
-fn certainly_needs(flow: &Flow, port: PortId) -> usize {
-    let decl = decl(flow, port);
-    let certain = |need: &Need| need.within.is_none() && !need.optional && decl.kind == PortKind::Input;
-    if !is_named(flow, port) {
-        return if certain(&decl.need) { decl.need.least } else { 0 };
-    }
-    let place = lock(&flow.entries[port.operator].place);
-    let named = condition::named(&place.conditions).into_iter().filter(|(named, _)| *named == port);
-    named.filter_map(|(_, need)| need.filter(certain)).map(|need| need.least).max().unwrap_or(0)
-}
-
-/// How many it holds: as many as was said, and otherwise as it has to.
-fn capacity(flow: &Flow, connection: &Connection) -> usize {
-    wanted(flow, connection).capacity.unwrap_or_else(|| needs(flow, connection))
-}
-
 /// What `connect_with` said, then what the ports' attributes say.
 pub(super) fn wanted(flow: &Flow, connection: &Connection) -> Hub {
     connection.hub.or(decl(flow, connection.to).hub).or(decl(flow, connection.from).hub)
 }
 
-/// Bytes of the largest blank envelope that an output is said to have.
-fn said(flow: &Wiring<'_>, output: PortId) -> Option<usize> {
-    let branches = flow.leaving(output).filter(|(_, branch)| branch.to.flow == flow.id);
-    branches.filter_map(|(_, branch)| wanted(flow, branch).envelope_bytes).max()
-}
-
-/// Bytes of the largest envelope that an output can send: a blank, or one of those that its operator is passed.
-fn size(flow: &Wiring<'_>, output: PortId, seen: &mut Vec<PortId>) -> Option<usize> {
-    if let Some(bytes) = said(flow, output) {
-        return Some(bytes);
-    }
-    if seen.contains(&output) {
-        return None;
-    }
-    seen.push(output);
-    let passed_on = flow
-        .arriving(output.operator)
-        .filter(|other| other.from.flow == flow.id && decl(flow, other.to).carries_envelopes);
-    passed_on.filter_map(|other| size(flow, other.from, seen)).max()
-}
-
-/// Host memory between two operators on the host may later be copied to a device of the flow.
-fn pinned_for(flow: &Flow) -> Device {
-    let devices = flow.entries.iter().filter_map(|entry| lock(&entry.place).device.clone());
-    devices.into_iter().find(|device| !device.is_host()).unwrap_or_else(Device::host)
-}
-
-fn device(flow: &Flow, port: PortId) -> Device {
+pub(super) fn device(flow: &Flow, port: PortId) -> Device {
     device_of(flow, port.operator)
 }
 

@@ -10,13 +10,16 @@
 //! A flow within a program is talked to by an [`Ingress`], an [`Egress`], or a [`Service`], which is both: handles that are
 //! used from any task or thread while it runs.
 
+mod added;
 mod check;
 mod checked;
 mod connect;
 mod door;
 mod drive;
 mod egress;
+mod hubs;
 mod ingress;
+mod keeper;
 mod link;
 mod local;
 mod report;
@@ -30,13 +33,13 @@ mod wiring;
 
 use std::{
     fmt,
-    ops::Deref,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+pub use added::Added;
 pub use checked::{Checked, Copied};
 #[doc(hidden)]
 pub use connect::Target;
@@ -55,20 +58,19 @@ pub use steps::{Step, Steps};
 pub use crate::operator::{Changes, Handle, OperatorStatus};
 
 use crate::{
-    condition::{Gate, Gates, IntoCondition, PortId, When},
+    condition::{Gate, Gates, PortId},
     device::Device,
     error::{Error, ErrorKind, Result},
-    hub::{Hub, HubOf, MergePolicy, Message},
-    memory::Allocator,
+    hub::{Hub, HubOf, Message},
     operator::{
         Operator, OutputHandle, PortDecl, Ports,
         control::{Control, Section as Shared},
-        lane::OwnStreams,
         seat::{self, How, Seat, Setting, Surroundings},
     },
-    stream::{CompletionMode, StreamPool},
+    stream::CompletionMode,
     sync::lock,
 };
+use added::Place;
 use spawn::Threads;
 use thread::OwnThread;
 
@@ -116,36 +118,6 @@ struct Entry {
     workers: usize,
 }
 
-/// Where an operator is to run.
-#[derive(Debug, Default)]
-struct Place {
-    device: Option<Device>,
-    /// Of its own streams, if one was said; and whether it was asked to have none. Both is an error.
-    pool: Option<StreamPool>,
-    without_own_stream: bool,
-    allocator: Option<Allocator>,
-    /// Away while the flow runs.
-    conditions: Vec<When>,
-    merge: MergePolicy,
-    own_thread: Option<ThreadPlan>,
-}
-
-impl Place {
-    fn streams(&self) -> OwnStreams {
-        match &self.pool {
-            _ if self.without_own_stream => OwnStreams::None,
-            Some(pool) => OwnStreams::Pool(pool.clone()),
-            None => OwnStreams::Default,
-        }
-    }
-}
-
-/// An operator's own thread, as asked for.
-#[derive(Clone, Copy, Debug)]
-struct ThreadPlan {
-    core: Option<usize>,
-}
-
 struct Connection {
     from: PortId,
     to: PortId,
@@ -153,164 +125,6 @@ struct Connection {
     make: connect::MakeLink,
     /// Its output may have others.
     forks: bool,
-}
-
-/// An operator that was added: its ports' handles, and where it is to run.
-///
-/// The handles are its fields: `upper.lines`, `upper.shouted`.
-#[derive(Clone)]
-pub struct Added<H> {
-    handles: H,
-    name: Arc<str>,
-    place: Arc<Mutex<Place>>,
-}
-
-impl<H> Added<H> {
-    /// Puts the operator on a device: its stream is there, and hubs bring envelopes there. On the host if never called.
-    #[must_use]
-    pub fn on(self, device: &Device) -> Self {
-        lock(&self.place).device = Some(device.clone());
-        self
-    }
-
-    /// Takes the operator's streams from this pool, and not from its device's default one. Several operators may share a
-    /// pool; one whose maximum is below their number is warned of when the flow runs, and a pool of another device is an
-    /// error then.
-    ///
-    /// ```
-    /// use wakeline::{prelude::*, operator::sink};
-    ///
-    /// # let device = Device::emulated(Emulated::new());
-    /// let urgent = StreamPool::builder(&device).name("urgent").priority(-1).build()?;
-    /// let mut flow = Flow::new("two");
-    /// let one = flow.add("one", sink(async |_: u32| Ok(()))).on(&device).streams(&urgent);
-    /// let two = flow.add("two", sink(async |_: u32| Ok(()))).on(&device).streams(&urgent);
-    /// # Ok::<(), wakeline::Error>(())
-    /// ```
-    #[must_use]
-    pub fn streams(self, pool: &StreamPool) -> Self {
-        lock(&self.place).pool = Some(pool.clone());
-        self
-    }
-
-    /// Takes the memory that the operator asks for ([`Cx::alloc`](crate::Cx::alloc)) from this allocator, and not from its
-    /// device's own. One of another device is an error when the flow runs.
-    ///
-    /// ```
-    /// use wakeline::{prelude::*, memory::Allocator, operator::sink};
-    ///
-    /// # let device = Device::emulated(Emulated::new());
-    /// let scratch = Allocator::blocks(&device, 1 << 20, 4)?;
-    /// let mut flow = Flow::new("one");
-    /// let one = flow.add("one", sink(async |_: u32| Ok(()))).on(&device).allocator(&scratch);
-    /// # Ok::<(), wakeline::Error>(())
-    /// ```
-    #[must_use]
-    pub fn allocator(self, allocator: &Allocator) -> Self {
-        lock(&self.place).allocator = Some(allocator.clone());
-        self
-    }
-
-    /// Gives the operator no stream of its own: it works on the streams of the messages that it is given. See
-    /// [`Cx::stream`](crate::Cx::stream). With a [pool](Self::streams) as well that is an error when the flow runs.
-    #[must_use]
-    pub fn without_own_stream(self) -> Self {
-        lock(&self.place).without_own_stream = true;
-        self
-    }
-
-    /// The operator runs only when this is ready, too: with all that its ports wait for, and whatever else was said so. A
-    /// port that the condition names loses its default condition.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use wakeline::{Flow, condition::{count, every}, operator::source};
-    ///
-    /// let mut flow = Flow::new("ten ticks");
-    /// let ticks = flow
-    ///     .add("ticks", source(async || Ok(Some(()))))
-    ///     .when(every(Duration::from_millis(10)))
-    ///     .when(count(10));
-    /// ```
-    ///
-    /// See [`condition`](crate::condition) for all there are.
-    #[must_use]
-    pub fn when(self, condition: impl IntoCondition) -> Self {
-        lock(&self.place).conditions.push(condition.into_condition());
-        self
-    }
-
-    /// What happens where the operator takes several messages in one run that have [`Metadata`](crate::hub::Metadata) of the
-    /// same name; [`MergePolicy::Update`] if nothing is said.
-    #[must_use]
-    pub fn merge_metadata(self, policy: MergePolicy) -> Self {
-        lock(&self.place).merge = policy;
-        self
-    }
-
-    /// Runs the operator on a thread of its own, which has its name: `start`, every run, `may_run`, `after` and `stop`, and
-    /// the drop of what an abort interrupts. For one that blocks, or whose library wants to be called from one thread
-    /// alone. The thread begins with the flow and is gone when the flow has ended.
-    ///
-    /// It may block as long as it likes: the runtime's other tasks go on meanwhile, on a runtime of one thread too. Only
-    /// its own flow may have to wait for it: for its messages, and, when it is stopped or aborted, for the end of what it
-    /// is doing, since it is dropped at its next `await`. Tokio's timers, sockets and `tokio::spawn` work there as
-    /// anywhere, and so does what refuses to block on a worker, such as `blocking_recv`.
-    ///
-    /// A flow that was [spawned](Flow::spawn) drops the operator there as well; [`Flow::run`] keeps it for the next
-    /// run, on another thread. In a [`Simulation`](crate::device::Simulation), which has no threads, it is a task like
-    /// any other.
-    ///
-    /// The runs of a [`concurrent`](crate::operator::concurrent) operator are tasks of their own: the two together are an
-    /// error before the flow runs.
-    ///
-    /// ```
-    /// use wakeline::{prelude::*, operator::{sink, source}};
-    ///
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-    /// let mut flow = Flow::new("compress");
-    /// let mut blocks = (0..4_u8).map(|n| vec![n; 1 << 10]);
-    /// let read = flow.add("read", source(move || std::future::ready(Ok(blocks.next()))));
-    /// let write = flow.add("write", sink(async |block: Vec<u8>| Ok(std::fs::write("/dev/null", block)?)));
-    /// flow.connect(read.output, write.input);
-    /// let _write = write.on_own_thread();
-    /// flow.run().await?;
-    /// # Ok::<(), wakeline::Error>(())
-    /// # }).unwrap();
-    /// ```
-    #[must_use]
-    pub fn on_own_thread(self) -> Self {
-        lock(&self.place).own_thread = Some(ThreadPlan { core: None });
-        self
-    }
-
-    /// As [`on_own_thread`](Self::on_own_thread), with the thread pinned to a core of the machine, counted from 0. A core
-    /// that it cannot be pinned to is an error before the flow runs; so is every core where the system has no pinning
-    /// (all but Linux).
-    #[must_use]
-    pub fn on_own_thread_pinned(self, core: usize) -> Self {
-        lock(&self.place).own_thread = Some(ThreadPlan { core: Some(core) });
-        self
-    }
-
-    /// The operator's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-}
-
-impl<H> Deref for Added<H> {
-    type Target = H;
-
-    fn deref(&self) -> &H {
-        &self.handles
-    }
-}
-
-impl<H> fmt::Debug for Added<H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Added").field("name", &self.name).finish_non_exhaustive()
-    }
 }
 
 impl Flow {

@@ -95,7 +95,8 @@ impl Builder {
     /// Adds all of another graph, as one node.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a graph of another device or a node of another graph.
+    /// [`Usage`](ErrorKind::Usage) for a graph of another device, for one that makes memory or has conditions, and for a node
+    /// of another graph.
     pub fn child(&mut self, after: &[Node], graph: &Graph) -> Result<Node> {
         let after = self.find_all(after)?;
         let device = self.sketch.capture.device();
@@ -162,7 +163,7 @@ impl Builder {
     }
 
     /// Adds what `body` adds, to run once, if the first element of the flag is not 0 when its turn comes. It comes after all
-    /// nodes so far.
+    /// nodes so far. Such a graph has one [`Exec`](super::Exec) at a time, and is no child of another.
     ///
     /// ```
     /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -234,18 +235,18 @@ impl Builder {
         let mut inner = Builder { sketch: Sketch::over(capture.device(), within.clone()) };
         let id = inner.sketch.id;
         // What its nodes use is kept from here on, however it ends.
-        self.sketch.bodies.push(inner.sketch.hold.clone());
+        let used = inner.sketch.hold.clone();
+        self.sketch.bodies.push(used.clone());
         let made = body(&mut inner, flag);
+        // Launches come after what uses its memory elsewhere, and nodes after this one: also if it has failed, and stays.
         let Sketch { hold, .. } = &self.sketch;
+        hold.before_all_of(&used, &stream)?;
+        let ticket = stream.enqueue(|_, _| Ok(()))?;
+        hold.note_all_of(&used, &ticket);
         if made.is_err() || inner.sketch.id != id {
-            within.set_open(false);
-            made?;
+            made.and(within.close())?;
             return Err(Error::new(ErrorKind::Usage, "the body's builder was exchanged for another one"));
         }
-        // Launches come after what uses its memory elsewhere, and nodes after this one.
-        hold.before_all_of(&inner.sketch.hold, &stream)?;
-        let ticket = stream.enqueue(|_, _| Ok(()))?;
-        hold.note_all_of(&inner.sketch.hold, &ticket);
         self.sketch.children.push((inner.build()?, at));
         Ok(self.sketch.node(at))
     }
@@ -273,10 +274,12 @@ impl Builder {
     /// The graph.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) while another thread captures another
+    /// library's work into it.
     pub fn build(self) -> Result<Graph> {
         let Sketch { recorder, hold, capture, .. } = &self.sketch;
         execution::add_frees(recorder, hold, || capture.stream("free", Few::new()))?;
+        recorder.close()?;
         Ok(self.sketch.finish(Vec::new()))
     }
 

@@ -38,6 +38,8 @@ impl Graph {
             work(&mut capturing)?
         };
         let Capturing { origin, sketch, inputs, outputs } = capturing;
+        // Whoever has kept a stream adds nothing to what is looked at from here on.
+        sketch.recorder.close()?;
         if let Some((stream, work)) = sketch.recorder.unjoined(origin.raw()).first() {
             let text = format!(
                 "stream `{stream}` was not joined: nothing comes after its `{work}`; let the capture's own stream wait for \

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   from an input       taken out: the caller makes it, from wherever he likes      Graph::inputs
+//!                       to other host memory: an error, since it would have to stay and nothing keeps an input
 //!   from other memory   stays, if nothing in the graph writes that: it is a constant, and the graph keeps it
 //!   to an output        stays, one for each
 //!   to other memory     an error: the host has looked at it in the capture, and no launch does that again
@@ -13,7 +14,7 @@ use super::Sketch;
 use crate::{
     device::{
         backend::{Address, Place},
-        draft::Kind,
+        draft::Copies,
     },
     error::{Error, ErrorKind, Result},
     memory::{DeviceSlice, Plain, hold::Hold},
@@ -70,9 +71,9 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
         let copies: Vec<_> = state
             .draft
             .all()
-            .filter_map(|(at, node)| match node.kind {
-                Kind::Copy { to, from, bytes } => Some((at, node.label.clone(), to, from, bytes as usize)),
-                _ => None,
+            .filter_map(|(at, node)| {
+                let Copies { to, from, bytes } = node.copies?;
+                Some((at, node.label.clone(), to, from, bytes as usize))
             })
             .collect();
         let name = |at: usize| state.draft.get(at).map(|node| node.name.clone()).unwrap_or_default();
@@ -120,7 +121,13 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
             ));
         }
         let input = inputs.iter().position(|input| input.start <= from.start && from.end <= input.end);
-        let (Some(input), Place::Device(to)) = (input, to) else { continue };
+        let Some(input) = input else { continue };
+        let Place::Device(to) = to else {
+            return wrong(format!(
+                "node {at} copies input {input} to the host: what is copied there would be what the input held in the capture, \
+                 at every launch; copy it to the device, or do that on the host"
+            ));
+        };
         sketch.recorder.remove(at)?;
         let hold = std::sync::Arc::downgrade(&sketch.hold);
         taken.push(InputCopy { input, offset: from.start - inputs[input].start, bytes, to, hold });

@@ -22,8 +22,7 @@ pub struct Exec {
 
 impl Exec {
     pub(super) fn new(graph: &Graph, open: &[Opening]) -> Result<Self> {
-        let used = Use { holds: graph.holds().into(), ..Use::default() };
-        let execution = Execution::new(&graph.0.device, &graph.0.recorder, used, open)?;
+        let execution = Execution::new(&graph.0.device, &graph.0.recorder, graph.used(), open)?;
         Ok(Self { execution, graph: graph.clone() })
     }
 
@@ -67,8 +66,7 @@ impl Exec {
             let text = format!("an exec of {} cannot become one of {}", self.execution.device(), graph.device());
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        let used = Use { holds: graph.holds().into(), kept: vec![graph.0.clone()], piece: None };
-        let updated = self.execution.update(&graph.0.recorder, used)?;
+        let updated = self.execution.update(&graph.0.recorder, graph.used())?;
         updated.map_err(|refused| wrong(&refused, graph))
     }
 
@@ -131,6 +129,13 @@ impl Exec {
 
     fn not_changed(&self, at: usize, why: &str) -> Error {
         Error::new(ErrorKind::Usage, format!("{} is not changed: {why}", self.graph.describe(at)))
+    }
+}
+
+impl Graph {
+    /// What launches use that do what its nodes do: also the graph itself, with its events and callbacks.
+    fn used(&self) -> Use {
+        Use { holds: self.holds().into(), kept: vec![self.0.clone()], piece: None }
     }
 }
 

@@ -51,12 +51,9 @@ pub use event::GraphEvent;
 pub use exec::Exec;
 pub use registry::Registry;
 
+pub use crate::device::draft::Kind as NodeKind;
 use crate::{
-    device::{
-        Device,
-        draft::{self, Kind},
-        recorder::Recorder,
-    },
+    device::{Device, draft, recorder::Recorder},
     error::{Error, ErrorKind, Result},
     memory::{Memory, execution::Opening, hold::Hold},
     stream::{
@@ -110,36 +107,6 @@ pub struct NodeInfo {
     pub after: Vec<Node>,
 }
 
-/// The kinds of nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum NodeKind {
-    /// A kernel.
-    Kernel,
-    /// A copy.
-    Copy,
-    /// A fill.
-    Fill,
-    /// A function of the host.
-    Host,
-    /// Nothing: it joins those that it comes after.
-    Empty,
-    /// All of another graph.
-    Child,
-    /// An event is recorded.
-    Record,
-    /// An event is waited for.
-    Wait,
-    /// Memory is made.
-    Alloc,
-    /// That is given back.
-    Free,
-    /// A graph that runs as a flag says.
-    Conditional,
-    /// Work of another library: perhaps several nodes of the driver's.
-    External,
-}
-
 /// A graph in the making: what both ways to make one have in common. Dropped, it ends its capture.
 struct Sketch {
     id: u64,
@@ -169,6 +136,8 @@ impl Sketch {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let capture = Capture::new(device, recorder.clone());
         let hold = Hold::new(&capture);
+        let launched = Arc::downgrade(&hold);
+        capture.set_launches(move || launched.upgrade().map(|hold| hold.open_launches()).unwrap_or_default());
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             recorder,
@@ -246,7 +215,7 @@ impl Graph {
             node: node(at),
             name: known.name.clone(),
             operator: known.label.as_deref().map(String::from),
-            kind: known.kind.into(),
+            kind: known.kind,
             after: known.after.iter().map(|&at| node(at)).collect(),
         };
         state.draft.all().map(of).collect()
@@ -269,10 +238,11 @@ impl Graph {
     }
 
     /// As it can be launched. This is slow: some microseconds a node. Several of one graph are launched beside each other
-    /// where they write no memory that both of them use.
+    /// where they write no memory that both of them use. A graph that makes memory ([`Builder::alloc`]) or has conditions
+    /// ([`Builder::run_if`], [`Builder::run_while`]) has one at a time.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`OutOfMemory`](ErrorKind::OutOfMemory);
+    /// [`Usage`](ErrorKind::Usage) for a second one of such a graph; [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`OutOfMemory`](ErrorKind::OutOfMemory);
     /// [`Driver`](ErrorKind::Driver) for what the driver does not make an exec of.
     pub fn instantiate(&self) -> Result<Exec> {
         Exec::new(self, &[])
@@ -343,25 +313,6 @@ impl Graph {
                 None => format!("node {at}, `{}`", node.name),
             },
             None => format!("node {at}"),
-        }
-    }
-}
-
-impl From<Kind> for NodeKind {
-    fn from(kind: Kind) -> Self {
-        match kind {
-            Kind::Kernel => Self::Kernel,
-            Kind::Copy { .. } => Self::Copy,
-            Kind::Fill => Self::Fill,
-            Kind::Host => Self::Host,
-            Kind::Empty => Self::Empty,
-            Kind::Child => Self::Child,
-            Kind::Record => Self::Record,
-            Kind::Wait => Self::Wait,
-            Kind::Alloc => Self::Alloc,
-            Kind::Free => Self::Free,
-            Kind::Conditional => Self::Conditional,
-            Kind::External => Self::External,
         }
     }
 }

@@ -29,8 +29,8 @@ use super::{
     hold::Hold,
     ledger::Ledger,
     reclaim::first_of_each,
-    shelves::{Block, Bound, Shelves, Taken},
-    waiting::Waiting,
+    shelves::{Block, Bound, Taken},
+    stock::Stock,
 };
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
@@ -64,29 +64,9 @@ pub(crate) struct Heap {
     limit: Option<u64>,
     granularity: u64,
     wants_recycled: bool,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<Stock>,
     /// The lookout's beat comes by.
     pub(super) sweeping: AtomicBool,
-}
-
-/// What changes.
-pub(super) struct State {
-    pub(super) shelves: Shelves<Box<Memory>>,
-    /// Bytes of blocks: of all; of those that were freed and are bound; of those that are idle. The others are handed out.
-    held: u64,
-    pub(super) bound: u64,
-    pub(super) idle: u64,
-    /// Set apart for runs that have begun.
-    pub(super) reserved: u64,
-    /// Bytes as they were asked for: of what is handed out or bound, and of what is bound.
-    pub(super) used: u64,
-    pub(super) waiting: u64,
-    pub(super) peak: u64,
-    pub(super) reused: u64,
-    pub(super) from_driver: u64,
-    pub(super) waits: Waiting,
-    /// Bytes that are in use by, or reserved for, the operators of a flow.
-    owners: SmallVec<[(usize, u64); 1]>,
 }
 
 impl Block for Box<Memory> {
@@ -143,20 +123,7 @@ impl Heap {
             limit,
             wants_recycled: !host && backend.wants_recycled(),
             backend,
-            state: Mutex::new(State {
-                shelves: Shelves::new(),
-                held: 0,
-                bound: 0,
-                idle: 0,
-                reserved: 0,
-                used: 0,
-                waiting: 0,
-                peak: 0,
-                reused: 0,
-                from_driver: 0,
-                waits: Waiting::default(),
-                owners: SmallVec::new(),
-            }),
+            state: Mutex::new(Stock::new()),
             sweeping: AtomicBool::new(false),
         });
         ledger.enter(&heap);
@@ -412,7 +379,7 @@ impl Heap {
     #[inline]
     fn hand_out(
         self: &Arc<Self>,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, Stock>,
         device: &Device,
         taken: Taken<Box<Memory>>,
         bytes: usize,
@@ -487,7 +454,7 @@ impl Heap {
     }
 
     /// Whether so much more may be handed out beside what is reserved.
-    pub(super) fn has_room(&self, state: &State, size: u64, drawn: u64) -> bool {
+    pub(super) fn has_room(&self, state: &Stock, size: u64, drawn: u64) -> bool {
         let Some(limit) = self.limit else { return true };
         // A block that is bound can be had, by whoever waits for it on the device.
         let taken = if self.has_blocks() && !self.host { state.out() } else { state.held - state.idle };
@@ -510,93 +477,6 @@ impl Heap {
             Err(error) if error.is_device_lost() => Streams::of(device).heed(Err(error)),
             other => other,
         }
-    }
-}
-
-impl State {
-    /// Bytes of blocks that are handed out.
-    pub(super) fn out(&self) -> u64 {
-        self.held - self.bound - self.idle
-    }
-
-    /// Bytes that somebody has, as they were asked for.
-    pub(super) fn in_use(&self) -> u64 {
-        self.used - self.waiting
-    }
-
-    /// Memory of the driver's is on its way to somebody.
-    pub(super) fn count(&mut self, size: u64, bytes: u64, drawn: u64) {
-        self.held += size;
-        self.used += bytes;
-        self.reserved -= drawn;
-    }
-
-    /// It has not come.
-    pub(super) fn uncount(&mut self, size: u64, bytes: u64, drawn: u64) {
-        self.gone(size, bytes);
-        self.reserved += drawn;
-    }
-
-    pub(super) fn came_from_driver(&mut self) {
-        self.from_driver += 1;
-        self.peak = self.peak.max(self.used);
-    }
-
-    /// So much is handed out or bound, where so much was.
-    #[inline]
-    pub(super) fn use_instead(&mut self, before: u64, after: u64) {
-        if before != after {
-            self.used = self.used - before + after;
-            self.peak = self.peak.max(self.used);
-        }
-    }
-
-    /// What was handed out or bound is this heap's no more.
-    pub(super) fn gone(&mut self, size: u64, bytes: u64) {
-        self.held -= size;
-        self.used -= bytes;
-    }
-
-    /// So much more is a flow's.
-    pub(super) fn own(&mut self, flow: usize, bytes: u64) {
-        match self.owners.iter_mut().find(|(owner, _)| *owner == flow) {
-            Some((_, owned)) => *owned += bytes,
-            None => self.owners.push((flow, bytes)),
-        }
-    }
-
-    pub(super) fn disown(&mut self, flow: usize, bytes: u64) {
-        if let Some((_, owned)) = self.owners.iter_mut().find(|(owner, _)| *owner == flow) {
-            *owned -= bytes;
-        }
-        self.owners.retain(|(_, owned)| *owned > 0);
-    }
-
-    pub(super) fn owned(&self, flow: usize) -> u64 {
-        self.owners.iter().find(|(owner, _)| *owner == flow).map_or(0, |(_, owned)| *owned)
-    }
-
-    /// With their sizes.
-    pub(super) fn drain_idle(&mut self, bytes: u64) -> Vec<(u64, Home)> {
-        let mut sum = 0;
-        let drained = self.shelves.drain_idle(|size| {
-            sum += size;
-            sum >= bytes
-        });
-        self.idle -= sum;
-        self.held -= sum;
-        drained
-    }
-
-    #[allow(clippy::vec_box, reason = "the boxes were there before")]
-    pub(super) fn drain_bound(&mut self, which: impl Fn(&Memory) -> bool) -> Vec<Box<Memory>> {
-        let drained = self.shelves.drain_bound(|memory| which(memory));
-        for memory in &drained {
-            self.bound -= memory.size;
-            self.waiting -= memory.bytes as u64;
-            self.gone(memory.size, memory.bytes as u64);
-        }
-        drained
     }
 }
 

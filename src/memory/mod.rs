@@ -31,6 +31,7 @@ mod reserve;
 mod shelves;
 mod state;
 mod stats;
+mod stock;
 pub(crate) mod transfer;
 mod waiting;
 mod wrapped;

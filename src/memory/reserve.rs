@@ -12,7 +12,8 @@ use std::{
 use super::{
     Allocator, Buffer, MemoryStats, Plain,
     buffer::bytes_of,
-    heap::{Heap, Kind, State},
+    heap::{Heap, Kind},
+    stock::Stock,
     waiting::Oldest,
 };
 use crate::{
@@ -119,7 +120,7 @@ impl Heap {
         lock(&self.state).used
     }
 
-    fn fits(&self, state: &State, bytes: u64, others: u64) -> bool {
+    fn fits(&self, state: &Stock, bytes: u64, others: u64) -> bool {
         match self.limit() {
             Some(_) => self.has_room(state, bytes, 0),
             // Others of the device have their share.

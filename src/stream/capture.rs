@@ -23,6 +23,8 @@ use std::{
     },
 };
 
+use smallvec::SmallVec;
+
 use super::{Held, Stream, Streams, Ticket};
 use crate::{
     device::{Device, draft::Few, recorder::Recorder},
@@ -42,9 +44,14 @@ pub(crate) struct Capture {
     over: AtomicBool,
     /// What its nodes use beside memory.
     kept: Mutex<Kept>,
+    /// Those of its graph.
+    launches: OnceLock<Launches>,
     /// What the layers above keep with it.
     extension: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
+
+/// Asks for launches that are not known to be done.
+type Launches = Box<dyn Fn() -> SmallVec<[Ticket; 3]> + Send + Sync>;
 
 /// To be kept as long as a graph.
 pub(crate) type Kept = Vec<Arc<dyn Any + Send + Sync>>;
@@ -75,6 +82,7 @@ impl Capture {
             outside: Mutex::default(),
             over: AtomicBool::new(false),
             kept: Mutex::default(),
+            launches: OnceLock::new(),
             extension: OnceLock::new(),
         })
     }
@@ -146,6 +154,11 @@ impl Capture {
         std::mem::take(&mut *lock(&self.kept))
     }
 
+    /// Who knows of its graph's launches.
+    pub(crate) fn set_launches(&self, launches: impl Fn() -> SmallVec<[Ticket; 3]> + Send + Sync + 'static) {
+        let _ = self.launches.set(Box::new(launches));
+    }
+
     /// What its launches have to come after: work of other streams that had not passed when it was met.
     pub(crate) fn take_outside(&self) -> Vec<Ticket> {
         std::mem::take(&mut *lock(&self.outside))
@@ -179,6 +192,14 @@ pub(super) fn is_one_of_both(stream: &Stream, ticket: &Ticket) -> Result<bool> {
             Ok(false)
         }
         (None, None) => Ok(true),
+    }
+}
+
+impl Ticket {
+    /// What has to be done for what a node does here to be done: the launches until now. None if it is no capture's.
+    pub(super) fn launches(&self) -> SmallVec<[Ticket; 3]> {
+        let launches = self.stream().capture().and_then(|capture| capture.launches.get());
+        launches.map(|launches| launches()).unwrap_or_default()
     }
 }
 

@@ -86,13 +86,12 @@ impl Event {
         let mut record = if self.timed {
             let device = stream.device();
             let raw = stream.streams().heed(device.backend().event_create(true))?;
-            let clock = Clock { device: device.clone(), raw };
-            let ticket = stream.enqueue(|backend, stream| backend.event_record(raw, stream))?;
-            let clock = Arc::new(clock);
+            let clock = Arc::new(Clock { device: device.clone(), raw });
             if let Some(capture) = stream.capture() {
-                // A node records it at each launch.
+                // A node records it at each launch. Before there is the node: another thread may end the capture.
                 capture.keep(clock.clone());
             }
+            let ticket = stream.enqueue(|backend, stream| backend.event_record(raw, stream))?;
             Record { ticket, clock: Some(clock) }
         } else {
             Record { ticket: stream.ticket(), clock: None }
@@ -140,25 +139,30 @@ impl Event {
     }
 
     /// The device's time from `earlier`'s record to this one's, both as they are now, once both are done. Nothing if
-    /// they passed the other way round.
+    /// they passed the other way round. Of an event that was recorded in a capture, as the graph's launches until now record
+    /// it.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if one is not [timed](Self::timed), not recorded, or on another device;
+    /// [`Driver`](ErrorKind::Driver) if one was recorded in a capture and no launch has recorded it;
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub fn since(&self, earlier: &Event) -> impl Future<Output = Result<Duration>> + Send + use<> {
         let (from, to) = (earlier.time(), self.time());
+        let records = || [&from, &to].into_iter().flatten().map(|(ticket, _)| ticket);
+        let open: Vec<_> = records().flat_map(Ticket::launches).chain(records().cloned()).collect();
         async move {
-            let ((began, from), (ended, to)) = (from?, to?);
+            let ((_, from), (ended, to)) = (from?, to?);
             if from.device != to.device {
                 let text =
                     format!("the time between an event of {} and one of {} is not defined", from.device, to.device);
                 return Err(Error::new(ErrorKind::Usage, text));
             }
-            began.completed().await?;
-            ended.completed().await?;
+            for ticket in open {
+                ticket.completed().await?;
+            }
             ended.stream().streams().heed(to.device.backend().event_elapsed(from.raw, to.raw))
         }
     }

@@ -66,7 +66,8 @@ pub use timer::Timer;
 use crate::{
     device::{
         Device,
-        backend::{Backend, RawStream, StreamSpec},
+        backend::{Backend, HostCallback, RawStream, StreamSpec},
+        recorder,
     },
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
@@ -250,6 +251,10 @@ impl Stream {
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
+        if self.capture().is_some() {
+            // Before the stream's lock: what is refused is dropped without.
+            return Err(recorder::is_called_once());
+        }
         let function = Box::new(function);
         self.enqueue(|backend, raw| backend.host_function(raw, function)).map(drop)
     }
@@ -260,8 +265,10 @@ impl Stream {
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn host_callback(&self, function: impl Fn() + Send + Sync + 'static) -> Result<()> {
-        let function = Arc::new(function);
-        self.enqueue(|backend, raw| backend.host_callback(raw, function)).map(drop)
+        let function: HostCallback = Arc::new(function);
+        // Two of it: what is refused is dropped without the stream's lock.
+        let given = function.clone();
+        self.enqueue(|backend, raw| backend.host_callback(raw, given)).map(drop)
     }
 
     /// The ticket of the latest work. Where others put work into the stream too, unseen, one that comes after that.

@@ -60,6 +60,11 @@ pub(crate) fn cuda() -> Option<Device> {
     }
 }
 
+/// Streams of a device: `a`, `b`, `c`, `d`.
+pub(crate) fn streams<const N: usize>(device: &Device) -> [Stream; N] {
+    std::array::from_fn(|n| Stream::named(device, ["a", "b", "c", "d"][n]).unwrap())
+}
+
 /// Nobody keeps memory of a test's device beyond the test: asked as its thread ends, after its runtime.
 mod rest {
     use std::{

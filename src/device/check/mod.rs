@@ -60,8 +60,8 @@ use self::{
 };
 use super::{
     backend::{
-        Address, Arg, Backend, Condition, External, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern,
-        Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
+        Address, Arg, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo,
+        NodeWork, Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
     },
     human,
 };
@@ -122,7 +122,7 @@ impl Checked {
 
     /// What a stream's past is after a call that touches nothing.
     fn call(&self, stream: RawStream) -> Result<Clock> {
-        self.with(stream, |universe, component| Ok(universe.call(component).0.clone()))
+        self.with(stream, |universe, component| universe.call(component).map(|(clock, _)| clock.clone()))
     }
 
     /// Something was found: but a lost device has nothing in flight any more, and says so itself.
@@ -305,7 +305,7 @@ impl Backend for Checked {
 
     fn stream_query(&self, stream: RawStream) -> Result<bool> {
         // As it is before the question: what comes in meanwhile may not be done.
-        let end = self.with(stream, |universe, component| Ok(universe.end(component, false)))?;
+        let end = self.with(stream, |universe, component| universe.end(component, false))?;
         let done = self.inner.stream_query(stream)?;
         if done {
             universe().observe(&end);
@@ -315,7 +315,7 @@ impl Backend for Checked {
 
     fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
         let whole = stream == RawStream(0);
-        let end = self.with(stream, |universe, component| Ok(universe.end(component, whole)))?;
+        let end = self.with(stream, |universe, component| universe.end(component, whole))?;
         self.inner.stream_synchronize(stream)?;
         universe().observe(&end);
         Ok(())
@@ -358,10 +358,7 @@ impl Backend for Checked {
         let past = self.with(stream, |universe, _| universe.check_event(event).map(|()| universe.recorded(event)))?;
         self.inner.stream_wait(stream, event)?;
         let Some(past) = past else { return Ok(()) };
-        self.with(stream, |universe, component| {
-            universe.order(component, &past);
-            Ok(())
-        })
+        self.with(stream, |universe, component| universe.order(component, &past))
     }
 
     unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
@@ -500,6 +497,10 @@ impl Backend for Checked {
             self.enable_node(exec, node, enabled);
         }
         Ok(outcome)
+    }
+
+    fn callback_over(&self, function: &HostCallback) {
+        self.watched(function).iter().for_each(|watched| self.inner.callback_over(watched));
     }
 
     #[cfg(feature = "cuda")]

@@ -275,26 +275,26 @@ impl Universe {
 /// Order.
 impl Universe {
     /// A call into a stream: the clock as it is behind it, and its number.
-    pub(super) fn call(&mut self, component: Component) -> (&Clock, u64) {
-        let before = self.before(component).into_owned();
-        let line = self.lines.get_mut(&component).expect("a stream that is not destroyed");
+    pub(super) fn call(&mut self, component: Component) -> Result<(&Clock, u64)> {
+        let before = self.before(component)?.into_owned();
+        let line = self.lines.get_mut(&component).ok_or_else(unknown)?;
         line.clock = before;
         line.inherited = Clock::default();
         line.tick += 1;
         line.clock.learn(component, line.tick);
-        (&line.clock, line.tick)
+        Ok((&line.clock, line.tick))
     }
 
     /// A call into a stream that touches memory: refused, and then nothing has changed, if it races.
     pub(super) fn access(&mut self, component: Component, what: What, touches: &Touches) -> Result<u64> {
-        let before = self.before(component);
+        let before = self.before(component)?;
         let new = Stamp { component, tick: 0, what, in_graph: false };
         for touch in touches {
             self.comes_after(&new, &before, touch)?;
             self.holds(&new, touch)?;
         }
         self.write(what, touches);
-        let (clock, tick) = self.call(component);
+        let (clock, tick) = self.call(component)?;
         let clock = clock.clone();
         self.mark(Stamp { tick, ..new }, touches, &clock);
         Ok(tick)
@@ -400,9 +400,10 @@ impl Universe {
     }
 
     /// A call into a stream that makes the further ones come after `clock`.
-    pub(super) fn order(&mut self, component: Component, clock: &Clock) {
-        self.call(component);
+    pub(super) fn order(&mut self, component: Component, clock: &Clock) -> Result<()> {
+        self.call(component)?;
         self.learn(component, clock);
+        Ok(())
     }
 
     /// The next call into a stream comes after `clock` too.
@@ -416,9 +417,11 @@ impl Universe {
 
     /// What all the work that is in a stream now comes to. `whole`: for the legacy default stream, that of all blocking
     /// streams too.
-    pub(super) fn end(&self, component: Component, whole: bool) -> Clock {
-        let own = self.lines.get(&component).map(|line| &line.clock);
-        if whole { self.before(component).into_owned() } else { own.cloned().unwrap_or_default() }
+    pub(super) fn end(&self, component: Component, whole: bool) -> Result<Clock> {
+        if whole {
+            return self.before(component).map(Cow::into_owned);
+        }
+        self.lines.get(&component).map(|line| line.clock.clone()).ok_or_else(unknown)
     }
 
     /// The host has seen this done.
@@ -432,8 +435,8 @@ impl Universe {
 
     /// What a call into a stream comes after: its own past and, between the legacy default stream and the blocking ones,
     /// each other's.
-    pub(super) fn before(&self, component: Component) -> Cow<'_, Clock> {
-        let line = &self.lines[&component];
+    pub(super) fn before(&self, component: Component) -> Result<Cow<'_, Clock>> {
+        let line = self.lines.get(&component).ok_or_else(unknown)?;
         let legacy = self.streams.get(&(line.device, RawStream(0))).copied();
         let mut clock = Cow::Borrowed(&line.clock);
         let mut add = |other: Component, with: &Line| {
@@ -449,7 +452,7 @@ impl Universe {
         } else if let (true, Some((other, with))) = (line.blocking, legacy.and_then(|c| self.lines.get_key_value(&c))) {
             add(*other, with);
         }
-        clock
+        Ok(clock)
     }
 
     /// True if the host has seen it done.
@@ -517,6 +520,11 @@ impl Universe {
         let ((_, base), region) = self.regions.range(..=(touch.side, touch.start)).next_back()?;
         Some((region, region.part(touch, *base)?))
     }
+}
+
+/// It does not happen: whoever names a component has found its stream under the same lock.
+fn unknown() -> Error {
+    Error::new(ErrorKind::Usage, "a stream that the race checker does not know")
 }
 
 pub(super) fn find_mut<'a>(regions: &'a mut Regions, touch: &Touch) -> Option<(&'a mut Region, Range<u64>)> {

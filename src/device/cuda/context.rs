@@ -14,7 +14,7 @@
 //! Nothing mends it within the process: the primary context cannot be retained again even after a reset. So the first
 //! answer that means a fault is kept, and from then on every call of this device fails with it at once, without asking
 //! the driver, also calls of other threads, and `open` does too. The host functions that will never be called now are
-//! dropped there and then. What the device had (memory, streams, events, modules, the context itself) is leaked: the
+//! dropped at once, on a thread of their own. What the device had (memory, streams, events, modules, the context itself) is leaked: the
 //! process should report and end, and a new one start. Other devices of the process are not touched.
 
 use std::{
@@ -22,6 +22,7 @@ use std::{
     ffi::c_int,
     mem,
     sync::{Arc, Mutex, OnceLock, PoisonError},
+    thread,
 };
 
 use cudarc::driver::{
@@ -178,15 +179,24 @@ impl Context {
     }
 
     fn lose(&self, what: &str, call: &str) -> Error {
+        let mut first = false;
         let error = self.lost.get_or_init(|| {
+            first = true;
             let text = format!(
                 "{what}, reported by {call}; all its work is lost and it takes no more in this process: start a new one"
             );
             Error::new(ErrorKind::DeviceLost, text).at(self.name.clone())
         });
         LOST.lock().unwrap_or_else(PoisonError::into_inner).entry(self.ordinal).or_insert_with(|| error.again());
-        // After `lost` is set, so that a function that is enqueued meanwhile is either seen here or sees that itself.
-        host::drop_all(self.owner);
+        if first {
+            // After `lost` is set, so that a function that is enqueued meanwhile is either seen there or sees that itself.
+            // Whoever has met the fault may hold locks that a destructor of the user's asks for.
+            let owner = self.owner;
+            let thread = thread::Builder::new().name(format!("{} is lost", self.name));
+            if thread.spawn(move || host::drop_all(owner)).is_err() {
+                host::drop_all(owner);
+            }
+        }
         error.again()
     }
 

@@ -18,10 +18,9 @@
 //!   exec:   made ──▶ destroyed                            its launches are done, as the seam says
 //! ```
 //!
-//! **Host functions.** A graph has those of its nodes and of its children; an exec has those of all graphs that it was made
-//! or updated from, and those that single nodes of it were given. All are let go when it ends, not before: of a launch that
-//! is under way nobody here knows which it still calls. So an exec whose host functions are changed again and again keeps
-//! all of them; one that comes twice is kept once.
+//! **Host functions.** A graph has those of its nodes and of its children; whoever updates an exec from it keeps it as long as
+//! launches do what it does. An exec has those that single nodes of it were set to. Of a launch that is under way nobody here
+//! knows which it still calls: they are let go when who set them says so, or with the exec. One that comes twice is kept once.
 //!
 //! **Memory** that a node makes and no node gives back is there after a launch. The driver gives it back before the next
 //! one, but not when the exec ends: that is done here.
@@ -50,7 +49,7 @@ use super::{
     host::Repeated,
 };
 use crate::{
-    device::backend::{Address, RawExec, RawGraph, RawNode},
+    device::backend::{Address, HostCallback, RawExec, RawGraph, RawNode},
     error::{Error, ErrorKind, Result},
 };
 
@@ -77,6 +76,8 @@ struct Graph {
     within: bool,
     /// It has nodes that make memory or give it back, so that nothing can be taken out of it.
     memory: bool,
+    /// It has nodes with a graph within, ours or another library's.
+    conditions: bool,
     /// Memory that nodes of it make and none gives back.
     kept: Vec<Address>,
     spoiled: Option<&'static str>,
@@ -89,9 +90,18 @@ struct Graph {
 #[derive(Debug)]
 struct Exec {
     of: RawGraph,
-    functions: Vec<Arc<Repeated>>,
+    /// What nodes of it were set to.
+    set: Vec<Arc<Repeated>>,
     /// Memory that is there after a launch.
     kept: Vec<Address>,
+}
+
+impl Graph {
+    /// Why it has one exec at a time and is nobody's child, if that is so: with an exec there, `cuGraphInstantiate` answers
+    /// that it is not supported (801), and `cuGraphAddChildGraphNode` refuses such a child.
+    fn is_single(&self) -> Option<&'static str> {
+        if self.memory { Some("makes memory") } else { self.conditions.then_some("has conditions") }
+    }
 }
 
 /// What has left the book, to be dropped when nothing is locked: it is the user's.
@@ -140,32 +150,33 @@ impl Book {
     }
 
     fn exec_made(&mut self, exec: RawExec, of: RawGraph) {
-        let functions = self.functions(of);
         let graph = self.graph(of);
         graph.execs += 1;
         let kept = graph.kept.clone();
-        self.execs.insert(exec, Exec { of, functions, kept });
+        self.execs.insert(exec, Exec { of, set: Vec::new(), kept });
     }
 
-    /// The exec may call these too from now on.
+    /// Nodes of the exec were set to call these.
     fn exec_calls(&mut self, exec: RawExec, functions: Vec<Arc<Repeated>>) {
         let Some(exec) = self.execs.get_mut(&exec) else { return };
         for function in functions {
-            if !exec.functions.iter().any(|known| Arc::ptr_eq(known, &function)) {
-                exec.functions.push(function);
+            if !exec.set.iter().any(|known| Arc::ptr_eq(known, &function)) {
+                exec.set.push(function);
             }
         }
     }
 
-    /// The exec is gone. Its graph too, if it is to be destroyed now.
-    fn exec_ended(&mut self, exec: RawExec) -> (Option<Exec>, Option<(RawGraph, Left)>) {
-        let Some(exec) = self.execs.remove(&exec) else { return (None, None) };
-        let of = exec.of;
-        let last = self.graphs.get_mut(&of).is_some_and(|graph| {
-            graph.execs -= 1;
-            graph.ended && graph.execs == 0
-        });
-        (Some(exec), last.then(|| (of, self.remove(of))))
+    /// Takes out what no launch calls any more that nodes were set to.
+    fn callback_over(&mut self, function: &HostCallback) -> Vec<Arc<Repeated>> {
+        self.execs.values_mut().flat_map(|exec| exec.set.extract_if(.., |known| known.is(function))).collect()
+    }
+
+    /// The driver has destroyed an exec of this graph: only then may there be another one, where there is one at a time. What
+    /// is left of the graph if it is to be destroyed now.
+    fn exec_gone(&mut self, of: RawGraph) -> Option<Left> {
+        let graph = self.graphs.get_mut(&of)?;
+        graph.execs -= 1;
+        (graph.ended && graph.execs == 0).then(|| self.remove(of))
     }
 }
 
@@ -254,6 +265,12 @@ impl CudaBackend {
         if left.is_some() {
             self.destroy(raw);
         }
+    }
+
+    pub(super) fn forget_callback(&self, function: &HostCallback) {
+        // As above.
+        let gone = self.graphs.book().callback_over(function);
+        drop(gone);
     }
 
     fn destroy(&self, raw: RawGraph) {
@@ -362,6 +379,15 @@ impl CudaBackend {
         spoiled.map_or(Ok(()), |why| Err(self.usage(&format!("the graph cannot be used any more: {why}"))))
     }
 
+    /// An error for a graph that cannot be within a node of another.
+    fn check_child(&self, child: RawGraph) -> Result<()> {
+        self.check_unspoiled(child)?;
+        match self.graphs.book().graph(child).is_single() {
+            Some(what) => Err(self.usage(&format!("a graph that {what} is no child of another"))),
+            None => Ok(()),
+        }
+    }
+
     fn usage(&self, text: &str) -> Error {
         Error::new(ErrorKind::Usage, text).at(self.cx.name.clone())
     }
@@ -372,7 +398,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::device::{backend::HostCallback, cuda::host::Owner};
+    use crate::device::cuda::host::Owner;
 
     const GRAPH: RawGraph = RawGraph(1);
     const BODY: RawGraph = RawGraph(2);
@@ -408,11 +434,12 @@ mod tests {
         book.exec_made(RawExec(7), GRAPH);
         book.exec_made(RawExec(8), GRAPH);
         assert!(book.graph_ended(GRAPH).is_none(), "two execs of it live");
-        assert!(book.exec_ended(RawExec(7)).1.is_none(), "one exec of it lives");
-        let (exec, graph) = book.exec_ended(RawExec(8));
-        assert!(exec.is_some_and(|exec| exec.of == GRAPH && exec.kept == [Address(0x100)]));
-        assert!(graph.is_some_and(|(raw, left)| raw == GRAPH && left.len() == 3));
-        assert!(book.graphs.is_empty() && book.execs.is_empty());
+        let execs = [RawExec(7), RawExec(8)].map(|exec| book.execs.remove(&exec).expect("made above"));
+        assert!(execs.iter().all(|exec| exec.of == GRAPH && exec.kept == [Address(0x100)]));
+        assert_eq!(book.graph(GRAPH).execs, 2, "the driver has them until it says otherwise");
+        assert!(book.exec_gone(GRAPH).is_none(), "one exec of it lives");
+        assert_eq!(book.exec_gone(GRAPH).map(|left| left.len()), Some(3));
+        assert!(book.graphs.is_empty() && book.exec_gone(GRAPH).is_none());
     }
 
     #[test]
@@ -426,21 +453,30 @@ mod tests {
     }
 
     #[test]
-    fn an_exec_keeps_what_it_may_call() {
+    fn what_an_exec_may_call_is_kept() {
         let mut book = nested();
-        let [(outer, outside), (inner, inside), (new, anew)] = [(); 3].map(|()| function());
+        let [(outer, outside), (inner, inside)] = [(); 2].map(|()| function());
         book.graph(GRAPH).functions.push(outer);
         book.graph(INNER).functions.push(inner);
         book.exec_made(RawExec(7), GRAPH);
-        book.exec_calls(RawExec(7), vec![Arc::clone(&new)]);
-        book.exec_calls(RawExec(7), vec![new]);
-        assert_eq!(book.execs[&RawExec(7)].functions.len(), 3, "one that comes twice is kept once");
-        drop(book.graph_ended(GRAPH));
-        book.graphs.clear();
-        let counts = || [&outside, &inside, &anew].map(Arc::strong_count);
-        assert_eq!(counts(), [2; 3]);
-        drop(book.exec_ended(RawExec(7)));
-        assert_eq!(counts(), [1; 3]);
+        let made: [(HostCallback, _); 2] = [(); 2].map(|()| {
+            let function: HostCallback = Arc::new(|| ());
+            let repeated = Repeated::of(Owner::new(), &function);
+            (function, repeated)
+        });
+        for (_, repeated) in &made {
+            book.exec_calls(RawExec(7), vec![Arc::clone(repeated), Arc::clone(repeated)]);
+        }
+        assert_eq!(book.execs[&RawExec(7)].set.len(), 2, "one that comes twice is kept once");
+        assert!(book.graph_ended(GRAPH).is_none());
+        assert_eq!([&outside, &inside].map(Arc::strong_count), [2; 2]);
+        // One is over: the other and the graph's stay.
+        assert_eq!(book.callback_over(&made[0].0).len(), 1);
+        assert_eq!(book.callback_over(&made[0].0).len(), 0, "twice");
+        assert_eq!(made.each_ref().map(|(_, repeated)| Arc::strong_count(repeated)), [1, 2]);
+        drop(book.execs.remove(&RawExec(7)));
+        drop(book.exec_gone(GRAPH));
+        assert_eq!([&outside, &inside].map(Arc::strong_count), [1; 2]);
     }
 
     #[test]

@@ -53,8 +53,8 @@ use self::{
     pinned::Pinned,
 };
 use super::backend::{
-    Address, Backend, Condition, External, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern, Place,
-    RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
+    Address, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork,
+    Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -470,6 +470,10 @@ impl Backend for CudaBackend {
 
     fn exec_enable(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
         self.enable_node(exec, node, enabled)
+    }
+
+    fn callback_over(&self, function: &HostCallback) {
+        self.forget_callback(function);
     }
 
     fn host_function(&self, raw: RawStream, function: HostFunction) -> Result<()> {

@@ -380,7 +380,10 @@ fn a_trap_ends_the_device() {
         thread::yield_now();
     };
     assert!(error.is_device_lost() && error.to_string().contains("719"), "{error}");
-    assert_eq!(Arc::strong_count(&dropped), 1, "the host function is dropped");
+    while Arc::strong_count(&dropped) > 1 {
+        assert!(asked.elapsed() < Duration::from_secs(30), "the host function is not dropped");
+        thread::yield_now();
+    }
     let asked = Instant::now();
     // SAFETY: the device is lost, so neither does anything.
     let refused = unsafe { [device.free(address), device.launch(gpu.stream, &launch)] };

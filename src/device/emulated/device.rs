@@ -19,13 +19,16 @@ use super::{
     lock,
     machine::{DeviceId, StreamId},
     memory::{FRESH, Memory},
-    work::{Held, Work, check_copy, check_fill, check_launch, no_stand_in},
+    work::{Work, check_copy, check_fill, check_launch, no_stand_in},
     workers::Engine,
 };
 use crate::{
-    device::backend::{
-        Address, Backend, Condition, External, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern, Place,
-        RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
+    device::{
+        backend::{
+            Address, Backend, Condition, External, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern,
+            Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
+        },
+        piece::hold,
     },
     error::{Error, ErrorKind, Result},
 };
@@ -254,10 +257,7 @@ impl Backend for Device {
         self.alive()?;
         check_launch(launch).map_err(|error| self.here(error.at(format!("kernel `{}`", launch.kernel.name))))?;
         let planned = self.plan.kernel(launch.kernel.name);
-        self.enqueue(
-            stream,
-            Work::Kernel { kernel: launch.kernel, args: launch.args.iter().map(Held::from).collect(), planned },
-        )
+        self.enqueue(stream, Work::Kernel { kernel: launch.kernel, args: hold(launch.args), planned })
     }
 
     unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
@@ -265,7 +265,7 @@ impl Backend for Device {
         let External { name, args, emulated, .. } = external;
         let body = emulated.ok_or_else(|| self.here(no_stand_in()))?;
         let planned = self.plan.kernel(name);
-        self.enqueue(stream, Work::External { name, args: args.iter().map(Held::from).collect(), body, planned })
+        self.enqueue(stream, Work::External { name, args: hold(args), body, planned })
     }
 
     fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()> {

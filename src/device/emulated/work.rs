@@ -19,8 +19,9 @@ use super::{
 };
 use crate::{
     device::{
-        backend::{Address, Arg, BodyArg, Emulation, HostFunction, KernelDef, Launch, Pattern, Place, Scalar},
+        backend::{Address, Arg, BodyArg, Emulation, HostFunction, KernelDef, Launch, Pattern, Place},
         human,
+        piece::Held,
     },
     error::{Error, ErrorKind, Result},
 };
@@ -60,22 +61,6 @@ pub(super) enum Work {
     Graph(Box<Sequence>),
     /// A host function that a planned fault has lost.
     Lost,
-}
-
-/// An argument that waits in a stream.
-#[derive(Clone, Copy)]
-pub(super) enum Held {
-    Slice { address: Address, len: u64, bytes: u64 },
-    Scalar(Scalar),
-}
-
-impl From<&Arg<'_>> for Held {
-    fn from(arg: &Arg<'_>) -> Self {
-        match *arg {
-            Arg::Slice { address, len, bytes, .. } => Self::Slice { address, len, bytes },
-            Arg::Scalar(value) => Self::Scalar(Scalar::new(value)),
-        }
-    }
 }
 
 /// Why the device is lost.
@@ -194,7 +179,7 @@ fn launch(args: &[Held], planned: bool, run: impl FnOnce(&[BodyArg])) -> Result<
     for (index, arg) in args.iter().enumerate() {
         body.push(match arg {
             Held::Scalar(scalar) => BodyArg::Scalar(*scalar),
-            Held::Slice { address, len, bytes } => {
+            Held::Slice { address, len, bytes, .. } => {
                 let found = reach(*address, *bytes).map_err(|what| Fault(format!("argument {index}: {what}")))?;
                 let align = alignment(*len, *bytes);
                 if !found.start.addr().is_multiple_of(align) {

@@ -14,7 +14,7 @@ use super::{
     nodes::{Access, Does, Node},
 };
 use crate::{
-    device::backend::{HostCallback, NodeWork, RawEvent, RawExec},
+    device::backend::{HostCallback, RawEvent, RawExec},
     error::Result,
 };
 
@@ -50,12 +50,12 @@ impl Heard {
         oldest.values().for_each(|clock| universe().observe(clock));
     }
 
-    pub(super) fn watch(self: &Arc<Self>, callback: &HostCallback) -> NodeWork<'static> {
+    pub(super) fn watch(self: &Arc<Self>, callback: &HostCallback) -> HostCallback {
         let (heard, callback) = (self.clone(), callback.clone());
-        NodeWork::Host(Arc::new(move || {
+        Arc::new(move || {
             heard.call();
             callback();
-        }))
+        })
     }
 }
 
@@ -96,7 +96,7 @@ impl Universe {
                 past.merge(&recorded, |_, _| true);
             }
         }
-        let mut before = self.before(component).into_owned();
+        let mut before = self.before(component)?.into_owned();
         before.merge(&past, |_, _| true);
         let new = |what| Stamp { component, tick: 0, what, in_graph: true };
         for access in &launch.accesses {
@@ -104,7 +104,7 @@ impl Universe {
         }
         self.carry_out(&new, &launch.accesses)?;
         self.learn(component, &past);
-        let (clock, tick) = self.call(component);
+        let (clock, tick) = self.call(component)?;
         let clock = clock.clone();
         for access in &launch.accesses {
             self.mark(Stamp { tick, ..new(access.what) }, &access.touches, &clock);

@@ -31,7 +31,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 pub(super) use self::nodes::{Clash, Graphs};
 use self::{
     launch::Launch,
-    nodes::{Access, Does, Exec, Graph, Node, adopt, find},
+    nodes::{Access, Does, Exec, Graph, Node, Watched, adopt, find},
 };
 use super::{
     Checked, place,
@@ -41,7 +41,9 @@ use super::{
 };
 use crate::{
     device::{
-        backend::{Address, External, NodeWork, Place, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused},
+        backend::{
+            Address, External, HostCallback, NodeWork, Place, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
+        },
         human,
     },
     error::Result,
@@ -79,7 +81,7 @@ impl Checked {
         let does = self.does(work)?;
         let node = self.check_node(graph, after, does)?;
         let added = match (work, node.as_ref().map(|node| &node.does)) {
-            (NodeWork::Host(callback), Some(Does::Host(heard))) => forward(&heard.watch(callback)),
+            (NodeWork::Host(callback), Some(Does::Host(heard))) => forward(&NodeWork::Host(heard.watch(callback))),
             _ => forward(work),
         }?;
         self.graphs().push(graph, node, &[added]);
@@ -289,15 +291,28 @@ impl Checked {
         drop(graphs);
         self.no_clash(clash)?;
         let outcome = match (work, &does) {
-            (NodeWork::Host(callback), Does::Host(heard)) => forward(&heard.watch(callback)),
-            _ => forward(work),
-        }?;
+            (NodeWork::Host(callback), Does::Host(heard)) => {
+                let watched = heard.watch(callback);
+                let outcome = forward(&NodeWork::Host(watched.clone()))?;
+                if outcome.is_ok() {
+                    self.graphs().set.push((Arc::as_ptr(callback).addr(), Watched(watched)));
+                }
+                outcome
+            }
+            _ => forward(work)?,
+        };
         if let (Ok(()), Some(exec)) = (&outcome, self.graphs().execs.get_mut(&exec))
             && let Some(node) = find(&mut exec.nodes, id)
         {
             node.does = does;
         }
         Ok(outcome)
+    }
+
+    /// What the device has called in the place of functions that are over.
+    pub(super) fn watched(&self, function: &HostCallback) -> Vec<HostCallback> {
+        let of = Arc::as_ptr(function).addr();
+        self.graphs().set.extract_if(.., |(known, _)| *known == of).map(|(_, Watched(by))| by).collect()
     }
 
     pub(super) fn enable_node(&self, exec: RawExec, id: RawNode, enabled: bool) {

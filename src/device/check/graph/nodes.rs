@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     ops::Range,
     sync::Arc,
 };
@@ -18,13 +19,24 @@ use super::{
     },
     launch::Heard,
 };
-use crate::device::backend::{Address, RawEvent, RawExec, RawGraph, RawNode};
+use crate::device::backend::{Address, HostCallback, RawEvent, RawExec, RawGraph, RawNode};
 
 /// The graphs and execs of one device.
 #[derive(Debug, Default)]
 pub(in super::super) struct Graphs {
     pub(super) graphs: BTreeMap<RawGraph, Graph>,
     pub(super) execs: BTreeMap<RawExec, Exec>,
+    /// Functions that nodes of execs were set to, by their addresses, and what the device calls in their place.
+    pub(super) set: Vec<(usize, Watched)>,
+}
+
+/// A function that tells of its calls.
+pub(super) struct Watched(pub(super) HostCallback);
+
+impl fmt::Debug for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Watched").finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]

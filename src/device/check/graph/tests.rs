@@ -416,10 +416,13 @@ fn events_and_functions_of_a_graph_are_order() {
     fill(&device, b, memory, 1, 64).unwrap();
     assert!(start(&device, exec, a).unwrap_err().is_race());
     device.event_record(before, b).unwrap();
+    // Once its function was called the host has seen its end, and what it says then comes after.
+    let go = hold(&device, a);
     start(&device, exec, a).unwrap();
     assert!(touch(&device, b, memory, 64, false).unwrap_err().is_race());
     device.stream_wait(b, after).unwrap();
     touch(&device, b, memory, 64, false).unwrap();
+    drop(go);
     // The function was called: the host may look.
     heard.recv().unwrap();
     device.host_access(host.as_ptr(), 64, false).unwrap();

@@ -14,7 +14,7 @@
 //! The capture is the calling thread's: other threads may do what captures forbid meanwhile. Of what a library enqueues only
 //! copies between host and device are looked at, since they read or write memory of the host at every launch.
 
-use std::{collections::HashSet, mem::MaybeUninit, ptr};
+use std::{cell::Cell, collections::HashSet, mem::MaybeUninit, ptr};
 
 use cudarc::driver::sys::{
     CUDA_MEMCPY3D, CUgraph, CUgraphEdgeData, CUgraphNode, CUpointer_attribute, CUstream, CUstream_flags, CUstream_st,
@@ -22,7 +22,7 @@ use cudarc::driver::sys::{
 };
 use smallvec::SmallVec;
 
-use super::{CudaBackend, Nodes, graph, nodes, raw_node};
+use super::{CudaBackend, Nodes, graph, node, nodes, raw_node};
 use crate::{
     device::{
         backend::{External, RawGraph, RawNode, Recorded},
@@ -38,10 +38,22 @@ const MEMCPY_NODE: u32 = 1;
 const CHILD_NODE: u32 = 4;
 const ALLOC_NODE: u32 = 10;
 const FREE_NODE: u32 = 11;
+const CONDITIONAL_NODE: u32 = 13;
 const HOST_MEMORY: u32 = 1;
 const UNIFIED_MEMORY: u32 = 4;
 
+/// What captured nodes have that not every graph can have.
+#[derive(Default)]
+struct Rare {
+    /// Memory that they make or give back.
+    memory: bool,
+    conditions: bool,
+}
+
 const SPOILED: &str = "work that could not be captured could not be taken out of it again";
+
+/// What the next node of a stream comes after.
+type Ends = SmallVec<[RawNode; 2]>;
 
 impl CudaBackend {
     /// # Safety
@@ -52,15 +64,14 @@ impl CudaBackend {
         after: &[RawNode],
         external: External<'_>,
     ) -> Result<Recorded> {
-        let (call, mut recorded) = (external.call, Recorded::default());
-        let look = |captured: &[CUgraphNode]| {
-            if self.survey(captured, &mut recorded)? {
-                self.graphs.book().graph(raw).memory = true;
-            }
-            Ok(())
-        };
+        let (call, mut recorded, mut has) = (external.call, Recorded::default(), Rare::default());
+        let look = |captured: &[CUgraphNode]| self.survey(captured, &mut recorded, &mut has);
         let ends = self.capture(raw, &nodes(after), |stream| call(stream.cast()), look);
         recorded.ends = ends.map_err(|error| error.at(format!("external work `{}`", external.name)))?;
+        let mut book = self.graphs.book();
+        let graph = book.graph(raw);
+        graph.memory |= has.memory;
+        graph.conditions |= has.conditions;
         Ok(recorded)
     }
 
@@ -72,13 +83,20 @@ impl CudaBackend {
         name: &str,
         call: impl Fn(CUstream) -> Code,
     ) -> Result<RawNode> {
-        let mut code = Code::SUCCESS;
-        let ends = self.capture(raw, &after, |stream| code = call(stream), |_| Ok(()));
-        self.cx.check(code, name)?;
+        let code = Cell::new(Code::SUCCESS);
+        let other = |count| {
+            let text = format!("{name} was captured as {count} nodes");
+            Error::new(ErrorKind::Driver, text).at(self.cx.name.clone())
+        };
+        let look = |nodes: &[CUgraphNode]| match nodes {
+            [_] => self.cx.check(code.get(), name),
+            _ => Err(other(nodes.len())),
+        };
+        let ends = self.capture(raw, &after, |stream| code.set(call(stream)), look);
+        self.cx.check(code.get(), name)?;
         match ends?.as_slice() {
-            [end] => Ok(*end),
-            ends => Err(Error::new(ErrorKind::Driver, format!("{name} was captured as {} nodes", ends.len()))
-                .at(self.cx.name.clone())),
+            [end] if !after.contains(&node(*end)) => Ok(*end),
+            ends => Err(other(ends.len())),
         }
     }
 
@@ -90,14 +108,14 @@ impl CudaBackend {
         after: &Nodes,
         call: impl FnOnce(CUstream),
         look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
-    ) -> Result<SmallVec<[RawNode; 2]>> {
+    ) -> Result<Ends> {
         let driver = self.cx.enter()?;
         let into = driver.stream_begin_capture_to_graph.zip(driver.stream_get_capture_info);
         let memory = self.graphs.book().graph(raw).memory;
         let stream = self.capturing_stream(driver)?;
         let captured = match into {
-            Some(_) if !memory => self.capture_into(driver, raw, after, &stream, call, look),
-            _ => self.capture_child(driver, raw, after, &stream, call, look),
+            Some(_) if !memory => self.capture_into(driver, raw, after, stream.raw(), call, look),
+            _ => self.capture_child(driver, raw, after, stream.raw(), call, look),
         };
         match &captured {
             Ok(_) => self.graphs.idle().push(stream),
@@ -118,27 +136,23 @@ impl CudaBackend {
         driver: &Driver,
         raw: RawGraph,
         after: &Nodes,
-        stream: &Handle<CUstream_st>,
+        stream: CUstream,
         call: impl FnOnce(CUstream),
         look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
-    ) -> Result<SmallVec<[RawNode; 2]>> {
-        let Some(begin) = driver.stream_begin_capture_to_graph else { return Ok(SmallVec::new()) };
+    ) -> Result<Ends> {
+        let Some(begin) = driver.stream_begin_capture_to_graph else { return Ok(Ends::new()) };
         let before: HashSet<CUgraphNode> = self.nodes_of(graph(raw))?.into_iter().collect();
         // SAFETY: a stream of this context that does not capture, a live graph, as the seam's callers own what they name,
         // and as many nodes of it as said; edges are plain. The graph is used by this thread alone meanwhile.
-        let code = unsafe { begin(stream.raw(), graph(raw), after.as_ptr(), ptr::null(), after.len(), MODE) };
+        let code = unsafe { begin(stream, graph(raw), after.as_ptr(), ptr::null(), after.len(), MODE) };
         self.cx.check(code, "cuStreamBeginCaptureToGraph")?;
-        call(stream.raw());
-        let entered = self.enter_again()?;
-        let ends = self.ends(driver, stream.raw());
-        let ended = self.end_capture(driver, stream.raw());
+        let (ends, captured) = self.capture_call(stream, call)?;
         let added = || {
             let mut nodes = self.nodes_of(graph(raw))?;
             nodes.retain(|node| !before.contains(node));
             Ok(nodes)
         };
-        let result =
-            entered.and(ended).and(ends).and_then(|ends| added().and_then(|nodes| look(&nodes)).map(|()| ends));
+        let result = captured.and(ends).and_then(|ends| added().and_then(|nodes| look(&nodes)).map(|()| ends));
         if let Err(error) = &result
             && !error.is_device_lost()
         {
@@ -162,21 +176,20 @@ impl CudaBackend {
         driver: &Driver,
         raw: RawGraph,
         after: &Nodes,
-        stream: &Handle<CUstream_st>,
+        stream: CUstream,
         call: impl FnOnce(CUstream),
         look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
-    ) -> Result<SmallVec<[RawNode; 2]>> {
+    ) -> Result<Ends> {
         // SAFETY: a stream of this context that does not capture.
-        let code = unsafe { (driver.stream_begin_capture)(stream.raw(), MODE) };
+        let code = unsafe { (driver.stream_begin_capture)(stream, MODE) };
         self.cx.check(code, "cuStreamBeginCapture")?;
-        call(stream.raw());
-        let entered = self.enter_again()?;
-        let captured = self.end_capture(driver, stream.raw())?;
+        let (ends, captured) = self.capture_call(stream, call)?;
+        let captured = captured?;
         if captured.is_null() {
             return Err(self.usage(INVALIDATED));
         }
         let add = || {
-            entered?;
+            ends?;
             let nodes = self.nodes_of(captured)?;
             if nodes.is_empty() {
                 return Ok(after.iter().copied().map(raw_node).collect());
@@ -190,7 +203,7 @@ impl CudaBackend {
             self.cx.check(code, "cuGraphAddChildGraphNode").map_err(|error| {
                 error.advise("work that makes memory itself cannot be captured here: give the library its workspace")
             })?;
-            Ok(SmallVec::from_elem(raw_node(node), 1))
+            Ok(Ends::from_elem(raw_node(node), 1))
         };
         let ends = add();
         if self.cx.lost().is_none() {
@@ -200,10 +213,20 @@ impl CudaBackend {
         ends
     }
 
-    /// Makes the context current again, as libraries make others current. Only after a fault a capture is not ended.
-    fn enter_again(&self) -> Result<Result<()>> {
-        let entered = self.cx.enter().map(drop);
-        self.cx.lost().map_or(Ok(entered), |lost| Err(lost.again()))
+    /// Calls with a stream that captures, and ends the capture, come what may: only after a fault it is not ended. What the
+    /// stream's next node would have come after, and the graph of the capture, if it has one of its own.
+    fn capture_call(&self, stream: CUstream, call: impl FnOnce(CUstream)) -> Result<(Result<Ends>, Result<CUgraph>)> {
+        call(stream);
+        // Libraries make other contexts current.
+        let entered = self.cx.enter();
+        if let Some(lost) = self.cx.lost() {
+            return Err(lost.again());
+        }
+        let ends = entered.and_then(|_| self.ends(stream));
+        let mut captured = ptr::null_mut();
+        // SAFETY: a live stream; `captured` outlives the call, which writes one handle.
+        let code = unsafe { (self.cx.driver.stream_end_capture)(stream, &mut captured) };
+        Ok((ends, self.check_capture(code, "cuStreamEndCapture").map(|()| captured)))
     }
 
     /// A stream to capture on.
@@ -220,8 +243,8 @@ impl CudaBackend {
     }
 
     /// What the next node of a capturing stream would come after.
-    fn ends(&self, driver: &Driver, stream: CUstream) -> Result<SmallVec<[RawNode; 2]>> {
-        let Some(info) = driver.stream_get_capture_info else { return Ok(SmallVec::new()) };
+    fn ends(&self, stream: CUstream) -> Result<Ends> {
+        let Some(info) = self.cx.driver.stream_get_capture_info else { return Ok(Ends::new()) };
         // The status is an enum of the driver's, which may have more of them some day: a number.
         let (mut status, mut id, mut graph) = (0_u32, 0_u64, ptr::null_mut());
         let (mut ends, mut count): (*const CUgraphNode, usize) = (ptr::null(), 0);
@@ -232,19 +255,11 @@ impl CudaBackend {
             unsafe { info(stream, (&raw mut status).cast(), &mut id, &mut graph, &mut ends, &mut edges, &mut count) };
         self.check_capture(code, "cuStreamGetCaptureInfo")?;
         if ends.is_null() || count == 0 {
-            return Ok(SmallVec::new());
+            return Ok(Ends::new());
         }
         // SAFETY: as many nodes as said, until the next call for this stream.
         let ends = unsafe { std::slice::from_raw_parts(ends, count) };
         Ok(ends.iter().copied().map(raw_node).collect())
-    }
-
-    /// Ends a capture, come what may. Its graph, if it has one of its own.
-    fn end_capture(&self, driver: &Driver, stream: CUstream) -> Result<CUgraph> {
-        let mut captured = ptr::null_mut();
-        // SAFETY: a live stream; `captured` outlives the call, which writes one handle.
-        let code = unsafe { (driver.stream_end_capture)(stream, &mut captured) };
-        self.check_capture(code, "cuStreamEndCapture").map(|()| captured)
     }
 
     fn check_capture(&self, code: Code, call: &str) -> Result<()> {
@@ -254,11 +269,9 @@ impl CudaBackend {
         }
     }
 
-    /// Counts nodes, those of children among them, and notes the copies between host and device. True if one of them makes
-    /// memory or gives it back.
-    fn survey(&self, nodes: &[CUgraphNode], recorded: &mut Recorded) -> Result<bool> {
+    /// Counts nodes, those of children among them, and notes the copies between host and device and what is rare.
+    fn survey(&self, nodes: &[CUgraphNode], recorded: &mut Recorded, has: &mut Rare) -> Result<()> {
         let driver = self.cx.enter()?;
-        let mut memory = false;
         for &node in nodes {
             let kind = self.kind_of(node)?;
             if kind == CHILD_NODE {
@@ -266,16 +279,17 @@ impl CudaBackend {
                 // SAFETY: a node with a graph in it; `child` outlives the call, which writes one handle.
                 let code = unsafe { (driver.graph_child_node_get_graph)(node, &mut child) };
                 self.cx.check(code, "cuGraphChildGraphNodeGetGraph")?;
-                memory |= self.survey(&self.nodes_of(child)?, recorded)?;
+                self.survey(&self.nodes_of(child)?, recorded, has)?;
                 continue;
             }
             recorded.nodes += 1;
-            memory |= matches!(kind, ALLOC_NODE | FREE_NODE);
+            has.memory |= matches!(kind, ALLOC_NODE | FREE_NODE);
+            has.conditions |= kind == CONDITIONAL_NODE;
             if kind == MEMCPY_NODE {
                 recorded.host_copies.extend(self.host_copy(driver, node)?);
             }
         }
-        Ok(memory)
+        Ok(())
     }
 
     /// What a node is, as the driver numbers it.

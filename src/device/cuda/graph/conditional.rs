@@ -147,7 +147,9 @@ impl CudaBackend {
         let again = (when == Condition::While).then_some(Again { handle, flag, node: None });
         let mut book = self.graphs.book();
         book.graphs.insert(body, Graph { within: true, ..Graph::default() });
-        book.graph(raw).conditionals.push(Conditional { node: raw_node(added), body, again });
+        let graph = book.graph(raw);
+        graph.conditions = true;
+        graph.conditionals.push(Conditional { node: raw_node(added), body, again });
         Ok((raw_node(added), body))
     }
 

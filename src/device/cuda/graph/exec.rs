@@ -15,7 +15,7 @@ use cudarc::driver::sys::{
 };
 
 use super::{
-    CudaBackend,
+    CudaBackend, Exec,
     conditional::CAN_BE_THERE,
     exec, graph, node,
     node::{copy, fill},
@@ -24,7 +24,12 @@ use super::{
 use crate::{
     device::{
         backend::{NodeWork, Place, RawExec, RawGraph, RawNode, RawStream, Refused},
-        cuda::{driver::Code, event, host::Repeated, peers, stream},
+        cuda::{
+            driver::{Code, Driver},
+            event,
+            host::Repeated,
+            peers, stream,
+        },
     },
     error::{Error, ErrorKind, Result},
 };
@@ -39,13 +44,14 @@ impl CudaBackend {
     pub(in super::super) fn instantiate(&self, raw: RawGraph) -> Result<RawExec> {
         self.finish(raw)?;
         let driver = self.cx.enter()?;
-        let (memory, execs) = {
+        let (memory, second) = {
             let mut book = self.graphs.book();
             let graph = book.graph(raw);
-            (graph.memory, graph.execs)
+            (graph.memory, graph.is_single().filter(|_| graph.execs > 0))
         };
-        if memory && execs > 0 {
-            return Err(self.usage("a graph that makes memory has one exec at a time, and there is one"));
+        if let Some(what) = second {
+            let text = format!("a graph that {what} has one exec at a time, and there is one: drop that first");
+            return Err(self.usage(&text));
         }
         let mut made = ptr::null_mut();
         // Of a kind that the driver writes into: nothing in it is looked at as what it may not be.
@@ -102,24 +108,30 @@ impl CudaBackend {
     /// # Safety
     /// As [`Backend::exec_destroy`](crate::device::backend::Backend::exec_destroy).
     pub(in super::super) unsafe fn destroy_exec(&self, raw: RawExec) {
-        // The guard is gone at the end of the statement: what is dropped may do anything, and is dropped last.
-        let (ended, graph) = self.graphs.book().exec_ended(raw);
-        let Ok(driver) = self.cx.enter() else { return };
+        // Its name may be another's as soon as the driver has destroyed it. The guard is gone at the end of the statement: what
+        // is dropped may do anything, and is dropped last.
+        let ended = self.graphs.book().execs.remove(&raw);
+        if let Ok(driver) = self.cx.enter() {
+            self.destroy_raw_exec(driver, raw, &ended);
+        }
+        // Only now may there be another exec of a graph that has one at a time.
+        let graph = ended.as_ref().and_then(|ended| Some((ended.of, self.graphs.book().exec_gone(ended.of)?)));
+        if let Some((graph, _)) = &graph {
+            self.destroy(*graph);
+        }
+    }
+
+    fn destroy_raw_exec(&self, driver: &Driver, raw: RawExec, ended: &Option<Exec>) {
         for memory in ended.iter().flat_map(|ended| &ended.kept) {
             // SAFETY: memory of the last launch, which is done. If there was none it is refused.
             if let Err(error) = unsafe { self.memory.free(&self.cx, *memory) } {
                 tracing::debug!(%error, "memory that no node gives back");
             }
         }
-        {
-            let _alone = self.gate.alone();
-            // SAFETY: made by `instantiate`, and its owner, who calls this once, is done with it.
-            if let Err(error) = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy") {
-                tracing::warn!(%error, "an exec of a graph was not destroyed");
-            }
-        }
-        if let Some((graph, _)) = &graph {
-            self.destroy(*graph);
+        let _alone = self.gate.alone();
+        // SAFETY: made by `instantiate`, and its owner, who says so once, is done with it.
+        if let Err(error) = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy") {
+            tracing::warn!(%error, "an exec of a graph was not destroyed");
         }
     }
 
@@ -171,13 +183,7 @@ impl CudaBackend {
             ((&raw const (*info).result).cast::<u32>().read(), (&raw const (*info).errorNode).read())
         };
         let refused = (!refused.is_null()).then(|| raw_node(refused));
-        let changed = self.changed(code, "cuGraphExecUpdate", refused, not_updatable(result))?;
-        if changed.is_ok() {
-            let mut book = self.graphs.book();
-            let functions = book.functions(from);
-            book.exec_calls(raw, functions);
-        }
-        Ok(changed)
+        self.changed(code, "cuGraphExecUpdate", refused, not_updatable(result))
     }
 
     /// # Safety
@@ -226,7 +232,7 @@ impl CudaBackend {
             NodeWork::Host(function) => {
                 let known = {
                     let book = self.graphs.book();
-                    let functions = book.execs.get(&raw).map(|exec| &exec.functions);
+                    let functions = book.execs.get(&raw).map(|exec| &exec.set);
                     functions.and_then(|functions| functions.iter().find(|known| known.is(function)).cloned())
                 };
                 let function = match known {
@@ -242,7 +248,7 @@ impl CudaBackend {
                 (code, "cuGraphExecHostNodeSetParams", "it is no host function's node")
             }
             NodeWork::Child(child) => {
-                self.check_unspoiled(*child)?;
+                self.check_child(*child)?;
                 // SAFETY: above; the child is a live graph, which is copied.
                 let code = unsafe { (driver.exec_set_child)(exec, node, graph(*child)) };
                 if code.is_success() {

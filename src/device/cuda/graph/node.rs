@@ -158,12 +158,10 @@ impl CudaBackend {
                 self.graphs.book().graph(raw).functions.push(function);
             }
             NodeWork::Child(child) => {
-                self.check_unspoiled(*child)?;
+                self.check_child(*child)?;
                 // SAFETY: above; the child is another live graph, which is copied.
                 let code = unsafe { (driver.graph_add_child_node)(to, graph, before, count, super::graph(*child)) };
-                self.added(raw, work, code, "cuGraphAddChildGraphNode").map_err(|error| {
-                    error.advise("a child may have no conditions, and may not make memory or give it back")
-                })?;
+                self.added(raw, work, code, "cuGraphAddChildGraphNode")?;
                 let mut book = self.graphs.book();
                 let functions = book.functions(*child);
                 book.graph(raw).functions.extend(functions);

@@ -37,11 +37,12 @@ use super::{
     fresh_id, lock,
     machine::{Around, Point},
     memory::Reserved,
-    work::{Held, Work, check_copy, check_fill, check_launch, no_stand_in},
+    work::{Work, check_copy, check_fill, check_launch, no_stand_in},
 };
 use crate::{
-    device::backend::{
-        Address, Condition, External, NodeWork, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
+    device::{
+        backend::{Address, Condition, External, NodeWork, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused},
+        piece::hold,
     },
     error::{Error, ErrorKind, Result},
 };
@@ -129,6 +130,12 @@ impl Graphs {
 impl Graph {
     fn has_memory(&self) -> bool {
         self.nodes.iter().any(|node| node.task.is_memory())
+    }
+
+    /// Why it has one exec at a time and is nobody's child, as on a GPU.
+    fn is_single(&self) -> Option<&'static str> {
+        let has_conditions = || self.nodes.iter().any(|node| matches!(node.task, Task::Conditional { .. }));
+        if self.has_memory() { Some("makes memory") } else { has_conditions().then_some("has conditions") }
     }
 
     /// The memory that begins there, if nobody has given it back yet and `after` comes after where it was made.
@@ -232,7 +239,7 @@ impl Device {
         self.alive()?;
         let External { name, args, emulated, .. } = work;
         let body = emulated.ok_or_else(no_stand_in)?;
-        let task = Task::External { name, args: args.iter().map(Held::from).collect(), body };
+        let task = Task::External { name, args: hold(args), body };
         // What is refused is dropped without the lock.
         let kept = task.clone();
         let node = lock(&self.graphs).push(graph, after, task);
@@ -288,7 +295,7 @@ impl Device {
         Ok(match work {
             NodeWork::Kernel(launch) => {
                 check_launch(launch).map_err(|error| error.at(format!("kernel `{}`", launch.kernel.name)))?;
-                Task::Kernel { kernel: launch.kernel, args: launch.args.iter().map(Held::from).collect() }
+                Task::Kernel { kernel: launch.kernel, args: hold(launch.args) }
             }
             NodeWork::Copy { to, from, bytes } => {
                 check_copy(*bytes)?;
@@ -301,8 +308,8 @@ impl Device {
             NodeWork::Host(callback) => Task::Host(callback.clone()),
             NodeWork::Empty => Task::Empty,
             NodeWork::Child(child) => {
-                if graphs.graph(*child)?.has_memory() {
-                    return Err(wrong("a graph that makes memory is nobody's child"));
+                if let Some(what) = graphs.graph(*child)?.is_single() {
+                    return Err(wrong(format!("a graph that {what} is no child of another")));
                 }
                 Task::Child(graphs.snapshot(*child)?)
             }
@@ -333,8 +340,12 @@ impl Device {
         if found.is_body {
             return Err(wrong("the body of a conditional node runs as a part of its graph only"));
         }
-        if found.has_memory() && graphs.execs.values().any(|exec| exec.of == graph) {
-            return Err(wrong("a graph that makes memory has one exec at a time"));
+        if let Some(what) = found.is_single()
+            && graphs.execs.values().any(|exec| exec.of == graph)
+        {
+            return Err(wrong(format!(
+                "a graph that {what} has one exec at a time, and there is one: drop that first"
+            )));
         }
         let nodes = graphs.snapshot(graph)?;
         let exec = RawExec(fresh_id());

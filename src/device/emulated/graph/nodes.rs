@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::super::{memory::Reserved, work::Held};
+use super::super::memory::Reserved;
 use crate::device::{
     backend::{
         Address, Condition, Emulation, HostCallback, KernelDef, Pattern, Place, RawEvent, RawGraph, RawNode, Refused,
     },
     human,
+    piece::Held,
 };
 
 /// See the module.

@@ -48,6 +48,29 @@ fn host_functions_live_as_long_as_what_may_call_them() {
 }
 
 #[test]
+fn a_host_function_that_was_replaced_is_let_go() {
+    let Some(bench) = Bench::get() else { return };
+    let (called, function) = counter();
+    let graph = bench.graph();
+    let node = bench.add(graph, &[], &NodeWork::Host(function));
+    let exec = bench.exec(graph);
+    let ((first, one), (second, two)) = (counter(), counter());
+    bench.set(exec, node, &NodeWork::Host(Arc::clone(&one))).unwrap();
+    bench.launch(exec);
+    bench.set(exec, node, &NodeWork::Host(Arc::clone(&two))).unwrap();
+    bench.launch(exec);
+    // Whoever set them says that no launch calls it any more.
+    bench.backend().callback_over(&one);
+    drop((one, two));
+    assert_eq!([&called, &first, &second].map(|counter| count(counter)), [0, 1, 1]);
+    assert_eq!([&called, &first, &second].map(Arc::strong_count), [2, 1, 2]);
+    bench.launch(exec);
+    assert_eq!((count(&first), count(&second)), (1, 2));
+    bench.end(&[exec], &[graph]);
+    assert_eq!([&called, &second].map(Arc::strong_count), [1, 1]);
+}
+
+#[test]
 fn memory_of_a_graph_comes_and_goes_with_it() {
     let Some(bench) = Bench::get() else { return };
     let ([_, b], device) = (bench.device, bench.backend());

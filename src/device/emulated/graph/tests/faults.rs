@@ -34,6 +34,7 @@ fn a_condition_is_asked_when_its_turn_has_come() {
         run(&device, once, work).unwrap();
         assert_eq!(read(&device, work, memory, 8), [wanted; 8]);
     }
+    destroy(&device, once);
     device.graph_remove(graph, node).unwrap();
     assert!(add(&device, body, &[], &NodeWork::Empty).is_err(), "it went with its node");
     let (_, body) = conditional(Condition::While);

@@ -1,0 +1,211 @@
+//! The calls of a [`Recorder`]: [`Backend`], whose every call of work becomes a node.
+
+use std::{ptr::NonNull, sync::atomic::Ordering, time::Duration};
+
+use super::{
+    super::{
+        backend::{
+            Address, Backend, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern,
+            Place, RawEvent, RawStream, Recorded, StreamSpec,
+        },
+        draft::{Few, Kind},
+    },
+    Recorder,
+};
+use crate::error::{Error, ErrorKind, Result};
+
+pub(crate) fn is_called_once() -> Error {
+    let text = "a host function that can be called once, in a capture: it would be called at every launch; \
+                say `host_callback`";
+    Error::new(ErrorKind::Usage, text)
+}
+
+impl Backend for Recorder {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn description(&self) -> String {
+        self.inner.description()
+    }
+
+    fn make_current(&self) -> Result<()> {
+        self.inner.make_current()
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        self.inner.memory()
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Address> {
+        self.inner.alloc(bytes)
+    }
+
+    unsafe fn free(&self, address: Address) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.inner.free(address) }
+    }
+
+    fn alloc_on(&self, _stream: RawStream, _bytes: u64) -> Result<Address> {
+        let text = "stream-ordered memory in a capture: at the second launch it would be somebody else's; take it from \
+                    another allocator, whose memory the graph then keeps";
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
+    unsafe fn free_on(&self, _stream: RawStream, _address: Address) -> Result<()> {
+        Err(Error::new(ErrorKind::Usage, "stream-ordered memory is given back in a capture"))
+    }
+
+    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.inner.alloc_host(bytes)
+    }
+
+    unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.inner.free_host(memory, bytes) }
+    }
+
+    fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
+        Ok(self.stream(&spec.name, Few::new()))
+    }
+
+    fn stream_destroy(&self, _stream: RawStream) {}
+
+    fn stream_query(&self, _stream: RawStream) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn stream_synchronize(&self, _stream: RawStream) -> Result<()> {
+        Err(waits("the host waits for a stream"))
+    }
+
+    fn event_create(&self, _timed: bool) -> Result<RawEvent> {
+        let mut state = self.state();
+        state.handles += 1;
+        let event = RawEvent(state.handles);
+        state.events.insert(event, Few::new());
+        Ok(event)
+    }
+
+    fn event_destroy(&self, event: RawEvent) {
+        self.state().events.remove(&event);
+    }
+
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        let mut state = self.state();
+        state.check()?;
+        let at = state.lane(stream)?;
+        match state.events.get_mut(&event) {
+            Some(mark) => *mark = at,
+            None => {
+                // The device's own: recorded at each launch.
+                drop(state);
+                // SAFETY: a record touches no memory; whoever enqueued it keeps the event.
+                unsafe { self.enqueue(stream, &NodeWork::Record(event)) }?;
+            }
+        }
+        Ok(())
+    }
+
+    fn event_query(&self, _event: RawEvent) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration> {
+        self.inner.event_elapsed(from, to)
+    }
+
+    fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        let mut state = self.state();
+        state.check()?;
+        let Some(mark) = state.events.get(&event).cloned() else {
+            drop(state);
+            // SAFETY: a wait touches no memory; whoever enqueued it keeps the event.
+            return unsafe { self.enqueue(stream, &NodeWork::Wait(event)) };
+        };
+        let at = state.lane(stream)?;
+        let joined = state.draft.last_of(at.into_iter().chain(mark));
+        if let Some(lane) = state.streams.get_mut(&stream) {
+            lane.at = joined;
+        }
+        Ok(())
+    }
+
+    unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.enqueue(stream, &NodeWork::Copy { to, from, bytes }) }
+    }
+
+    unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.enqueue(stream, &NodeWork::Fill { to, pattern, bytes }) }
+    }
+
+    fn load(&self, kernel: &'static KernelDef) -> Result<()> {
+        self.inner.load(kernel)
+    }
+
+    unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.enqueue(stream, &NodeWork::Kernel(*launch)) }
+    }
+
+    unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
+        let mut state = self.state();
+        state.check()?;
+        if let Some(note) = &mut state.note {
+            return note.refuse("a node of another library's cannot be set: capture anew and update the whole exec");
+        }
+        let (after, graph, label) = (state.end_to_add(stream)?, state.graph, state.label.clone());
+        let before = state.draft.raw_of(&after);
+        state.capturing.store(true, Ordering::Release);
+        drop(state);
+        let name = external.name;
+        // SAFETY: the same contract. Nobody else adds to the graph meanwhile, as `capturing` says.
+        let recorded = unsafe { self.inner.graph_external(graph, &before, external) };
+        self.captured();
+        let mut state = self.state();
+        let Recorded { ends, nodes, host_copies } = recorded?;
+        if nodes == 0 {
+            return Ok(());
+        }
+        let raw = ends.into_iter().collect();
+        let node = state.draft.add(raw, Kind::External, name.into(), label, after);
+        state.foreign.extend(host_copies.into_iter().map(|(way, bytes)| (node, way, bytes)));
+        state.come_to(stream, node);
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_context(&self) -> Option<&std::sync::Arc<cudarc::driver::CudaContext>> {
+        self.inner.cuda_context()
+    }
+
+    fn host_function(&self, _stream: RawStream, _function: HostFunction) -> Result<()> {
+        Err(is_called_once())
+    }
+
+    fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {
+        // SAFETY: it touches no memory of the device's.
+        unsafe { self.enqueue(stream, &NodeWork::Host(function)) }
+    }
+
+    fn reuses_handles(&self) -> bool {
+        self.inner.reuses_handles()
+    }
+
+    fn is_checked(&self) -> bool {
+        self.inner.is_checked()
+    }
+
+    fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
+        self.inner.host_access(memory, bytes, write)
+    }
+}
+
+fn waits(what: &str) -> Error {
+    let text = format!(
+        "{what} while its work is captured: none of it has run yet; do that before the capture or after the launch"
+    );
+    Error::new(ErrorKind::Usage, text)
+}

@@ -1,0 +1,162 @@
+//! [`Face`]: what tells a wait at a port in the middle of a run from all others.
+//!
+//! There are two wakers. The operator's future is polled with its [`Face`], and whoever it awaits something of keeps a
+//! clone of that. Its ports keep the node's own instead. So a wait at a port in the middle of a run can be told from all
+//! others: if nobody has a clone of the face, nothing but the flow's other operators can wake this one, and it gives its
+//! token back while it waits, as between two runs.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{Ordering, fence},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use super::{super::shown::InRun, Node};
+use crate::condition::Readiness;
+
+/// What an operator's future is polled with, in place of the node's own waker.
+struct Face(Arc<Node>);
+
+impl Wake for Face {
+    fn wake(self: Arc<Self>) {
+        self.0.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake_by_ref();
+    }
+}
+
+/// A face that is worn, with the waker made of it. Taken off when it is dropped.
+pub(in super::super) struct Worn {
+    face: Arc<Face>,
+    pub(super) waker: Waker,
+}
+
+impl Worn {
+    /// Another face in place of this one. Whoever has a clone of the old one can still wake the operator by it.
+    fn renew(&mut self) {
+        let node = self.face.0.clone();
+        self.face = Arc::new(Face(node));
+        self.waker = Waker::from(self.face.clone());
+        self.face.0.face.store(Arc::as_ptr(&self.face).addr(), Ordering::Relaxed);
+    }
+
+    /// Nobody else can wake the operator by it.
+    fn is_held_by_nobody(&self) -> bool {
+        let alone = Arc::strong_count(&self.face) == 2;
+        // Whoever woke by it and dropped it after that: the wake is seen, too.
+        fence(Ordering::Acquire);
+        alone
+    }
+}
+
+impl Drop for Worn {
+    fn drop(&mut self) {
+        self.face.0.face.store(0, Ordering::Relaxed);
+    }
+}
+
+/// In the middle of a run.
+pub(super) mod at_port {
+    pub(in super::super) const NOTHING: u8 = 0;
+    /// For others of the flow.
+    pub(in super::super) const OTHERS: u8 = 1;
+    /// For what comes by itself, if for others too.
+    pub(in super::super) const MORE: u8 = 2;
+}
+
+impl Node {
+    /// For the operator's future to be polled with.
+    pub(in super::super) fn wear_face(self: &Arc<Self>) -> Worn {
+        let face = Arc::new(Face(self.clone()));
+        self.face.store(Arc::as_ptr(&face).addr(), Ordering::Relaxed);
+        Worn { waker: Waker::from(face.clone()), face }
+    }
+
+    /// Whether that is the face, as the operator's future was given it. A combinator has a waker of its own, and polls
+    /// again only what was woken by that.
+    #[inline]
+    pub(in super::super) fn is_face(&self, waker: &Waker) -> bool {
+        waker.data().addr() == self.face.load(Ordering::Relaxed)
+    }
+
+    /// A wait at a port, maybe in the middle of a run: polled with `own`, the node's waker. `wait` says what is waited for.
+    #[cold]
+    pub(in super::super) fn poll_port<T>(
+        &self,
+        own: &Waker,
+        what: InRun,
+        task: &mut Context<'_>,
+        wait: impl FnOnce(&mut Context<'_>) -> std::result::Result<T, Readiness>,
+    ) -> Poll<T> {
+        let ours = self.is_face(task.waker());
+        let answer = if ours { wait(&mut Context::from_waker(own)) } else { wait(task) };
+        match answer {
+            Ok(answer) => {
+                if self.shown.in_run().is_some() {
+                    self.show_running();
+                    self.end_of_wait();
+                }
+                Poll::Ready(answer)
+            }
+            Err(asked) => {
+                let alone = ours && asked.needs_others();
+                self.note_wait(alone);
+                if self.shown.show_in_run(what) {
+                    self.rest.watchers.tell(self.operator);
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The next wait is another one.
+    #[inline]
+    pub(in super::super) fn end_of_wait(&self) {
+        self.face_is_new.store(false, Ordering::Relaxed);
+    }
+
+    /// The operator waits in the present poll; `for_others`: for nothing but others of its flow.
+    pub(in super::super) fn note_wait(&self, for_others: bool) {
+        let before = self.at_port.load(Ordering::Relaxed);
+        let now = if for_others { at_port::OTHERS } else { at_port::MORE };
+        self.at_port.store(before.max(now), Ordering::Relaxed);
+    }
+
+    /// What it waits for in the middle of a run, if it does.
+    pub(crate) fn waits_in_run(&self) -> Option<InRun> {
+        self.shown.in_run()
+    }
+
+    /// Nothing will come to it: the message that it waits for in the middle of a run.
+    pub(crate) fn release(self: &Arc<Self>) {
+        self.released.store(true, Ordering::Release);
+        self.wake_by_ref();
+    }
+
+    /// Asked where it waits for a message: it is told once, and for good where it is to end.
+    pub(in super::super) fn take_release(&self) -> bool {
+        self.released.swap(false, Ordering::AcqRel) || self.is_finishing()
+    }
+
+    /// The poll in which it came to wait at a port is over.
+    #[cold]
+    pub(super) fn end_wait(&self, pending: bool, worn: &mut Worn) {
+        let only_others = self.at_port.load(Ordering::Relaxed) == at_port::OTHERS;
+        self.at_port.store(at_port::NOTHING, Ordering::Relaxed);
+        if !pending || !only_others {
+            return;
+        }
+        if worn.is_held_by_nobody() {
+            self.park();
+        } else if !self.face_is_new.swap(true, Ordering::Relaxed) {
+            // Some may have kept a clone that wait for nothing any more: a channel that was looked at once. Whatever is
+            // still waited for is polled again and takes one of the new face.
+            worn.renew();
+            worn.face.0.wake_by_ref();
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Graphs at their edges: what a sceptic did to them. Each test is named for the fault that it would show; what never was one
+//! is `holds_..`.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/graph.rs"]
+mod graph;
+
+use std::{
+    io::Read,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+
+use common::*;
+use graph::*;
+use wakeline::{
+    device::{Emulated, Faults},
+    graph::{Graph, GraphEvent, Node},
+    memory::Allocator,
+    prelude::*,
+};
+
+/// An async body as two tests, `name::emulated` and `name::cuda`. It is given a device and a stream of that, and runs in a
+/// process of its own: what hangs there may hold a lock that all tests share, and what ends the process ends alone.
+macro_rules! alone {
+    ($name:ident, $body:expr) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn emulated() {
+                in_a_process(concat!(module_path!(), "::emulated"), || Some(common::emulated()), $body);
+            }
+
+            #[test]
+            fn cuda() {
+                in_a_process(concat!(module_path!(), "::cuda"), common::cuda, $body);
+            }
+        }
+    };
+}
+
+mod copies;
+mod launches;
+mod memory;
+mod sets;
+
+fn in_a_process(path: &str, device: impl FnOnce() -> Option<Device>, body: impl AsyncFnOnce(Device, Stream)) {
+    // Tests are called without their crate.
+    let name = path.split_once("::").map_or(path, |(_, name)| name);
+    if std::env::var("GRAPH_EDGES").is_ok_and(|only| only == name) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        return runtime.block_on(within(async {
+            let Some(device) = device() else { return };
+            let stream = Stream::new(&device).unwrap();
+            body(device, stream).await;
+        }));
+    }
+    // Nothing is written there: it ends as the process does.
+    let (mut end, of_process) = std::io::pipe().unwrap();
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env("GRAPH_EDGES", name)
+        .stdin(of_process)
+        .spawn()
+        .unwrap();
+    let (tell, ended) = mpsc::channel();
+    std::thread::spawn(move || tell.send(end.read(&mut [0])));
+    if ended.recv_timeout(Duration::from_secs(15)).is_err() {
+        process.kill().unwrap();
+        process.wait().unwrap();
+        panic!("it hangs");
+    }
+    let status = process.wait().unwrap();
+    assert!(status.success(), "{status}");
+}
+
+fn traps_at_increment() -> Device {
+    emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("increment", 1)))
+}
+
+fn first(graph: &Graph) -> Node {
+    graph.nodes()[0].node
+}
+
+/// Whether memory at this address is given to whoever asks: then nobody keeps it.
+fn is_handed_out(device: &Device, address: u64) -> bool {
+    // Several: others of the same size may lie before it.
+    let asked: Vec<_> = (0..16).map(|_| Buffer::<u32>::new(device, 64).unwrap()).collect();
+    asked.iter().any(|buffer| buffer.device_address().unwrap() == address)
+}
+
+/// A graph of one node, which fills.
+fn fills(data: &mut Buffer<u32>, value: u32) -> Graph {
+    let device = data.device().clone();
+    Graph::capture(&device, |capture| capture.stream().fill(data, value)).unwrap().0
+}
+
+/// A graph that adds what its input holds to `sum`, by way of memory of its own.
+fn adds_input(input: &Buffer<u32>, sum: &mut Buffer<u32>) -> Result<Graph> {
+    let device = sum.device().clone();
+    let captured = Graph::capture(&device, |capture| {
+        capture.input(input)?;
+        let mut x = capture.stream().alloc::<u32>(64)?;
+        capture.stream().copy(input, &mut x)?;
+        add_to::launch(capture.stream(), sum, &x)
+    });
+    captured.map(|(graph, ())| graph)
+}

@@ -1,0 +1,265 @@
+//! What a graph uses stays as long as it does, and is nobody else's meanwhile.
+
+use super::*;
+
+// The body of a conditional node fails: its nodes stay, and what they use is kept by nobody.
+alone!(a_body_that_fails_leaves_nodes_whose_memory_is_not_kept, async |device: Device, stream: Stream| {
+    let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
+    let address = data.device_address().unwrap();
+    let mut graph = Graph::builder(&device).unwrap();
+    let failed = graph.run_if(&[], &flag, |body| {
+        body.add(&[], |stream| stream.fill(&mut data, 1))?;
+        Err("no more of this".into())
+    });
+    assert!(failed.is_err());
+    // The user goes on without it.
+    let graph = graph.build().unwrap();
+    let exec = graph.instantiate().unwrap();
+    drop(data);
+    assert!(!is_handed_out(&device, address), "a node writes to it at each launch");
+    exec.launch(&stream).unwrap();
+});
+
+// A body's builder, swapped with another: what the body's nodes use is kept by another graph.
+alone!(
+    a_builder_that_is_swapped_out_of_its_closure_keeps_its_memory_elsewhere,
+    async |device: Device, stream: Stream| {
+        let flag = buffer(&stream, 1).await;
+        let mut mine = Graph::builder(&device).unwrap();
+        let mut graph = Graph::builder(&device).unwrap();
+        let swapped = graph.run_if(&[], &flag, |body| {
+            std::mem::swap(body, &mut mine);
+            Ok(())
+        });
+        refused(swapped, &["exchanged for another one"]);
+    }
+);
+
+// A stream that is kept beyond its capture is given the graph's own memory, which launches write to.
+alone!(a_stream_that_is_kept_is_given_the_graphs_own_memory, async |device: Device, _| {
+    let (_graph, kept) = Graph::capture(&device, |capture| {
+        let mut scratch = capture.stream().alloc::<u32>(64)?;
+        capture.stream().fill(&mut scratch, 1)?;
+        Ok(capture.stream().clone())
+    })
+    .unwrap();
+    refused(kept.alloc::<u32>(64), &["its capture is over"]);
+});
+
+// Memory of one graph's own that another graph uses, too: the first forgets that as its capture ends, and takes it along.
+alone!(memory_of_a_graphs_own_goes_while_another_graph_uses_it, async |device: Device, stream: Stream| {
+    let (one, (two, address)) = Graph::capture(&device, |capture| {
+        let mut shared = capture.stream().alloc::<u32>(64)?;
+        capture.stream().fill(&mut shared, 1)?;
+        let (two, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut shared, 2))?;
+        Ok((two, shared.device_address()?))
+    })
+    .unwrap();
+    let exec = two.instantiate().unwrap();
+    drop((one, two));
+    assert!(!is_handed_out(&device, address), "a node writes to it at each launch");
+    exec.launch(&stream).unwrap();
+});
+
+// The same two graphs, both alive: their launches write to one memory and do not wait for each other.
+alone!(launches_of_two_graphs_that_share_memory_of_ones_own_race, async |device: Device, _| {
+    let [a, b] = streams(&device);
+    let (one, two) = Graph::capture(&device, |capture| {
+        let mut shared = capture.stream().alloc::<u32>(64)?;
+        capture.stream().fill(&mut shared, 1)?;
+        Ok(Graph::capture(&device, |capture| capture.stream().fill(&mut shared, 2))?.0)
+    })
+    .unwrap();
+    let (one, two) = (one.instantiate().unwrap(), two.instantiate().unwrap());
+    let held = hold(&a);
+    one.launch(&a).unwrap();
+    let second = two.launch(&b).map(|_| ());
+    drop(held);
+    second.unwrap();
+});
+
+// Memory of a builder's that was used on a stream and dropped: the launches do not come after that use.
+alone!(a_launch_does_not_come_after_a_use_of_memory_that_was_dropped_before_the_build, async |device: Device, _| {
+    let [one, two] = streams(&device);
+    let mut seen = buffer(&one, 0).await;
+    let mut builder = Graph::builder(&device).unwrap();
+    let mut made = None;
+    builder
+        .add(&[], |stream| {
+            let mut x = stream.alloc::<u32>(64)?;
+            stream.fill(&mut x, 1)?;
+            made = Some(x);
+            Ok(())
+        })
+        .unwrap();
+    let mut x = made.unwrap();
+    one.fill(&mut x, 9).unwrap();
+    one.completed().await.unwrap();
+    let held = hold(&two);
+    add_to::launch(&two, &mut seen, &x).unwrap();
+    drop(x);
+    let exec = builder.build().unwrap().instantiate().unwrap();
+    let launched = exec.launch(&one).map(|_| ());
+    drop(held);
+    launched.unwrap();
+    assert_eq!(seen.to_vec(&two).await.unwrap(), [9; 64]);
+});
+
+// Memory that a node of one graph makes, in another graph: there it is nothing.
+alone!(memory_that_a_node_makes_is_used_in_another_graph, async |device: Device, _| {
+    let mut builder = Graph::builder(&device).unwrap();
+    let (_, mut x) = builder.alloc::<u32>(&[], 64).unwrap();
+    let captured = Graph::capture(&device, |capture| capture.stream().fill(&mut x, 1));
+    refused(captured, &["a node of another graph makes"]);
+});
+
+// Whoever keeps a stream of a capture, or an event that was recorded there, keeps the whole graph and its callbacks.
+alone!(a_stream_that_is_kept_keeps_the_graphs_callbacks, async |device: Device, _| {
+    let owned = Arc::new(());
+    let captured = owned.clone();
+    let (graph, kept) = Graph::capture(&device, |capture| {
+        capture.stream().host_callback(move || _ = &captured)?;
+        let event = wakeline::stream::Event::new();
+        event.record(capture.stream())?;
+        Ok(event)
+    })
+    .unwrap();
+    drop(graph);
+    assert_eq!(Arc::strong_count(&owned), 1, "the graph is gone, and what its callback owns is not");
+    drop(kept);
+});
+
+/// Memory that is asked for as a thread ends, after it has captured: a panic.
+#[test]
+fn memory_as_a_thread_ends_after_a_capture_panics() {
+    struct AtEnd(std::cell::RefCell<Option<(Device, mpsc::Sender<bool>)>>);
+    impl Drop for AtEnd {
+        fn drop(&mut self) {
+            let Some((device, told)) = self.0.take() else { return };
+            let made =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| Buffer::<u32>::new(&device, 64).is_ok()));
+            let _ = told.send(made.unwrap_or(false));
+        }
+    }
+    thread_local! {
+        static EARLY: AtEnd = const { AtEnd(std::cell::RefCell::new(None)) };
+        static LATE: AtEnd = const { AtEnd(std::cell::RefCell::new(None)) };
+    }
+    let device = common::emulated();
+    let (tell, told) = mpsc::channel();
+    let of_thread = device.clone();
+    std::thread::spawn(move || {
+        EARLY.with(|at_end| at_end.0.replace(Some((of_thread.clone(), tell.clone()))));
+        Graph::capture(&of_thread, |_| Ok(())).unwrap();
+        LATE.with(|at_end| at_end.0.replace(Some((of_thread, tell))));
+    })
+    .join()
+    .unwrap();
+    assert_eq!(told.into_iter().collect::<Vec<_>>(), [true, true]);
+}
+
+/// Memory of another device for a captured stream: outside a capture that is an error.
+#[test]
+fn memory_of_another_device_for_a_captured_stream_is_no_error() {
+    let (here, there) = (common::emulated(), common::emulated());
+    let allocator = Allocator::unbounded(&there);
+    let made = Graph::capture(&here, |capture| Ok(allocator.alloc::<u32>(capture.stream(), 64).map(drop))).unwrap().1;
+    assert!(made.is_err(), "`choose one of its own device`");
+}
+
+// What two devices say to the same mistake: a graph that makes memory, twice, or as a child. Documented as `Usage`.
+alone!(mistakes_with_graphs_that_make_memory_are_no_usage_errors, async |device: Device, _| {
+    let mut builder = Graph::builder(&device).unwrap();
+    let (_, mut x) = builder.alloc::<u32>(&[], 64).unwrap();
+    builder.add(&[], |stream| stream.fill(&mut x, 1)).unwrap();
+    let graph = builder.build().unwrap();
+    let mut outer = Graph::builder(&device).unwrap();
+    let child = outer.child(&[], &graph).unwrap_err();
+    let _exec = graph.instantiate().unwrap();
+    let second = graph.instantiate().unwrap_err();
+    assert_eq!((child.kind(), second.kind()), (ErrorKind::Usage, ErrorKind::Usage), "{child}; {second}");
+});
+
+// Memory made before and used in a capture: stream-ordered, a user's, page-locked; dropped in any order.
+alone!(holds_memory_of_every_kind_in_any_order, async |device: Device, stream: Stream| {
+    for order in 0..6 {
+        let mut sum = buffer(&stream, 0).await;
+        let allocator = Allocator::stream_ordered(&device);
+        let mut ordered = allocator.alloc::<u32>(&stream, 64).unwrap();
+        stream.fill(&mut ordered, 1).unwrap();
+        let under = buffer(&stream, 2).await;
+        let address = under.device_address().unwrap();
+        // SAFETY: the owner keeps the memory, and nobody else touches it.
+        let (mine, wrapped) = unsafe { Buffer::<u32>::from_device_address(&device, address, 64, under) }.unwrap();
+        let (graph, ()) = Graph::capture(&device, |capture| {
+            add_to::launch(capture.stream(), &mut sum, &ordered)?;
+            add_to::launch(capture.stream(), &mut sum, &mine)
+        })
+        .unwrap();
+        let exec = graph.instantiate().unwrap();
+        let held = hold(&stream);
+        let launched = exec.launch(&stream).unwrap();
+        let (mut graph, mut exec, mut made) = (Some(graph), Some(exec), Some((ordered, mine)));
+        let mut back = Box::pin(wrapped.into_inner());
+        for step in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]][order] {
+            match step {
+                0 => drop(graph.take()),
+                1 => drop(exec.take()),
+                _ => drop(made.take()),
+            }
+            assert!(futures::FutureExt::now_or_never(&mut back).is_none(), "a launch uses it");
+        }
+        drop(held);
+        launched.completed().await.unwrap();
+        drop(back.await.unwrap());
+        assert_eq!(sum.to_vec(&stream).await.unwrap(), [3; 64]);
+    }
+    freed(&device).await;
+});
+
+// A capture within a capture, of another device and of the same, with the outer one's memory.
+alone!(holds_captures_within_captures, async |here: Device, one: Stream| {
+    let there = common::emulated();
+    let two = Stream::new(&there).unwrap();
+    let (mut a, mut b) = (buffer(&one, 0).await, buffer(&two, 0).await);
+    let (outer, inner) = Graph::capture(&here, |capture| {
+        let mut scratch = capture.stream().alloc::<u32>(64)?;
+        capture.stream().fill(&mut scratch, 3)?;
+        let (inner, ()) = Graph::capture(&there, |inner| {
+            let mut scratch = inner.stream().alloc::<u32>(64)?;
+            inner.stream().fill(&mut scratch, 4)?;
+            add_to::launch(inner.stream(), &mut b, &scratch)
+        })?;
+        let nothing = Graph::capture(&here, |inner| {
+            inner.stream().fill(&mut a, 9)?;
+            Err::<(), Error>("no".into())
+        });
+        assert!(nothing.is_err());
+        add_to::launch(capture.stream(), &mut a, &scratch)?;
+        Ok(inner)
+    })
+    .unwrap();
+    outer.instantiate().unwrap().launch(&one).unwrap();
+    inner.instantiate().unwrap().launch(&two).unwrap();
+    assert_eq!((a.to_vec(&one).await.unwrap()[0], b.to_vec(&two).await.unwrap()[0]), (3, 4));
+});
+
+// What a capture gave its caller is his when the graph is gone, and in order with its last launches.
+alone!(holds_an_output_outlives_its_graph, async |device: Device, _| {
+    let [one, two] = streams(&device);
+    let (graph, mut output) = Graph::capture(&device, |capture| {
+        let mut output = capture.stream().alloc::<u32>(64)?;
+        capture.stream().fill(&mut output, 5)?;
+        Ok(output)
+    })
+    .unwrap();
+    let exec = graph.instantiate().unwrap();
+    let held = hold(&one);
+    exec.launch(&one).unwrap();
+    drop((exec, graph));
+    increment::launch(&two, &mut output).unwrap();
+    drop(held);
+    assert_eq!(output.to_vec(&two).await.unwrap(), [6; 64]);
+    drop(output);
+    freed(&device).await;
+});

@@ -1,0 +1,315 @@
+//! What graphs cannot do, said before the driver does, and what they hold while they can: on both devices alike.
+
+mod common;
+
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use common::*;
+use wakeline::{graph::Graph, prelude::*, stream::Event};
+
+/// Puts work into a stream as it is dropped.
+struct Enqueues(Stream);
+
+impl Drop for Enqueues {
+    fn drop(&mut self) {
+        let _ = self.0.host_callback(|| ());
+    }
+}
+
+/// What waits for itself does so on a thread that is left behind.
+fn apart(work: impl FnOnce() + Send + 'static) {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        work();
+        let _ = tell.send(());
+    });
+    told.recv_timeout(Duration::from_secs(20)).expect("it waits for itself, or has panicked");
+}
+
+async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
+    let buffer = Buffer::from_slice(stream, &[value; 64]).unwrap();
+    stream.completed().await.unwrap();
+    buffer
+}
+
+/// A graph with a condition, which adds 1 to `data` if the flag is raised.
+fn conditional(device: &Device, flag: &Buffer<u32>, data: &mut Buffer<u32>) -> Graph {
+    let mut graph = Graph::builder(device).unwrap();
+    let added = graph.run_if(&[], flag, |body| body.add(&[], |stream| increment::launch(stream, data)).map(drop));
+    added.unwrap();
+    graph.build().unwrap()
+}
+
+on_both!(a_graph_with_conditions_has_one_exec_at_a_time, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
+    let graph = conditional(&device, &flag, &mut data);
+    let exec = graph.instantiate().unwrap();
+    let second = graph.instantiate().unwrap_err();
+    assert_eq!(second.kind(), ErrorKind::Usage, "{second}");
+    assert!(second.to_string().contains("has conditions has one exec at a time"), "{second}");
+    exec.launch(&stream).unwrap();
+    assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64]);
+    // The next one, once its launches are done.
+    drop(exec);
+    graph.instantiate().unwrap().launch(&stream).unwrap();
+    assert_eq!(data.to_vec(&stream).await.unwrap(), [2; 64]);
+});
+
+on_both!(a_graph_with_conditions_is_no_child, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
+    let inner = conditional(&device, &flag, &mut data);
+    let mut outer = Graph::builder(&device).unwrap();
+    let refused = outer.child(&[], &inner).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Usage, "{refused}");
+    assert!(refused.to_string().contains("has conditions is no child"), "{refused}");
+    // Nothing of it was added.
+    assert!(outer.build().unwrap().nodes().is_empty());
+});
+
+on_both!(a_graph_that_makes_memory_has_one_exec_and_is_no_child, async |device: Device| {
+    let mut graph = Graph::builder(&device).unwrap();
+    let (_, mut scratch) = graph.alloc::<u32>(&[], 64).unwrap();
+    graph.add(&[], |stream| stream.fill(&mut scratch, 1)).unwrap();
+    let graph = graph.build().unwrap();
+    let _exec = graph.instantiate().unwrap();
+    let (second, child) = (graph.instantiate(), Graph::builder(&device).unwrap().child(&[], &graph));
+    for refused in [second.map(drop), child.map(drop)] {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Usage, "{refused}");
+        assert!(refused.to_string().contains("a graph that makes memory"), "{refused}");
+    }
+});
+
+// It would stay in the graph, and read memory that nobody keeps for it.
+on_both!(a_copy_of_an_input_to_the_host_is_an_error, async |device: Device| {
+    let mut host = [(); 3].map(|()| Buffer::<u32>::pinned(&device, 64).unwrap());
+    let [input, output, constant] = &mut host;
+    let copied = Graph::capture(&device, |capture| {
+        capture.input(input)?;
+        capture.output(output)?;
+        capture.stream().copy(&*input, output)
+    });
+    let error = copied.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+    assert!(error.to_string().contains("node 0 copies input 0 to the host"), "{error}");
+    // Of other memory it is a constant's, which is kept.
+    constant.as_mut_slice().unwrap().fill(7);
+    let (graph, ()) = Graph::capture(&device, |capture| {
+        capture.input(input)?;
+        capture.output(output)?;
+        capture.stream().copy(&*constant, output)
+    })
+    .unwrap();
+    let [_, output, _] = host;
+    let stream = Stream::new(&device).unwrap();
+    graph.instantiate().unwrap().launch(&stream).unwrap();
+    assert_eq!(output.to_vec(&stream).await.unwrap(), [7; 64]);
+});
+
+on_both!(a_callback_that_was_replaced_is_let_go_when_no_launch_calls_it, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let (graph, ()) = Graph::capture(&device, |capture| capture.stream().host_callback(|| ())).unwrap();
+    let (exec, node) = (graph.instantiate().unwrap(), graph.nodes()[0].node);
+    let owned: Vec<_> = (0..4).map(|_| Arc::new(())).collect();
+    let owners = || owned.iter().map(Arc::strong_count).collect::<Vec<_>>();
+    for owned in &owned[..3] {
+        let captured = owned.clone();
+        exec.set(node, |stream| stream.host_callback(move || _ = &captured)).unwrap();
+        exec.launch(&stream).unwrap().completed().await.unwrap();
+    }
+    // The last one may be called again. One that is not set to be called by a launch goes, too.
+    assert_eq!(owners(), [1, 1, 2, 1]);
+    let captured = owned[3].clone();
+    let refused = exec.set(node, |stream| {
+        stream.host_callback(move || _ = &captured)?;
+        stream.host_callback(|| ())
+    });
+    assert!(refused.is_err());
+    assert_eq!(owners(), [1, 1, 2, 1]);
+    // Nor does an update leave it there.
+    let (other, ()) = Graph::capture(&device, |capture| capture.stream().host_callback(|| ())).unwrap();
+    exec.update(&other).unwrap();
+    assert_eq!(owners(), [1; 4]);
+    exec.launch(&stream).unwrap().completed().await.unwrap();
+});
+
+on_both!(a_callback_of_a_graph_that_an_exec_was_is_let_go, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let owned: Vec<_> = (0..3).map(|_| Arc::new(())).collect();
+    let capture = |owned: &Arc<()>| {
+        let captured = owned.clone();
+        Graph::capture(&device, |capture| capture.stream().host_callback(move || _ = &captured)).unwrap().0
+    };
+    let exec = capture(&owned[0]).instantiate().unwrap();
+    for owned in &owned[1..] {
+        exec.update(&capture(owned)).unwrap();
+        exec.launch(&stream).unwrap().completed().await.unwrap();
+    }
+    // Its own graph keeps the first.
+    assert_eq!(owned.iter().map(Arc::strong_count).collect::<Vec<_>>(), [2, 1, 2]);
+});
+
+#[test]
+fn what_a_refused_host_function_owns_is_dropped_without_the_streams_lock() {
+    apart(|| {
+        let device = emulated();
+        let (graph, ()) = Graph::capture(&device, |capture| {
+            let stream = capture.stream();
+            let owned = Enqueues(stream.clone());
+            let refused = stream.host_function(move || _ = &owned).unwrap_err();
+            assert!(refused.to_string().contains("say `host_callback`"), "{refused}");
+            stream.host_callback(|| ())
+        })
+        .unwrap();
+        let exec = graph.instantiate().unwrap();
+        let refused = exec.set(graph.nodes()[0].node, |stream| {
+            stream.host_callback(|| ())?;
+            let owned = Enqueues(stream.clone());
+            stream.host_callback(move || _ = &owned)
+        });
+        assert!(refused.unwrap_err().to_string().contains("one piece of work"));
+    });
+}
+
+/// Whoever goes on after that has its nodes in the graph, and in order with his own.
+#[test]
+fn nodes_come_after_a_body_that_failed_half_way() {
+    let device = emulated();
+    let (flag, mut data) = (Buffer::<u32>::new(&device, 1).unwrap(), Buffer::<u32>::new(&device, 64).unwrap());
+    let mut graph = Graph::builder(&device).unwrap();
+    let failed = graph.run_if(&[], &flag, |body| {
+        body.add(&[], |stream| stream.fill(&mut data, 1))?;
+        Err("no more of this".into())
+    });
+    assert!(failed.is_err());
+    let next = graph.add(&[], |stream| stream.fill(&mut data, 2)).unwrap();
+    let graph = graph.build().unwrap();
+    assert!(graph.comes_after(next, graph.nodes()[0].node), "{:?}", graph.nodes());
+}
+
+on_both!(a_time_within_a_graph_is_that_of_its_last_launch, async |device: Device| {
+    let [one, two] = ["one", "two"].map(|name| Stream::named(&device, name).unwrap());
+    let (begin, end) = (Event::timed(), Event::timed());
+    let mut data = Buffer::from_slice(&one, &[0_u32; 64]).unwrap();
+    let (graph, ()) = Graph::capture(&device, |capture| {
+        begin.record(capture.stream())?;
+        increment::launch(capture.stream(), &mut data)?;
+        end.record(capture.stream())
+    })
+    .unwrap();
+    let never = end.since(&begin).await.unwrap_err();
+    assert_eq!(never.kind(), ErrorKind::Driver, "{never}");
+    let exec = graph.instantiate().unwrap();
+    for _ in 0..2 {
+        let held = hold(&two);
+        one.wait_for(&two).unwrap();
+        let launched = exec.launch(&one).unwrap();
+        let mut time = Box::pin(end.since(&begin));
+        assert!(futures::poll!(&mut time).is_pending(), "the launch has not begun");
+        drop(held);
+        time.await.unwrap();
+        assert!(launched.has_passed());
+    }
+});
+
+/// Callbacks of an exec that was dropped in flight may make another exec as they go: whoever makes one ends those first, and
+/// callbacks go with what launches use, when nothing is locked.
+#[test]
+fn a_callback_that_makes_an_exec_as_it_is_dropped_does_not_wait_for_itself() {
+    struct Instantiates(Graph);
+    impl Drop for Instantiates {
+        fn drop(&mut self) {
+            self.0.instantiate().unwrap();
+        }
+    }
+    apart(|| {
+        let device = emulated();
+        let stream = Stream::new(&device).unwrap();
+        let (other, ()) = Graph::capture(&device, |capture| capture.stream().host_callback(|| ())).unwrap();
+        let (owned, dropped) = (Instantiates(other.clone()), Arc::new(()));
+        let watch = dropped.clone();
+        let (graph, ()) =
+            Graph::capture(&device, |capture| capture.stream().host_callback(move || _ = (&owned, &watch))).unwrap();
+        let exec = graph.instantiate().unwrap();
+        let held = hold(&stream);
+        exec.launch(&stream).unwrap();
+        drop((exec, graph));
+        drop(held);
+        stream.synchronize_blocking().unwrap();
+        while Arc::strong_count(&dropped) > 1 {
+            other.instantiate().unwrap();
+        }
+    });
+}
+
+/// A thread that goes on with a stream of a capture while that ends: all copies of its input are taken out.
+#[test]
+fn no_copy_of_an_input_comes_after_they_were_taken_out() {
+    let device = emulated();
+    for _ in 0..200 {
+        let host = Arc::new(Buffer::<u32>::pinned(&device, 64).unwrap());
+        let (give, given) = mpsc::sync_channel::<Stream>(1);
+        let (of_thread, input) = (device.clone(), host.clone());
+        let other = std::thread::spawn(move || {
+            let stream = given.recv().unwrap();
+            let mut data = Buffer::<u32>::new(&of_thread, 64).unwrap();
+            while stream.copy(&*input, &mut data).is_ok() {}
+        });
+        let (graph, ()) = Graph::capture(&device, |capture| {
+            capture.input(&*host)?;
+            give.send(capture.stream().clone()).unwrap();
+            while capture.stream().ticket().number() < 4 {
+                std::thread::yield_now();
+            }
+            Ok(())
+        })
+        .unwrap();
+        other.join().unwrap();
+        assert!(
+            graph.nodes().is_empty(),
+            "{} reads memory that it does not keep: {:?}",
+            graph.nodes().len(),
+            graph.nodes()
+        );
+    }
+}
+
+/// What the driver would do with a graph that two threads use at once, nobody knows.
+#[tokio::test]
+async fn a_capture_does_not_end_while_another_thread_captures_into_it() {
+    let _alone = alone().await;
+    // The emulated device calls no other library.
+    let Some(device) = cuda() else { return };
+    let (tell, told) = mpsc::channel();
+    let (go, went) = mpsc::channel::<()>();
+    let mut other = None;
+    let captured = Graph::capture(&device, |capture| {
+        let stream = capture.stream().clone();
+        other = Some(std::thread::spawn(move || {
+            let call = move |_: *mut std::ffi::c_void, _: [u64; 0]| {
+                tell.send(()).unwrap();
+                went.recv().unwrap();
+                Ok(())
+            };
+            // SAFETY: it enqueues nothing.
+            unsafe { stream.external("slow").enqueue(call) }
+        }));
+        told.recv().unwrap();
+        Ok(())
+    });
+    let error = captured.map(drop).unwrap_err();
+    assert!(error.to_string().contains("another thread still captures"), "{error}");
+    go.send(()).unwrap();
+    let _ = other.unwrap().join().unwrap();
+    // Others are as good as ever.
+    let stream = Stream::new(&device).unwrap();
+    let mut data = Buffer::from_slice(&stream, &[0_u32; 64]).unwrap();
+    let (graph, ()) = Graph::capture(&device, |capture| increment::launch(capture.stream(), &mut data)).unwrap();
+    graph.instantiate().unwrap().launch(&stream).unwrap();
+    assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64]);
+}

@@ -1,0 +1,334 @@
+//! What comes out is the same, replayed or streamed.
+
+use super::*;
+
+on_both!(g10_a_chain_gives_the_same_bytes_replayed_as_streamed_at_every_bucket_and_between, async |device: Device| {
+    let (streamed, _) = chain(&device, ROWS, false).await;
+    let (replayed, report) = chain(&device, ROWS, true).await;
+    assert_eq!(replayed, streamed);
+    assert_eq!(replayed.len(), ROWS.len());
+    // The first of each of four buckets is streamed, and what is larger than the largest.
+    assert_eq!(section(&report, "net"), (10, 6, 4));
+    assert_eq!(report.operator("two").unwrap().runs, ROWS.len() as u64);
+    assert!(
+        report.to_string().contains("section `net`: 10 rounds replayed, 6 streamed, 4 graphs captured"),
+        "{report}"
+    );
+});
+
+on_both!(g10_a_fork_and_join_gives_the_same_bytes_replayed_as_streamed, async |device: Device| {
+    let (streamed, _) = fork_and_join(&device, ROWS, false).await;
+    let (replayed, report) = fork_and_join(&device, ROWS, true).await;
+    assert_eq!(replayed, streamed);
+    assert_eq!(section(&report, "net"), (10, 6, 4));
+});
+
+on_both!(g10_the_branches_of_a_section_stay_parallel_in_its_graph, async |device: Device| {
+    let (graphs, seen) = (shared(), shared());
+    let mut flow = Flow::new("branches");
+    let read = flow.add("read", SendEach::new(batches(&[4, 4, 4])));
+    let fork = flow.add("fork", Fork).on(&device);
+    let left = flow.add("left", Affine(2, 7)).on(&device);
+    let right = flow.add("right", Affine(3, 5)).on(&device);
+    let join = flow.add("join", Join).on(&device);
+    let collect = flow.add("collect", Collect(seen.clone()));
+    let hub = Hub::bounded(2).envelope_bytes(4096);
+    flow.connect_with(read.output, fork.input, hub);
+    flow.connect(fork.left, left.input);
+    flow.connect(fork.right, right.input);
+    flow.connect_with(left.output, join.left, hub);
+    flow.connect_with(right.output, join.right, hub);
+    flow.connect(join.output, collect.input);
+    let hear = graphs.clone();
+    let net = flow.replay("net", (&fork, &left, &right, &join));
+    net.buckets([4]).rows(fork.input, ROW).inspect(move |graph: &Graph| lock(&hear).push(graph.clone()));
+    flow.run().await.unwrap();
+    let graph: Graph = lock(&graphs).pop().unwrap();
+    for (later, earlier) in [("left", "fork"), ("right", "fork"), ("join", "left"), ("join", "right")] {
+        assert!(comes_after(&graph, later, earlier), "`{later}` after `{earlier}`: {}", graph.to_dot());
+    }
+    for (one, other) in [("left", "right"), ("right", "left")] {
+        assert!(!comes_after(&graph, one, other), "`{one}` waits for `{other}`: {}", graph.to_dot());
+    }
+    assert!(graph.nodes().iter().all(|node| matches!(node.kind, NodeKind::Kernel | NodeKind::Copy)), "nothing else");
+});
+
+on_both!(an_envelope_that_is_changed_in_place_crosses_the_edge_again, async |device: Device| {
+    let rows = [4, 3, 4, 1, 2, 4];
+    let replayed = alone(&device, &rows, Increment, |flow, one| {
+        flow.replay("net", one).buckets([4]).rows(one.input, ROW);
+    });
+    let (replayed, report) = replayed.await.unwrap();
+    let (streamed, _) = alone(&device, &rows, Increment, |_, _| {}).await.unwrap();
+    assert_eq!(replayed, streamed);
+    assert_eq!(section(&report, "net"), (5, 1, 1));
+});
+
+/// Sends the sum of all that it is given.
+struct Total;
+
+impl Operator for Total {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let x = ports.input.take()?;
+        let mut total = ports.output.blank().await?;
+        total.set_len(1)?;
+        sum::launch(cx.stream()?, &x, &mut total)?;
+        ports.output.send(total).await
+    }
+}
+
+on_both!(what_does_not_have_the_rows_of_the_inputs_is_sent_whole, async |device: Device| {
+    let rows = [8, 8, 1, 5, 2, 8, 3];
+    let replayed = alone(&device, &rows, Total, |flow, one| {
+        flow.replay("net", one).buckets([8]).rows(one.input, ROW).whole(one.output);
+    });
+    let (replayed, report) = replayed.await.unwrap();
+    let sums: Vec<_> = batches(&rows).iter().map(|batch| vec![batch.iter().sum::<u32>()]).collect();
+    assert_eq!(replayed, sums);
+    assert_eq!(section(&report, "net"), (6, 1, 1));
+
+    let unsaid = alone(&device, &rows, Total, |flow, one| {
+        flow.replay("net", one).buckets([8]).rows(one.input, ROW);
+    });
+    let told = unsaid.await.err().unwrap().to_string();
+    says(&told, &["operator `one`: port `output`", "it sends 1 elements for 8 rows", "say `.whole(..)`"]);
+});
+
+on_both!(padding_is_zero_whatever_was_there_before, async |device: Device| {
+    /// Sends the sum of all that it is given, and leaves something else where that was.
+    struct Sum;
+
+    impl Operator for Sum {
+        type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+            let mut x = ports.input.take()?;
+            let mut total = ports.output.blank().await?;
+            total.set_len(1)?;
+            sum::launch(cx.stream()?, &x, &mut total)?;
+            increment::launch(cx.stream()?, &mut x)?;
+            ports.output.send(total).await
+        }
+    }
+
+    let rows = [8, 8, 1, 5, 2, 8, 3];
+    let replayed = alone(&device, &rows, Sum, |flow, one| {
+        flow.replay("net", one).buckets([8]).rows(one.input, ROW).whole(one.output);
+    });
+    let (replayed, report) = replayed.await.unwrap();
+    let sums: Vec<_> = batches(&rows).iter().map(|batch| vec![batch.iter().sum::<u32>()]).collect();
+    assert_eq!(replayed, sums);
+    assert_eq!(section(&report, "net"), (6, 1, 1));
+});
+
+on_both!(without_buckets_every_length_has_its_graph_until_there_are_too_many, async |device: Device| {
+    let rows = [3, 5, 7, 3, 5, 7, 7, 3];
+    let replayed = alone(&device, &rows, Affine(2, 3), |flow, one| {
+        flow.replay("net", one).at_most(2);
+    });
+    let (replayed, report) = replayed.await.unwrap();
+    let (streamed, _) = alone(&device, &rows, Affine(2, 3), |_, _| {}).await.unwrap();
+    assert_eq!(replayed, streamed);
+    // 3 and 5 have one each; the three sevens have none.
+    assert_eq!(section(&report, "net"), (3, 5, 2));
+});
+
+on_both!(captured_at_the_start_no_round_that_fits_is_streamed, async |device: Device| {
+    let rows = [1, 2, 3, 9];
+    let replayed = alone(&device, &rows, Affine(2, 3), |flow, one| {
+        flow.replay("net", one).buckets([2, 4]).rows(one.input, ROW).at_start();
+    });
+    let (replayed, report) = replayed.await.unwrap();
+    let (streamed, _) = alone(&device, &rows, Affine(2, 3), |_, _| {}).await.unwrap();
+    assert_eq!(replayed, streamed);
+    assert_eq!(section(&report, "net"), (3, 1, 2));
+});
+
+on_both!(within_a_section_messages_are_of_any_type, async |device: Device| {
+    /// An envelope, and what the host has to say of it.
+    #[derive(Message)]
+    struct Scaled {
+        #[envelope]
+        data: Envelope<u32>,
+        by: u32,
+        why: String,
+    }
+
+    struct Decide;
+
+    #[derive(Ports)]
+    struct DecidePorts {
+        #[input]
+        input: Input<Envelope<u32>>,
+        #[output]
+        scaled: Output<Scaled>,
+        #[output]
+        note: Output<u32>,
+    }
+
+    impl Operator for Decide {
+        type Ports = DecidePorts;
+
+        async fn compute(&mut self, ports: &mut DecidePorts, _cx: &mut Cx) -> Result<()> {
+            let data = ports.input.take()?;
+            ports.scaled.send(Scaled { data, by: 6, why: "it was said".into() }).await?;
+            ports.note.send(7).await
+        }
+    }
+
+    struct Scale;
+
+    #[derive(Ports)]
+    struct ScalePorts {
+        #[input]
+        scaled: Input<Scaled>,
+        #[input]
+        note: Input<u32>,
+        #[output(envelope_bytes = 4096)]
+        output: Output<Envelope<u32>>,
+    }
+
+    impl Operator for Scale {
+        type Ports = ScalePorts;
+
+        async fn compute(&mut self, ports: &mut ScalePorts, cx: &mut Cx) -> Result<()> {
+            let (Scaled { data, by, why }, add) = (ports.scaled.take()?, ports.note.take()?);
+            assert_eq!(why, "it was said");
+            let mut y = ports.output.blank().await?;
+            y.set_len(data.len())?;
+            affine::launch(cx.stream()?, &data, &mut y, by, add)?;
+            ports.output.send(y).await
+        }
+    }
+
+    let run = async |replay: bool| {
+        let seen = shared();
+        let mut flow = Flow::new("any type");
+        let read = flow.add("read", SendEach::new(batches(&[2, 2, 1, 2])));
+        let decide = flow.add("decide", Decide).on(&device);
+        let scale = flow.add("scale", Scale).on(&device);
+        let collect = flow.add("collect", Collect(seen.clone()));
+        flow.connect_with(read.output, decide.input, Hub::bounded(1).envelope_bytes(4096));
+        flow.connect(decide.scaled, scale.scaled);
+        flow.connect(decide.note, scale.note);
+        flow.connect(scale.output, collect.input);
+        if replay {
+            flow.replay("net", (&decide, &scale)).buckets([2]).rows(decide.input, ROW);
+        }
+        let report = flow.run().await.unwrap();
+        let seen = lock(&seen).clone();
+        (seen, report)
+    };
+    let (streamed, _) = run(false).await;
+    let (replayed, report) = run(true).await;
+    assert_eq!(replayed, streamed);
+    assert_eq!(section(&report, "net"), (3, 1, 1));
+});
+
+on_both!(a_section_has_several_inputs_and_several_outputs, async |device: Device| {
+    let run = async |replay: bool| {
+        let (both, more) = (shared(), shared());
+        let mut flow = Flow::new("cross");
+        let hub = Hub::bounded(1).envelope_bytes(4096);
+        let left = flow.add("left", SendEach::new(batches(&[2, 1, 2, 3])));
+        let right = flow.add("right", SendEach::new(batches(&[2, 1, 1, 3])));
+        let cross = flow.add("cross", Cross).on(&device);
+        let first = flow.add("both", Collect(both.clone()));
+        let second = flow.add("more", Collect(more.clone()));
+        let other = flow.add("more of it", Collect(more.clone()));
+        flow.connect_with(left.output, cross.left, hub);
+        flow.connect_with(right.output, cross.right, hub);
+        flow.connect(cross.both, first.input);
+        // Out of a section a message may go to several readers.
+        flow.connect(cross.more, [second.input, other.input]);
+        if replay {
+            flow.replay("net", &cross).buckets([3]).rows(cross.left, ROW).rows(cross.right, ROW);
+        }
+        let report = flow.run().await.unwrap();
+        let mut more = lock(&more).clone();
+        more.sort();
+        let both = lock(&both).clone();
+        (both, more, report)
+    };
+    let (both, more, _) = run(false).await;
+    let (replayed_both, replayed_more, report) = run(true).await;
+    assert_eq!((replayed_both, &replayed_more), (both, &more));
+    assert_eq!(more.len(), 8);
+    // The third round has two rows at one input and one at the other: no bucket is right for both.
+    assert_eq!(section(&report, "net"), (2, 2, 1));
+});
+
+on_both!(what_comes_with_a_message_goes_on_with_what_is_replayed_of_it, async |device: Device| {
+    struct Number(u32);
+
+    impl Operator for Number {
+        type Ports = SourcePorts<Envelope<u32>>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+            self.0 += 1;
+            if self.0 == 4 {
+                cx.finish();
+            }
+            if self.0 != 3 {
+                cx.insert_metadata("number", self.0);
+            }
+            let mut envelope = ports.output.blank().await?;
+            envelope.space().await?[..4].fill(self.0);
+            envelope.set_len(4)?;
+            ports.output.send(envelope).await
+        }
+    }
+
+    struct Check(Shared<(Option<u32>, u32)>);
+
+    impl Operator for Check {
+        type Ports = SinkPorts<Envelope<u32>>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+            let envelope = ports.input.take()?;
+            let number = cx.metadata().get::<u32>("number").copied();
+            let first = envelope.read().await?[0];
+            lock(&self.0).push((number, first));
+            Ok(())
+        }
+    }
+
+    let seen = shared();
+    let mut flow = Flow::new("metadata");
+    let read = flow.add("read", Number(0));
+    let one = flow.add("one", Increment).on(&device);
+    let two = flow.add("two", Affine(1, 0)).on(&device);
+    let check = flow.add("check", Check(seen.clone()));
+    let hub = Hub::bounded(1).envelope_bytes(64);
+    flow.connect_with(read.output, one.input, hub);
+    flow.connect(one.output, two.input);
+    flow.connect_with(two.output, check.input, hub);
+    flow.replay("net", (&one, &two));
+    let report = flow.run().await.unwrap();
+    assert_eq!(section(&report, "net"), (3, 1, 1));
+    // 3 (x + 1) + 1, the first element of each.
+    assert_eq!(*lock(&seen), [(Some(1), 7), (Some(2), 10), (None, 13), (Some(4), 16)]);
+});
+
+/// In any order of what the device and the tasks do.
+#[tokio::test(start_paused = true)]
+async fn whatever_comes_first_the_bytes_are_the_same() {
+    let rows = [1, 2, 3, 1, 9, 4, 2];
+    let plain = emulated();
+    let (chained, _) = chain(&plain, &rows, false).await;
+    let (joined, _) = fork_and_join(&plain, &rows, false).await;
+    for seed in 0..40 {
+        let simulation = Simulation::new(seed);
+        let run = async {
+            let device = Device::simulated(&simulation, Emulated::new()).race_checked();
+            let (both, report) = chain(&device, &rows, true).await;
+            assert_eq!(both, chained, "seed {seed}");
+            assert_eq!(section(&report, "net"), (3, 4, 3), "seed {seed}");
+            let (both, _) = fork_and_join(&device, &rows, true).await;
+            assert_eq!(both, joined, "seed {seed}");
+        };
+        simulation.run(run).await;
+    }
+}

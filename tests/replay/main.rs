@@ -1,0 +1,246 @@
+//! Sections of operators that are replayed as CUDA graphs: `Flow::replay`.
+//!
+//! What counts is that nobody can tell a replayed round from a streamed one but by the report: the same bytes, in the same
+//! order, with all that came along; and that what a graph cannot hold is an error that says whose it is.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use common::*;
+use wakeline::{
+    condition::Status,
+    device::{Emulated, Simulation},
+    flow::{Added, SectionReport},
+    graph::{Graph, NodeKind},
+    memory::Allocator,
+    operator::MapHandles,
+    prelude::*,
+};
+
+mod bytes;
+mod flows;
+mod refusals;
+
+/// y = a x + b, each b of another element: so that padding, were it kept, would show.
+#[kernel(unsafe(cuda = "../kernels/affine.cu"))]
+fn affine(x: &[u32], y: &mut [u32], a: u32, b: u32) {
+    for (at, (y, x)) in y.iter_mut().zip(x).enumerate() {
+        *y = a.wrapping_mul(*x).wrapping_add(b).wrapping_add(at as u32);
+    }
+}
+
+/// left += right
+#[kernel(unsafe(cuda = "../kernels/add_to.cu"))]
+fn add_to(left: &mut [u32], right: &[u32]) {
+    for (left, right) in left.iter_mut().zip(right) {
+        *left = left.wrapping_add(*right);
+    }
+}
+
+/// Into a blank envelope of the hub that it sends to, by way of memory of its own.
+struct Affine(u32, u32);
+
+impl Operator for Affine {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let x = ports.input.take()?;
+        let mut y = ports.output.blank().await?;
+        y.set_len(x.len())?;
+        let mut between = cx.alloc::<u32>(x.len())?;
+        affine::launch(cx.stream()?, &x, &mut between, self.0, self.1)?;
+        affine::launch(cx.stream()?, &between, &mut y, 3, 1)?;
+        ports.output.send(y).await
+    }
+}
+
+/// Sends what it is given both ways.
+struct Fork;
+
+#[derive(Ports)]
+struct ForkPorts {
+    #[input]
+    input: Input<Envelope<u32>>,
+    #[output(envelope_bytes = 4096)]
+    left: Output<Envelope<u32>>,
+    #[output(envelope_bytes = 4096)]
+    right: Output<Envelope<u32>>,
+}
+
+impl Operator for Fork {
+    type Ports = ForkPorts;
+
+    async fn compute(&mut self, ports: &mut ForkPorts, cx: &mut Cx) -> Result<()> {
+        let x = ports.input.take()?;
+        let (mut left, mut right) = (ports.left.blank().await?, ports.right.blank().await?);
+        left.set_len(x.len())?;
+        right.set_len(x.len())?;
+        let stream = cx.stream()?;
+        stream.copy(&x, &mut left)?;
+        stream.copy(&x, &mut right)?;
+        ports.left.send(left).await?;
+        ports.right.send(right).await
+    }
+}
+
+/// Adds the right one to the left one, and passes that on.
+struct Join;
+
+#[derive(Ports)]
+struct JoinPorts {
+    #[input]
+    left: Input<Envelope<u32>>,
+    #[input]
+    right: Input<Envelope<u32>>,
+    #[output]
+    output: Output<Envelope<u32>>,
+}
+
+impl Operator for Join {
+    type Ports = JoinPorts;
+
+    async fn compute(&mut self, ports: &mut JoinPorts, cx: &mut Cx) -> Result<()> {
+        let (mut left, right) = (ports.left.take()?, ports.right.take()?);
+        add_to::launch(cx.stream()?, &mut left, &right)?;
+        ports.output.send(left).await
+    }
+}
+
+/// Rows of four elements.
+const ROW: usize = 4;
+
+fn batches(rows: &[usize]) -> Vec<Vec<u32>> {
+    let batch = |(number, rows): (usize, &usize)| (0..rows * ROW).map(|at| (1000 * number + at) as u32).collect();
+    rows.iter().enumerate().map(batch).collect()
+}
+
+/// The rows that are sent: every bucket, between buckets, more than the largest, and again.
+const ROWS: &[usize] = &[1, 2, 4, 8, 3, 1, 7, 9, 8, 5, 2, 4, 16, 3, 8, 1];
+
+fn section(report: &Report, name: &str) -> (u64, u64, u64) {
+    let SectionReport { replayed, streamed, captured, .. } = report.section(name).unwrap().clone();
+    (replayed, streamed, captured)
+}
+
+/// `read -> one -> two -> three -> collect`, a section if `replay` says so.
+async fn chain(device: &Device, rows: &[usize], replay: bool) -> (Vec<Vec<u32>>, Report) {
+    let seen = shared();
+    let mut flow = Flow::new("chain");
+    let read = flow.add("read", SendEach::new(batches(rows)));
+    let one = flow.add("one", Affine(2, 7)).on(device);
+    let two = flow.add("two", Increment).on(device);
+    let three = flow.add("three", Affine(5, 11)).on(device);
+    let collect = flow.add("collect", Collect(seen.clone()));
+    let hub = Hub::bounded(2).envelope_bytes(4096);
+    flow.connect_with(read.output, one.input, hub);
+    flow.connect_with(one.output, two.input, hub);
+    flow.connect(two.output, three.input);
+    flow.connect_with(three.output, collect.input, hub);
+    if replay {
+        flow.replay("net", [&three, &one, &two]).buckets([8, 1, 2, 4]).rows(one.input, ROW);
+    }
+    let report = flow.run().await.unwrap();
+    let seen = lock(&seen).clone();
+    (seen, report)
+}
+
+/// `read -> fork -> (left, right) -> join -> collect`.
+async fn fork_and_join(device: &Device, rows: &[usize], replay: bool) -> (Vec<Vec<u32>>, Report) {
+    let seen = shared();
+    let mut flow = Flow::new("fork and join");
+    let read = flow.add("read", SendEach::new(batches(rows)));
+    let fork = flow.add("fork", Fork).on(device);
+    let left = flow.add("left", Affine(2, 7)).on(device);
+    let right = flow.add("right", Affine(3, 5)).on(device);
+    let join = flow.add("join", Join).on(device);
+    let collect = flow.add("collect", Collect(seen.clone()));
+    let hub = Hub::bounded(2).envelope_bytes(4096);
+    flow.connect_with(read.output, fork.input, hub);
+    flow.connect(fork.left, left.input);
+    flow.connect(fork.right, right.input);
+    flow.connect_with(left.output, join.left, hub);
+    flow.connect_with(right.output, join.right, hub);
+    flow.connect(join.output, collect.input);
+    if replay {
+        flow.replay("net", (&join, &left, &right, &fork)).buckets([1, 2, 4, 8]).rows(fork.input, ROW);
+    }
+    let report = flow.run().await.unwrap();
+    let seen = lock(&seen).clone();
+    (seen, report)
+}
+
+/// `read -> one -> collect` with one operator, its hub's envelopes of 4096 bytes each.
+async fn alone<O>(
+    device: &Device,
+    rows: &[usize],
+    operator: O,
+    settle: impl FnOnce(&mut Flow, &Added<Io>),
+) -> Result<Ran>
+where
+    O: Operator<Ports = MapPorts<Envelope<u32>, Envelope<u32>>>,
+{
+    let seen = shared();
+    let mut flow = Flow::new("alone");
+    let read = flow.add("read", SendEach::new(batches(rows)));
+    let one = flow.add("one", operator).on(device);
+    let collect = flow.add("collect", Collect(seen.clone()));
+    let hub = Hub::bounded(1).envelope_bytes(4096);
+    flow.connect_with(read.output, one.input, hub);
+    flow.connect_with(one.output, collect.input, hub);
+    settle(&mut flow, &one);
+    let report = flow.run().await?;
+    let seen = lock(&seen).clone();
+    Ok((seen, report))
+}
+
+type Io = MapHandles<Envelope<u32>, Envelope<u32>>;
+type Ran = (Vec<Vec<u32>>, Report);
+
+/// Takes at two inputs and sends at two outputs: the sum, and the right one by itself.
+struct Cross;
+
+#[derive(Ports)]
+struct CrossPorts {
+    #[input]
+    left: Input<Envelope<u32>>,
+    #[input]
+    right: Input<Envelope<u32>>,
+    #[output]
+    both: Output<Envelope<u32>>,
+    #[output(envelope_bytes = 4096)]
+    more: Output<Envelope<u32>>,
+}
+
+impl Operator for Cross {
+    type Ports = CrossPorts;
+
+    async fn compute(&mut self, ports: &mut CrossPorts, cx: &mut Cx) -> Result<()> {
+        let (mut left, right) = (ports.left.take()?, ports.right.take()?);
+        let mut more = ports.more.blank().await?;
+        more.set_len(right.len())?;
+        let stream = cx.stream()?;
+        add_one::launch(stream, &right, &mut more)?;
+        add_to::launch(stream, &mut left, &right)?;
+        ports.both.send(left).await?;
+        ports.more.send(more).await
+    }
+}
+
+/// Which operators' nodes come after which others', by their names.
+fn comes_after(graph: &Graph, later: &str, earlier: &str) -> bool {
+    let nodes = graph.nodes();
+    let of = |name: &str| nodes.iter().filter(|node| node.operator.as_deref() == Some(name)).collect::<Vec<_>>();
+    let (later, earlier) = (of(later), of(earlier));
+    assert!(!later.is_empty() && !earlier.is_empty(), "{nodes:?}");
+    later.iter().any(|later| earlier.iter().any(|earlier| graph.comes_after(later.node, earlier.node)))
+}
+
+#[track_caller]
+fn says(told: &str, what: &[&str]) {
+    what.iter().for_each(|what| assert!(told.contains(what), "no `{what}` in: {told}"));
+}
