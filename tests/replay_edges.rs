@@ -710,6 +710,23 @@ on_both!(who_else_works_on_an_operators_stream_is_no_matter_of_its_capture, asyn
     assert_eq!(counts(&ran.await.unwrap().1), (2, 1, 1));
 });
 
+on_both!(a_stream_that_is_none_of_the_flows_is_in_no_capture, async |device: Device| {
+    // It counts its messages, on a stream of its own.
+    let own = Stream::new(&device).unwrap();
+    let count = Buffer::from_slice(&own, &[0_u32]).unwrap();
+    let counts = does((own, count), |(own, count), ports, cx| {
+        async move {
+            let mut x = ports.input.take()?;
+            increment::launch(cx.stream()?, &mut x)?;
+            increment::launch(own, count)?;
+            ports.output.send(x).await
+        }
+        .boxed()
+    });
+    let told = refused(&device, false, false, counts).await;
+    says(&told, &["it puts work into a stream that it has kept from an earlier run, or made"]);
+});
+
 #[test]
 fn a_bucket_that_no_memory_holds_is_found_before_anything_runs() {
     let device = emulated();

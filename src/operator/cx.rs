@@ -5,7 +5,6 @@ pub(super) mod runs;
 use std::{borrow::Cow, fmt, sync::Arc, task::Waker};
 
 use futures::future::BoxFuture;
-use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::{
@@ -490,13 +489,6 @@ impl Cx {
     /// What its captured run has said beside work and messages, which a replay would not say.
     pub(super) fn said_beside(&self) -> Option<&'static str> {
         self.beside
-    }
-}
-
-impl Uncaptured {
-    /// Its streams that are no part of the capture.
-    pub(super) fn streams(&self) -> SmallVec<[Stream; 2]> {
-        self.lane.as_ref().map(|lane| lane.streams()).unwrap_or_default()
     }
 }
 

@@ -250,13 +250,6 @@ impl Lane {
         self.own().into_iter().chain(borrowed).chain(named).map(Stream::ticket).collect()
     }
 
-    /// The streams of its own, so far.
-    pub(super) fn streams(&self) -> SmallVec<[Stream; 2]> {
-        let state = lock(&self.state);
-        let named = state.named.iter().map(|(_, taken)| &taken.stream);
-        self.own().into_iter().chain(named).cloned().collect()
-    }
-
     /// The last work of each stream that it has used.
     pub(super) fn last(&self) -> Vec<Ticket> {
         let state = lock(&self.state);

@@ -31,7 +31,10 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    stream::{Stream, capture::Capture},
+    stream::{
+        Stream,
+        capture::{Capture, Watch},
+    },
 };
 
 /// See the [module](self).
@@ -219,19 +222,16 @@ impl<O: Operator> Driven for Place<O> {
     }
 
     fn run_captured(&mut self) -> Result<()> {
-        // Others may work there meanwhile, readers that have no stream of their own say.
-        let outside = self.in_capture.as_ref().map(|beside| beside.cx.streams()).unwrap_or_default();
-        outside.iter().for_each(Stream::watch);
         let (operator, ports, cx) = self.parts()?;
         let node = cx.node().clone();
         let before = traffic(ports);
         cx.begin_run(ports);
+        let watch = Watch::new();
         // Nobody is woken: what is pending now will be pending at every replay. Tokio's budget is the task's, and nothing
         // of the operator's.
         let polled =
             pin!(caught(unconstrained(operator.compute(ports, cx)))).poll(&mut Context::from_waker(Waker::noop()));
-        // All of them, whatever the first says.
-        let works_outside = outside.iter().filter(|stream| stream.end_watch()).count() > 0;
+        let works_beside = watch.end();
         match polled {
             Poll::Ready(ran) => ran?,
             Poll::Pending => return Err(waits(node.shown().in_run())),
@@ -243,9 +243,9 @@ impl<O: Operator> Driven for Place<O> {
         if let Some(name) = closed(ports) {
             return Err(is_no_replay(&format!("it closes `{name}`")));
         }
-        if works_outside {
-            let text = "it puts work into a stream that it has kept from an earlier run: that is in no graph, and runs now; \
-                        ask for the stream in each run, `cx.stream()`";
+        if works_beside {
+            let text = "it puts work into a stream that it has kept from an earlier run, or made: that is in no graph, and \
+                        runs now; ask for the stream in each run, `cx.stream()`";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         Ok(())

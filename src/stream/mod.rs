@@ -41,7 +41,6 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread::{self, ThreadId},
 };
 
 use smallvec::SmallVec;
@@ -126,8 +125,6 @@ struct Order {
     spares: Spares,
     /// Where the runs of an operator are timed.
     meter: Option<Box<Meter>>,
-    /// A thread that is watched, and whether it has put work in here.
-    watched: Option<(ThreadId, bool)>,
     /// Other devices whose work this stream has come after, directly or not.
     upstream: Devices,
 }
@@ -181,7 +178,6 @@ impl Stream {
                 marked: 0,
                 spares,
                 meter: None,
-                watched: None,
                 upstream: Devices::new(),
             }),
             issued: AtomicU64::new(0),
@@ -329,22 +325,10 @@ impl Stream {
             drop(order);
             return self.0.streams.heed(Err(error));
         }
-        if let Some((thread, has_enqueued)) = &mut order.watched {
-            *has_enqueued |= *thread == thread::current().id();
-        }
+        capture::note_work(self);
         order.issued += 1;
         inner.issued.store(order.issued, Ordering::Release);
         Ok(Ticket::new(self.clone(), order.issued))
-    }
-
-    /// From now on it notes whether this thread puts work into it.
-    pub(crate) fn watch(&self) {
-        lock(&self.0.order).watched = Some((thread::current().id(), false));
-    }
-
-    /// No more. True if it has.
-    pub(crate) fn end_watch(&self) -> bool {
-        lock(&self.0.order).watched.take().is_some_and(|(_, has_enqueued)| has_enqueued)
     }
 
     /// An operator's run begins: what it puts in here is timed.
