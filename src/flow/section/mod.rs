@@ -182,10 +182,10 @@ impl Flow {
     /// - before the flow runs: operators on the host or on several devices, several runs at a time, threads or conditions of
     ///   their own, hubs of chunks, ports that wait for more than one message, another operator's message between two of them;
     /// - when it is captured: a `compute` that waits (for the host's look at data, a timer, another task), reads data back,
-    ///   calls a function of the host once, works on a stream that it did not ask for [in that run](crate::Cx::stream), allocates memory in the order
-    ///   of a stream, keeps memory that it allocates or is given within the section, sends more or less than one message at an
-    ///   output, closes one, ends the operator, changes metadata, or asks who waits for an answer; a `run`, `may_run` or
-    ///   `after` of its own.
+    ///   calls a function of the host once, works on a stream that it did not ask for [in that run](crate::Cx::stream),
+    ///   allocates memory in the order of a stream, keeps memory that it allocates or is given within the section, sends more
+    ///   or less than one message at an output, closes one, ends the operator, changes metadata, or asks who waits for an
+    ///   answer; a `run`, `may_run` or `after` of its own.
     ///
     /// **What the host decides is baked in**: a scalar that `compute` counts up, a branch that it takes, is in the graph as it
     /// was when it was captured. What changes from round to round belongs into a message, or outside. A capture is one more
