@@ -86,6 +86,7 @@ impl Does {
         let (a, b) = (2 * self.number + 1, 100 * self.number);
         let own = cx.stream()?.clone();
         match self.way {
+            _ if x.is_empty() => {}
             Way::InPlace => increment::launch(&own, &mut x)?,
             Way::Blank => {
                 let mut y = output.blank().await?;
@@ -183,6 +184,10 @@ async fn copied(x: &Data, output: &mut Output<Data>, cx: &mut Cx) -> Result<Data
     Ok(y)
 }
 
+fn added(left: &mut Data, right: &Data, cx: &mut Cx) -> Result<()> {
+    if left.is_empty() || right.is_empty() { Ok(()) } else { add_to::launch(cx.stream()?, left, right) }
+}
+
 macro_rules! operator {
     ($name:ident, $ports:ident, |$does:ident, $with:ident, $cx:ident| $body:block) => {
         impl Operator for $name {
@@ -214,14 +219,14 @@ operator!(Fork, OneTwo, |does, ports, cx| {
 
 operator!(Join, TwoOne, |does, ports, cx| {
     let (mut left, right) = (ports.left.take()?, ports.right.take()?);
-    add_to::launch(cx.stream()?, &mut left, &right)?;
+    added(&mut left, &right, cx)?;
     does.send(left, &mut ports.one, cx).await
 });
 
 operator!(Cross, TwoTwo, |does, ports, cx| {
     let (mut left, right) = (ports.left.take()?, ports.right.take()?);
     let other = copied(&right, &mut ports.other, cx).await?;
-    add_to::launch(cx.stream()?, &mut left, &right)?;
+    added(&mut left, &right, cx)?;
     ports.other.send(other).await?;
     does.send(left, &mut ports.one, cx).await
 });
@@ -309,7 +314,7 @@ impl Plan {
     fn new(seed: u64, devices: &[Device]) -> Self {
         let mut dice = Dice(seed);
         let messages = 1 + dice.up_to(9);
-        let mut lengths = || (0..messages).map(|_| 4 * [1, 2, 3, 4, 5, 8, 16][dice.up_to(6)]).collect::<Vec<_>>();
+        let mut lengths = || (0..messages).map(|_| 4 * [0, 1, 2, 3, 4, 5, 8, 16][dice.up_to(7)]).collect::<Vec<_>>();
         let one = lengths();
         // Most often of one length each time, and then all fit one bucket.
         let sources: Vec<_> = [one.clone(), one, lengths()].into();
