@@ -115,6 +115,11 @@ impl Recorder {
         std::mem::replace(&mut self.state().label, label)
     }
 
+    /// Whose the nodes are that come now.
+    pub(crate) fn label(&self) -> Option<Arc<str>> {
+        self.state().label.clone()
+    }
+
     /// Nothing more is recorded until it is opened again.
     pub(crate) fn set_open(&self, open: bool) {
         let mut state = self.state();

@@ -55,7 +55,7 @@ pub use crate::device::draft::Kind as NodeKind;
 use crate::{
     device::{Device, draft, recorder::Recorder},
     error::{Error, ErrorKind, Result},
-    memory::{execution::Opening, hold::Hold},
+    memory::{Memory, execution::Opening, hold::Hold},
     stream::{
         Streams,
         capture::{Capture, Kept},
@@ -251,6 +251,21 @@ impl Graph {
     /// The same, with open ends.
     pub(crate) fn instantiate_open(&self, open: &[Opening]) -> Result<Exec> {
         Exec::new(self, open)
+    }
+
+    /// Who used last what was made in its capture, and what somebody keeps beside this.
+    pub(crate) fn kept_by(&self, beside: &[&Memory]) -> Option<Arc<str>> {
+        self.0.hold.kept_by(beside)
+    }
+
+    /// It alone keeps some of the memory from before that its nodes use.
+    pub(crate) fn is_left_alone(&self) -> bool {
+        self.0.hold.is_left_alone()
+    }
+
+    /// Who uses memory from before, beside this, that nodes of another capture of the same code do not use, or not in that way.
+    pub(crate) fn memory_differs_from(&self, beside: &[&Memory], other: &Self) -> Option<Arc<str>> {
+        self.0.hold.differs_from(beside, &other.0.hold)
     }
 
     /// The first node that does something else than the one of another capture of the same code, addresses left aside: whose

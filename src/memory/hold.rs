@@ -64,6 +64,10 @@ struct State {
 struct Tied {
     tie: Arc<Tie>,
     writes: bool,
+    /// Made in the capture.
+    own: bool,
+    /// Whose node used it last, where that was said.
+    by: Option<Arc<str>>,
     /// Within the capture.
     uses: Uses,
     /// That is over.
@@ -196,7 +200,7 @@ impl Hold {
         let origin = std::mem::replace(&mut memory.origin, Origin::Nobody);
         memory.origin = Origin::Graph { hold: self.this.clone(), origin: Box::new(origin) };
         // So that it is known to be the capture's before its first use.
-        lock(&self.state).tied(memory.tie());
+        lock(&self.state).tied(memory.tie()).own = true;
         Ok(memory)
     }
 
@@ -270,11 +274,11 @@ impl Hold {
         within.iter().chain(&outside).try_for_each(|ticket| stream.wait(ticket))
     }
 
-    fn note(&self, memory: &Memory, ticket: Ticket, write: bool) {
-        self.note_tied(memory.tie(), ticket, write);
+    fn note(&self, memory: &Memory, ticket: Ticket, write: bool, by: Option<Arc<str>>) {
+        self.note_tied(memory.tie(), ticket, write, by);
     }
 
-    fn note_tied(&self, tie: &Arc<Tie>, ticket: Ticket, write: bool) {
+    fn note_tied(&self, tie: &Arc<Tie>, ticket: Ticket, write: bool, by: Option<Arc<str>>) {
         let mut state = lock(&self.state);
         if state.over {
             // Its order within the capture is of no use any more.
@@ -282,6 +286,7 @@ impl Hold {
         }
         let tied = state.tied(tie);
         tied.writes |= write;
+        tied.by = by;
         if write {
             tied.uses.written_by(ticket);
         } else {
@@ -296,6 +301,29 @@ impl Hold {
         let tied = state.tied.iter().find(|tied| tied.tie.home == Home::Device(start));
         let last = tied.and_then(|tied| tied.uses.write.as_ref());
         Ok(last.is_some_and(|last| !last.stream().is(first.stream()) || last.number() != first.number()))
+    }
+
+    /// Who used last what somebody has of the graph's own memory on the device, beside this: where it was said whose nodes
+    /// they are.
+    pub(crate) fn kept_by(&self, beside: &[&Memory]) -> Option<Arc<str>> {
+        let state = lock(&self.state);
+        let mut kept = state.tied.iter().filter(|tied| tied.own && !tied.is_of(beside));
+        kept.find_map(|tied| if matches!(tied.tie.home, Home::Device(_)) { tied.by.clone() } else { None })
+    }
+
+    /// Whoever had some of the memory from before has dropped it.
+    pub(crate) fn is_left_alone(&self) -> bool {
+        lock(&self.state).tied.iter().any(|tied| !tied.own && lock(&tied.tie.kept).memory.is_some())
+    }
+
+    /// Who uses memory from before that no node of the other's uses, or uses in that way; beside what is each one's own.
+    pub(crate) fn differs_from(&self, beside: &[&Memory], other: &Self) -> Option<Arc<str>> {
+        let theirs: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.tie.clone(), tied.writes)).collect();
+        let is_theirs =
+            |tied: &Tied| theirs.iter().any(|(tie, writes)| Arc::ptr_eq(tie, &tied.tie) && *writes == tied.writes);
+        let state = lock(&self.state);
+        let mut differ = state.tied.iter().filter(|tied| !tied.own && !tied.is_of(beside) && !is_theirs(tied));
+        differ.find_map(|tied| tied.by.clone())
     }
 
     /// A node of this graph makes this memory.
@@ -329,7 +357,7 @@ impl Hold {
     /// It is.
     pub(crate) fn note_all_of(&self, other: &Self, ticket: &Ticket) {
         let all: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.tie.clone(), tied.writes)).collect();
-        all.iter().for_each(|(tie, write)| self.note_tied(tie, ticket.clone(), *write));
+        all.iter().for_each(|(tie, write)| self.note_tied(tie, ticket.clone(), *write, None));
     }
 
     /// What a look of the host at memory would have to wait for.
@@ -510,10 +538,17 @@ impl State {
     fn tied(&mut self, tie: &Arc<Tie>) -> &mut Tied {
         let at = self.tied.iter().position(|tied| Arc::ptr_eq(&tied.tie, tie)).unwrap_or_else(|| {
             lock(&tie.kept).graphs += 1;
-            self.tied.push(Tied { tie: tie.clone(), writes: false, uses: Uses::default(), sealed: false });
+            let (tie, uses) = (tie.clone(), Uses::default());
+            self.tied.push(Tied { tie, writes: false, own: false, by: None, uses, sealed: false });
             self.tied.len() - 1
         });
         &mut self.tied[at]
+    }
+}
+
+impl Tied {
+    fn is_of(&self, these: &[&Memory]) -> bool {
+        these.iter().any(|memory| memory.tie.get().is_some_and(|tie| Arc::ptr_eq(tie, &self.tie)))
     }
 }
 
@@ -618,7 +653,7 @@ impl Memory {
     #[cold]
     pub(super) fn note_captured(&self, ticket: Ticket, capture: &Capture, write: bool) {
         if let Ok(hold) = Hold::of(capture) {
-            hold.note(self, ticket, write);
+            hold.note(self, ticket, write, capture.recorder().label());
         }
     }
 

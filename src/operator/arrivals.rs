@@ -327,7 +327,7 @@ impl<M: Message> Intake<M> {
         self.traffic.count(&message);
         // Whoever looks for it finds none of a run.
         let _ = from.stamp(&mut message);
-        carry.receive(baggage)?;
+        carry.gather(baggage.map(|baggage| baggage.load))?;
         Ok(Some(message))
     }
 

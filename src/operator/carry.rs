@@ -171,17 +171,25 @@ impl Carry {
         self.taken.store(number + 1, Ordering::Relaxed);
         match baggage {
             None => Ok(()),
-            Some(baggage) => self.merge(baggage.load, number),
+            Some(baggage) => self.merge(baggage.load, number, true),
         }
     }
 
+    /// A message was taken in the operator's place, or is on its way to it: the operator does not run.
+    #[inline]
+    pub(crate) fn gather(&self, load: Option<Load>) -> Result<()> {
+        load.map_or(Ok(()), |load| self.merge(load, 0, false))
+    }
+
     #[cold]
-    fn merge(&self, load: Load, number: usize) -> Result<()> {
+    fn merge(&self, load: Load, number: usize, enters: bool) -> Result<()> {
         let Load { metadata, reply } = load;
         reply.seen_by(&self.operator);
         self.change_held(|held| {
             let merged = held.metadata.merge(&metadata, self.policy);
-            held.join_span(reply.span.as_ref());
+            if held.join_span(reply.span.as_ref()) && enters {
+                held.enter();
+            }
             if !reply.is_empty() {
                 held.replies.push((number, reply));
             }
@@ -191,7 +199,7 @@ impl Carry {
 
     /// For a message that is sent.
     #[inline]
-    pub(super) fn load(&self) -> Option<Load> {
+    pub(crate) fn load(&self) -> Option<Load> {
         if self.any() { Some(self.copy(None)) } else { None }
     }
 
@@ -274,17 +282,17 @@ impl Held {
         self.metadata.is_empty() && self.replies.is_empty() && self.given.is_empty() && self.span.is_none()
     }
 
-    /// The span of one more message: the first's is the run's, and comes after the others.
-    fn join_span(&mut self, span: Option<&Span>) {
-        let Some(span) = span else { return };
-        match &self.span {
-            Some(first) if first != span => _ = first.follows_from(span),
-            Some(_) => {}
-            None => {
-                self.span = Some(span.clone());
-                self.enter();
-            }
+    /// The span of one more message: the first's is the run's, and comes after the others. True for the first.
+    fn join_span(&mut self, span: Option<&Span>) -> bool {
+        let Some(span) = span else { return false };
+        let Some(first) = &self.span else {
+            self.span = Some(span.clone());
+            return true;
+        };
+        if first != span {
+            first.follows_from(span);
         }
+        false
     }
 
     fn enter(&mut self) {

@@ -5,7 +5,6 @@ pub(super) mod runs;
 use std::{borrow::Cow, fmt, sync::Arc, task::Waker};
 
 use futures::future::BoxFuture;
-use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::{
@@ -41,6 +40,8 @@ pub struct Cx {
     /// Its wait for the next run may be one of several things that it waits for.
     among_others: bool,
     finished: bool,
+    /// What it has said last, in words, that is neither work nor a message.
+    beside: Option<&'static str>,
     /// What the next run waits for.
     awaited: Awaited,
     /// What every run waits for beside its ports.
@@ -99,6 +100,7 @@ impl Cx {
             among_others: false,
             node,
             finished: false,
+            beside: None,
             awaited: Awaited::new(),
             named: condition::named(&conditions).into(),
             reservations,
@@ -223,6 +225,7 @@ impl Cx {
     /// This run is the operator's last: it ends after it, as a source does that has no more.
     pub fn finish(&mut self) {
         self.finished = true;
+        self.beside = Some("it calls `Cx::finish`");
     }
 
     /// The operator's next run also waits for this, with all its other conditions: for the data of a buffer that no
@@ -259,6 +262,7 @@ impl Cx {
     /// ```
     pub fn run_after(&mut self, available: HostAccess) {
         self.awaited.push(available);
+        self.beside = Some("it calls `Cx::run_after`");
     }
 
     /// Wakes the operator, to ask its conditions and its [`may_run`](super::Operator::may_run) again: for whoever changes
@@ -309,11 +313,13 @@ impl Cx {
     /// }
     /// ```
     pub fn insert_metadata<T: Send + Sync + 'static>(&mut self, name: impl Into<Cow<'static, str>>, value: T) {
+        self.beside = Some("it gives messages metadata of its own");
         self.carry.change(|metadata| metadata.insert(name, value));
     }
 
     /// Takes a named value away from what is sent from now on in this run. True if there was one.
     pub fn remove_metadata(&mut self, name: &str) -> bool {
+        self.beside = Some("it takes metadata away from messages");
         self.carry.change(|metadata| metadata.remove(name))
     }
 
@@ -353,6 +359,7 @@ impl Cx {
     /// }
     /// ```
     pub fn take_replies(&mut self) -> Vec<Reply> {
+        self.beside = Some("it calls `Cx::take_replies`");
         self.carry.take_replies()
     }
 
@@ -461,6 +468,7 @@ impl Cx {
     /// From now on it works on streams of this capture, and what its messages bring along is kept apart. What it had before.
     pub(super) fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<Uncaptured> {
         let lane = self.lane()?.captured(capture);
+        self.beside = None;
         let carry = Arc::new(Carry::new(self.name.clone(), self.carry.policy(), self.node.clone()));
         Ok(Uncaptured {
             lane: self.lane.replace(lane),
@@ -478,19 +486,9 @@ impl Cx {
         self.stop_clock();
     }
 
-    /// What a run has asked of the next ones, which a replay would not ask.
-    pub(super) fn asked_for_more(&self) -> Option<&'static str> {
-        if self.finished {
-            return Some("it calls `Cx::finish`");
-        }
-        (!self.awaited.is_empty()).then_some("it calls `Cx::run_after`")
-    }
-}
-
-impl Uncaptured {
-    /// How much work its streams have been given that are no part of the capture.
-    pub(super) fn given(&self) -> SmallVec<[u64; 2]> {
-        self.lane.as_ref().map(|lane| lane.given()).unwrap_or_default()
+    /// What its captured run has said beside work and messages, which a replay would not say.
+    pub(super) fn said_beside(&self) -> Option<&'static str> {
+        self.beside
     }
 }
 

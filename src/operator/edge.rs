@@ -28,7 +28,7 @@ use crate::{
     stream::Stream,
 };
 
-/// How a section passes messages on: what they bring along, and the stream that it works on.
+/// How a section passes messages on in an operator's place: what they bring along, and the stream that it works on.
 #[doc(hidden)]
 pub struct Passing {
     pub(crate) carry: Arc<Carry>,

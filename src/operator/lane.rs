@@ -250,13 +250,6 @@ impl Lane {
         self.own().into_iter().chain(borrowed).chain(named).map(Stream::ticket).collect()
     }
 
-    /// How much work each stream of its own has been given.
-    pub(super) fn given(&self) -> SmallVec<[u64; 2]> {
-        let state = lock(&self.state);
-        let named = state.named.iter().map(|(_, taken)| &taken.stream);
-        self.own().into_iter().chain(named).map(|stream| stream.ticket().number()).collect()
-    }
-
     /// The last work of each stream that it has used.
     pub(super) fn last(&self) -> Vec<Ticket> {
         let state = lock(&self.state);

@@ -17,11 +17,11 @@ use std::{
 };
 
 use async_trait::async_trait;
-use smallvec::SmallVec;
 use tokio::task::coop::unconstrained;
 
 use super::{
     AnyPort, Cx, Operator, Ports,
+    carry::Carry,
     cx::Uncaptured,
     node::Method,
     ports::Traffic,
@@ -31,7 +31,10 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    stream::{Stream, capture::Capture},
+    stream::{
+        Stream,
+        capture::{Capture, Watch},
+    },
 };
 
 /// See the [module](self).
@@ -41,6 +44,8 @@ pub(crate) trait Driven: Send {
     fn only_computes(&mut self) -> Result<()>;
     /// Shows each of its ports: its own, or in a capture those of that.
     fn visit(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort));
+    /// What its messages bring along.
+    fn carry(&self) -> Result<Arc<Carry>>;
     /// One run. False if it can have none any more.
     async fn round(&mut self) -> Result<bool>;
     /// It has said that it wants no further run.
@@ -89,6 +94,17 @@ fn one_each<P: Ports>(before: &[(&'static str, Traffic, u64)], ports: &mut P) ->
     wrong.map_or(Ok(()), |text| Err(Error::new(ErrorKind::Usage, text)))
 }
 
+/// An output that was closed.
+fn closed<P: Ports>(ports: &mut P) -> Option<&'static str> {
+    let mut closed = None;
+    ports.visit(&mut |name, port| {
+        if port.is_output() && port.state().poll_room(1, &mut Context::from_waker(Waker::noop())).is_never() {
+            closed = Some(name);
+        }
+    });
+    closed
+}
+
 fn is_no_replay(what: &str) -> Error {
     let text = format!("{what}, which no replay does: leave the operator out of the section");
     Error::new(ErrorKind::Usage, text)
@@ -109,11 +125,6 @@ fn waits(for_what: Option<InRun>) -> Error {
 }
 
 impl<O: Operator> Place<O> {
-    /// How much work its streams have been given that are no part of the capture.
-    fn given(&self) -> SmallVec<[u64; 2]> {
-        self.in_capture.as_ref().map(|beside| beside.cx.given()).unwrap_or_default()
-    }
-
     fn parts(&mut self) -> Result<(&mut O, &mut O::Ports, &mut Cx)> {
         match (&mut self.ports, &mut self.cx) {
             (Some(ports), Some(cx)) => Ok((&mut self.operator, ports, cx)),
@@ -142,6 +153,10 @@ impl<O: Operator> Driven for Place<O> {
         if let Some(ports) = &mut self.ports {
             ports.visit(visit);
         }
+    }
+
+    fn carry(&self) -> Result<Arc<Carry>> {
+        self.cx.as_ref().map(|cx| cx.carry().clone()).ok_or_else(unbound)
     }
 
     async fn round(&mut self) -> Result<bool> {
@@ -207,29 +222,30 @@ impl<O: Operator> Driven for Place<O> {
     }
 
     fn run_captured(&mut self) -> Result<()> {
-        let given = self.given();
         let (operator, ports, cx) = self.parts()?;
         let node = cx.node().clone();
         let before = traffic(ports);
         cx.begin_run(ports);
+        let watch = Watch::new();
         // Nobody is woken: what is pending now will be pending at every replay. Tokio's budget is the task's, and nothing
         // of the operator's.
         let polled =
             pin!(caught(unconstrained(operator.compute(ports, cx)))).poll(&mut Context::from_waker(Waker::noop()));
+        let works_beside = watch.end();
         match polled {
             Poll::Ready(ran) => ran?,
             Poll::Pending => return Err(waits(node.shown().in_run())),
         }
         one_each(&before, ports)?;
-        if let Some(asks) = cx.asked_for_more() {
-            return Err(is_no_replay(asks));
+        if let Some(said) = cx.said_beside() {
+            return Err(is_no_replay(said));
         }
-        if !cx.metadata().is_empty() {
-            return Err(is_no_replay("it gives messages metadata of its own"));
+        if let Some(name) = closed(ports) {
+            return Err(is_no_replay(&format!("it closes `{name}`")));
         }
-        if self.given() != given {
-            let text = "it puts work into a stream that it has kept from an earlier run: that is in no graph, and runs now; \
-                        ask for the stream in each run, `cx.stream()`";
+        if works_beside {
+            let text = "it puts work into a stream that it has kept from an earlier run, or made: that is in no graph, and \
+                        runs now; ask for the stream in each run, `cx.stream()`";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         Ok(())

@@ -15,11 +15,11 @@
 
 use std::{
     any::Any,
-    cell::RefCell,
+    cell::{Cell, RefCell},
     fmt,
     sync::{
         Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -59,6 +59,44 @@ pub(crate) type Kept = Vec<Arc<dyn Any + Send + Sync>>;
 thread_local! {
     /// Those that this thread is in, the innermost last.
     static ENTERED: RefCell<Vec<Arc<Capture>>> = const { RefCell::new(Vec::new()) };
+    /// Whether this thread has put work into a stream that is none of a capture's, while it is watched.
+    static BESIDE: Cell<Option<bool>> = const { Cell::new(None) };
+}
+
+/// Threads that are watched: most often none, and then nobody looks at what is his own.
+static WATCHED: AtomicUsize = AtomicUsize::new(0);
+
+/// This thread is watched, for work that it puts into streams that are none of a capture's.
+#[must_use]
+pub(crate) struct Watch(());
+
+impl Watch {
+    pub(crate) fn new() -> Self {
+        WATCHED.fetch_add(1, Ordering::Relaxed);
+        BESIDE.set(Some(false));
+        Self(())
+    }
+
+    /// True if there was such.
+    pub(crate) fn end(self) -> bool {
+        BESIDE.get() == Some(true)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        BESIDE.set(None);
+        WATCHED.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Work is put into a stream.
+#[inline]
+pub(super) fn note_work(stream: &Stream) {
+    // The thread itself has counted, if it is one.
+    if WATCHED.load(Ordering::Relaxed) > 0 && stream.capture().is_none() {
+        BESIDE.set(BESIDE.get().map(|_| true));
+    }
 }
 
 /// This thread is in a capture until it is dropped.

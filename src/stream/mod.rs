@@ -325,6 +325,7 @@ impl Stream {
             drop(order);
             return self.0.streams.heed(Err(error));
         }
+        capture::note_work(self);
         order.issued += 1;
         inner.issued.store(order.issued, Ordering::Release);
         Ok(Ticket::new(self.clone(), order.issued))

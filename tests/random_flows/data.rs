@@ -37,6 +37,14 @@ pub(crate) struct Tag {
 
 pub(crate) const NO_TAG: Tag = Tag { origin: ANY, number: ANY };
 
+/// Nobody knows that, nor how long it is: it says so itself, and what comes after that is padding.
+pub(crate) const PADDED: Tag = Tag { origin: ANY, number: ANY - 1 };
+
+fn length(data: &[u32], number: u32) -> usize {
+    let words = data.get(4).map_or(data.len(), |words| *words as usize);
+    if number == PADDED.number { words.min(data.len()) } else { data.len() }
+}
+
 /// What is written down of one simulation.
 #[derive(Debug, Default)]
 pub(crate) struct World {
@@ -139,6 +147,8 @@ pub(crate) fn create(data: &mut [u32], origin: u32, number: u32, laps: u32, path
 /// Looks at a message and changes it.
 #[kernel]
 pub(crate) fn step(data: &mut [u32], node: u32, mark: u32, origin: u32, number: u32) {
+    let words = length(data, number);
+    let data = &mut data[..words];
     if let Some(head) = read_in("step", node, data, Tag { origin, number }) {
         write(data, step_on(head, node as usize, mark));
     }
@@ -147,14 +157,15 @@ pub(crate) fn step(data: &mut [u32], node: u32, mark: u32, origin: u32, number: 
 /// Looks at a message.
 #[kernel]
 pub(crate) fn look(data: &[u32], node: u32, origin: u32, number: u32) {
-    read_in("look", node, data, Tag { origin, number });
+    read_in("look", node, &data[..length(data, number)], Tag { origin, number });
 }
 
 /// Looks at a message and writes what becomes of it.
 #[kernel]
 pub(crate) fn transfer(from: &[u32], to: &mut [u32], node: u32, mark: u32, origin: u32, number: u32) {
-    if let Some(head) = read_in("transfer", node, from, Tag { origin, number }) {
-        write(to, step_on(head, node as usize, mark));
+    let words = length(from, number);
+    if let Some(head) = read_in("transfer", node, &from[..words], Tag { origin, number }) {
+        write(&mut to[..words], step_on(head, node as usize, mark));
     }
 }
 

@@ -8,7 +8,7 @@ use wakeline::{
     device::{Emulated, Faults, Simulation},
     flow::{Added, Handle},
     memory::Allocator,
-    operator::{InputHandle, OutputHandle, Ports, concurrent},
+    operator::{InputHandle, MapHandles, OutputHandle, Ports, concurrent},
     prelude::*,
     stream::CompletionMode,
 };
@@ -42,6 +42,8 @@ struct Builder<'a> {
     devices: Vec<Device>,
     flow: Flow,
     gates: Vec<Gate>,
+    /// The operators of its section.
+    replayed: Vec<Added<MapHandles<Message, Message>>>,
 }
 
 pub(crate) fn devices(plan: &Plan, simulation: &Simulation) -> Vec<Device> {
@@ -61,7 +63,8 @@ pub(crate) fn devices(plan: &Plan, simulation: &Simulation) -> Vec<Device> {
 pub(crate) async fn run(plan: &Plan, simulation: &Simulation, watch: impl FnOnce(Handle)) -> Ran {
     let devices = devices(plan, simulation);
     let flow = Flow::new(format!("seed {}", plan.seed));
-    let mut builder = Builder { plan, simulation, devices: devices.clone(), flow, gates: Vec::new() };
+    let mut builder =
+        Builder { plan, simulation, devices: devices.clone(), flow, gates: Vec::new(), replayed: Vec::new() };
     builder.build();
     let Builder { flow, gates, .. } = builder;
     let mut running = match flow.spawn() {
@@ -110,6 +113,19 @@ impl Builder<'_> {
         for from in 0..sockets.len() {
             self.connect(from, &mut sockets);
         }
+        if let (Some(plan), [first, ..]) = (&self.plan.section, &self.replayed[..]) {
+            let section = self.flow.replay("section", self.replayed.iter().collect::<Vec<_>>());
+            match &plan.buckets {
+                Ok(buckets) => section.buckets(buckets.clone()).rows(first.input, 1),
+                Err(most) => section.at_most(*most),
+            };
+            if plan.at_start {
+                section.at_start();
+            }
+            if plan.checked {
+                section.checked();
+            }
+        }
     }
 
     fn me(&self, node: usize) -> Me {
@@ -125,6 +141,7 @@ impl Builder<'_> {
             own_stream: plan.nodes[node].own_stream,
             near: self.devices[plan.nodes[node].device.unwrap_or(0)].clone(),
             dice: Dice::new(plan.seed.wrapping_mul(1009) + node as u64),
+            in_section: plan.in_section(node),
         }
     }
 
@@ -185,6 +202,12 @@ impl Builder<'_> {
                 Sockets { output: Some(added.output), ..Sockets::default() }
             }
             Kind::Source { messages, make } => sockets!(Source { me, messages, make }, output: output),
+            Kind::Relay { .. } if self.plan.in_section(node) => {
+                let added = self.place(node, relay);
+                let sockets = Sockets { input: Some(added.input), output: Some(added.output), ..Sockets::default() };
+                self.replayed.push(added);
+                sockets
+            }
             Kind::Relay { hints: Some(hints), .. } => {
                 let added = self.place(node, HintedRelay { relay, last: 0 });
                 let source = self.flow.add(format!("hints{node}"), HintSource { to: node, left: hints.count });
@@ -298,6 +321,7 @@ pub(crate) fn judge(plan: &Plan, ran: &Ran) -> Vec<String> {
                 wrong.push("a device was lost, and the flow says that all went well".into());
             }
             judge_hubs(plan, report, &mut wrong);
+            judge_section(plan, report, &mut wrong);
             true
         }
         Some(Err(error)) => {
@@ -363,6 +387,17 @@ fn judge_sink(plan: &Plan, world: &World, node: usize, routes: &[Route], complet
     }
     for ((origin, path), numbers) in by_route {
         wrong.push(format!("{name} got messages {numbers:?} of {origin} by a way that there is not: {path:x}"));
+    }
+}
+
+/// Every operator of a section has run in each of its rounds.
+fn judge_section(plan: &Plan, report: &Report, wrong: &mut Vec<String>) {
+    let Some(section) = report.section("section") else { return };
+    for node in plan.section.iter().flat_map(|section| &section.nodes) {
+        let runs = report.operator(&plan.name(*node)).map_or(0, |operator| operator.runs);
+        if runs != section.replayed + section.streamed {
+            wrong.push(format!("{} has run {runs} times, in {section:?}", plan.name(*node)));
+        }
     }
 }
 

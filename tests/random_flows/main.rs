@@ -1,8 +1,9 @@
 //! Scenario F6: random flows with random faults, in the order that a seed decides, race-checked.
 //!
-//! A seed makes a [plan](plan::Plan): operators of many kinds on one to three simulated devices, hubs of all kinds between
-//! them, faults, and an end by itself or by somebody. Each message says itself who it is ([`data`]). A run must end, without a
-//! race, with each message where it belongs, once, in order, and untouched; or with the error that its fault means.
+//! A seed makes a [plan](plan::Plan): operators of many kinds on one to three simulated devices, some of them replayed as a
+//! graph, hubs of all kinds between them, faults, and an end by itself or by somebody. Each message says itself who it is
+//! ([`data`]). A run must end, without a race, with each message where it belongs, once, in order, and untouched; or with the
+//! error that its fault means.
 //! Afterwards no memory, stream or task is left.
 //!
 //! What fails prints its seed and its plan, and the smallest flow of that seed that fails too. Found again, with the same

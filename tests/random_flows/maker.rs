@@ -9,6 +9,13 @@
 
 use super::plan::*;
 
+/// What only enqueues.
+const REPLAYABLE: [Work; 5] = [Work::InPlace, Work::Side, Work::Transfer, Work::Fresh, Work::Named];
+
+fn is_replayable(node: &Node) -> bool {
+    matches!(node.kind, Kind::Relay { work, runs: Runs::One, hints: None, .. } if REPLAYABLE.contains(&work))
+}
+
 impl Plan {
     pub(crate) fn new(seed: u64, limits: Limits) -> Self {
         Maker::new(seed, limits).make()
@@ -17,6 +24,8 @@ impl Plan {
 
 struct Maker {
     dice: Dice,
+    /// Those of sections.
+    more: Dice,
     limits: Limits,
     plan: Plan,
     /// Messages may be taken in pairs, and no output has several readers; or the other way round.
@@ -40,8 +49,9 @@ impl Maker {
             edges: Vec::new(),
             ending: Ending::ByItself,
             mode: dice.up_to(2),
+            section: None,
         };
-        Self { dice, limits, plan, pairs, readers: Vec::new(), sent: Vec::new(), kept: 0 }
+        Self { dice, more: Dice::new(!seed), limits, plan, pairs, readers: Vec::new(), sent: Vec::new(), kept: 0 }
     }
 
     fn make(mut self) -> Plan {
@@ -63,6 +73,7 @@ impl Maker {
                 self.add_sink(node);
             }
         }
+        self.replay();
         self.size_hubs();
         self.go_wrong();
         self.plan
@@ -122,6 +133,20 @@ impl Maker {
         self.sent[node] = routes;
         if matches!(self.plan.nodes[node].kind, Kind::Rounds { .. } | Kind::Quiet { .. }) {
             self.add_body(node);
+        }
+        self.add_chain(node);
+    }
+
+    /// Behind what can be in a section there is more of that now and then.
+    fn add_chain(&mut self, mut last: usize) {
+        while is_replayable(&self.plan.nodes[last]) && self.more.one_in(2) {
+            let work = self.more.of(&REPLAYABLE);
+            let node = self.add(Kind::Relay { work, done: false, runs: Runs::One, hints: None });
+            let mut routes = self.connect(last, node);
+            self.plan.nodes[node].routes = routes.clone();
+            routes.iter_mut().for_each(|route| route.path = passed(route.path, node));
+            self.sent[node] = routes;
+            last = node;
         }
     }
 
@@ -242,6 +267,39 @@ impl Maker {
         routes.iter().map(of).sum()
     }
 
+    /// Some relays become a section.
+    fn replay(&mut self) {
+        let (plan, dice) = (&mut self.plan, &mut self.more);
+        let on = |plan: &Plan, node: usize| {
+            let mut edges = plan.edges.iter().filter(|edge| edge.from == node);
+            edges.next().copied().filter(|_| edges.next().is_none())
+        };
+        let mut first: Vec<_> = (0..plan.nodes.len()).filter(|node| is_replayable(&plan.nodes[*node])).collect();
+        if first.is_empty() || dice.one_in(3) {
+            return;
+        }
+        let mut nodes = vec![first.swap_remove(dice.up_to(first.len() - 1))];
+        while let Some(edge) = on(plan, nodes[nodes.len() - 1])
+            && edge.hub.full == Full::Hold
+            && is_replayable(&plan.nodes[edge.to])
+            && !dice.one_in(6)
+        {
+            nodes.push(edge.to);
+        }
+        let device = nodes.iter().find_map(|node| plan.nodes[*node].device).unwrap_or(0);
+        for node in &nodes {
+            let node = &mut plan.nodes[*node];
+            (node.device, node.own_thread, node.every, node.gate) = (Some(device), false, None, false);
+            if let Kind::Relay { done, .. } = &mut node.kind {
+                *done = false;
+            }
+        }
+        let buckets = dice.of(&[&[][..], &[32], &[8, 16], &[8, 16, 32]]);
+        let buckets = if buckets.is_empty() { Err(1 + dice.up_to(3)) } else { Ok(buckets.to_vec()) };
+        let at_start = buckets.is_ok() && dice.one_in(2);
+        plan.section = Some(Section { nodes, buckets, at_start, checked: dice.one_in(3) });
+    }
+
     fn size_hubs(&mut self) {
         // Where a flow goes quiet, what an optional input has left is a stall.
         if self.plan.nodes.iter().any(|node| matches!(node.kind, Kind::Quiet { .. })) {
@@ -260,6 +318,10 @@ impl Maker {
             let fresh = matches!(node.kind, Kind::Relay { work: Work::Fresh, runs: Runs::One, .. });
             // One in its hands, one with somebody else, and those that are kept.
             node.blocks = (fresh && node.device.is_some() && self.dice.one_in(2)).then(|| 2 + self.kept);
+        }
+        // A section waits for its messages, and for no memory.
+        for node in self.plan.section.iter().flat_map(|section| &section.nodes) {
+            self.plan.nodes[*node].blocks = None;
         }
         for at in 0..self.plan.edges.len() {
             let Edge { from, to, mut hub } = self.plan.edges[at];

@@ -53,6 +53,8 @@ pub(crate) struct Me {
     /// Page-locked memory is made for this device.
     pub(crate) near: Device,
     pub(crate) dice: Dice,
+    /// It is part of a section: it knows nothing of a message that it could say to a kernel, and does the same with each.
+    pub(crate) in_section: bool,
 }
 
 impl Me {
@@ -61,7 +63,7 @@ impl Me {
     }
 
     pub(crate) fn chance(&mut self) -> bool {
-        self.dice.one_in(2)
+        self.in_section || self.dice.one_in(2)
     }
 
     /// Reads a message on the host.
@@ -78,6 +80,9 @@ impl Me {
 
     /// The message that is to come, as its metadata says.
     pub(crate) fn tag(&self, cx: &Cx) -> Tag {
+        if self.in_section {
+            return data::PADDED;
+        }
         let metadata = cx.metadata();
         metadata.get::<Tag>("tag").copied().unwrap_or(NO_TAG)
     }
@@ -149,7 +154,8 @@ impl Relay {
                 transfer::launch(&other, &message, &mut copy, node, mark, origin, number)?;
                 look::launch(&side, &message, node, origin, number)?;
                 if me.chance() {
-                    step::launch(cx.stream()?, &mut copy, node, mark, ANY, ANY)?;
+                    let number = if me.in_section { number } else { ANY };
+                    step::launch(cx.stream()?, &mut copy, node, mark, ANY, number)?;
                 }
                 if me.chance() {
                     // While it is in use, and somebody else asks for memory.

@@ -35,6 +35,17 @@ pub(crate) struct Plan {
     pub(crate) edges: Vec<Edge>,
     pub(crate) ending: Ending,
     pub(crate) mode: usize,
+    pub(crate) section: Option<Section>,
+}
+
+/// Relays, one after the other, whose runs are replayed as a graph.
+#[derive(Clone, Debug)]
+pub(crate) struct Section {
+    pub(crate) nodes: Vec<usize>,
+    /// Words; or for each length a graph, up to so many.
+    pub(crate) buckets: Result<Vec<usize>, usize>,
+    pub(crate) at_start: bool,
+    pub(crate) checked: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -251,6 +262,10 @@ impl Plan {
         self.devices.iter().flatten().any(|fault| matches!(fault, Fault::Alloc(_)))
     }
 
+    pub(crate) fn in_section(&self, node: usize) -> bool {
+        self.section.as_ref().is_some_and(|section| section.nodes.contains(&node))
+    }
+
     pub(crate) fn name(&self, node: usize) -> String {
         let word = match self.nodes[node].kind {
             Kind::Source { .. } => "source",
@@ -286,6 +301,9 @@ impl fmt::Display for Plan {
         }
         for Edge { from, to, hub } in &self.edges {
             writeln!(f, "  {} -> {}: {hub:?}", self.name(*from), self.name(*to))?;
+        }
+        if let Some(section) = &self.section {
+            writeln!(f, "  {section:?}")?;
         }
         write!(f, "  ends: {:?}", self.ending)
     }

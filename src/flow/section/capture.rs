@@ -55,7 +55,7 @@ struct Fed {
 /// What comes out.
 pub(super) struct Made {
     pub(super) from: Source,
-    bytes: usize,
+    pub(super) bytes: usize,
     /// Of each row; `None` if it does not have the rows of what goes in.
     row_bytes: Option<usize>,
     /// The number of its open end; `None` if nothing comes out.
@@ -124,6 +124,12 @@ pub(super) fn capture(
         recorded
     })?;
     let Recorded { kept, openings, written } = recorded;
+    let sent: Vec<_> = kept.iter().map(RawEnvelope::memory).collect();
+    if let Some(name) = graph.kept_by(&sent) {
+        let text = "memory that was made in the capture, and that it was the last to use, is kept beyond it: a replay keeps \
+                    nothing, and until there is one nothing is in that memory; let what stays be made before, in `start` say";
+        return Err(Error::new(ErrorKind::Usage, text).at(operator(&name)));
+    }
     let mut outputs = Vec::with_capacity(kept.len());
     let mut end = lent.len();
     for (edge, envelope) in plan.outputs.iter().zip(kept) {
@@ -135,6 +141,31 @@ pub(super) fn capture(
     });
     let inputs = inputs.collect::<Result<Vec<_>>>()?;
     Ok((Replay { exec: graph.instantiate_open(&openings)?, inputs, outputs }, graph))
+}
+
+/// An error if a second capture is not the same as the first.
+pub(super) fn is_the_same(first: &(Replay, Graph), again: &(Replay, Graph)) -> Result<()> {
+    let ((first, graph), (second, again)) = (first, again);
+    let other_memory = || {
+        let differs = graph.memory_differs_from(&first.fed(), again);
+        differs.or_else(|| again.memory_differs_from(&second.fed(), graph))
+    };
+    let (whose, what) = match graph.differs_from(again) {
+        Some((whose, node)) => (whose, format!("{node} is not the same")),
+        None => match other_memory() {
+            Some(whose) => (Some(whose), "it uses other memory the second time".into()),
+            None => return Ok(()),
+        },
+    };
+    let text = format!(
+        "captured twice, {what}: the host decides that anew in each run, and every replay would do as it did when it was \
+         captured; let it come with a message, or leave the operator out of the section"
+    );
+    let error = Error::new(ErrorKind::Usage, text);
+    Err(match whose {
+        Some(name) => error.at(operator(&name)),
+        None => error,
+    })
 }
 
 fn record(
@@ -248,6 +279,16 @@ fn fed(lent: Lent, written: bool, end: usize) -> Result<Fed> {
 }
 
 impl Replay {
+    /// An operator has dropped what the graph uses of its memory, for other memory or none: a run of it would not do the same.
+    pub(super) fn is_stale(&self) -> bool {
+        self.exec.graph().is_left_alone()
+    }
+
+    /// The memory of its inputs.
+    fn fed(&self) -> Vec<&Memory> {
+        self.inputs.iter().map(|fed| fed.envelope.memory()).collect()
+    }
+
     /// Enqueues all of it: the messages, padded with zeros; the launch; what comes out, into the message whose memory it is or
     /// into the output's blank envelope. `rows`: so many of them are valid.
     pub(super) fn enqueue(

@@ -182,14 +182,19 @@ impl Flow {
     /// - before the flow runs: operators on the host or on several devices, several runs at a time, threads or conditions of
     ///   their own, hubs of chunks, ports that wait for more than one message, another operator's message between two of them;
     /// - when it is captured: a `compute` that waits (for the host's look at data, a timer, another task), reads data back,
-    ///   calls a function of the host once, allocates memory in the order of a stream, sends more or less than one message at
-    ///   an output, ends the operator, or adds metadata; a `run`, `may_run` or `after` of its own.
+    ///   calls a function of the host once, works on a stream that it did not ask for [in that run](crate::Cx::stream),
+    ///   allocates memory in the order of a stream, keeps memory that it allocates or is given within the section, sends more
+    ///   or less than one message at an output, closes one, ends the operator, changes metadata, or asks who waits for an
+    ///   answer; a `run`, `may_run` or `after` of its own.
     ///
     /// **What the host decides is baked in**: a scalar that `compute` counts up, a branch that it takes, is in the graph as it
-    /// was when it was captured. What changes from round to round belongs into a message, or outside.
+    /// was when it was captured. What changes from round to round belongs into a message, or outside. A capture is one more
+    /// call of `compute`, with messages that nobody has sent: what it counts on the host counts that, too.
     ///
-    /// Memory that the operators have from before (weights, say) is used as ever, in order with everybody else who uses it.
-    /// What they allocate in `compute` is the graph's, and used again within it where its edges allow.
+    /// Memory that the operators have from before (weights, say) is used as ever, in order with everybody else who uses it. If
+    /// one drops some in a streamed round, to have a larger one say, the graphs that use it are captured again.
+    /// What they allocate in `compute` is the graph's, and used again within it where its edges allow; of an allocator that has
+    /// so many blocks, each graph keeps those that it uses. An envelope that comes in has room for what came, and no more.
     ///
     /// In the [report](super::Report) the operators' runs count all rounds; their messages, and the device's time, are those of
     /// the runs that they made themselves. Outside of the section nothing is different: order, metadata, callers who wait for
@@ -231,9 +236,9 @@ impl Section {
         self
     }
 
-    /// Captures everything twice, and compares: what the host decides (a scalar that counts up, a branch that it takes) is
-    /// baked into a graph, and where it decides differently the second time that is an error which names the operator. For
-    /// tests: what the host does in `compute` it does twice then.
+    /// Captures everything twice, and compares: what the host decides (a scalar that counts up, a branch that it takes, which
+    /// of its buffers it uses) is baked into a graph, and where it decides differently the second time that is an error which
+    /// names the operator. For tests: what the host does in `compute` it does twice then.
     pub fn checked(&mut self) -> &mut Self {
         self.settings.checked = true;
         self

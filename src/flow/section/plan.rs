@@ -12,7 +12,7 @@ use crate::{
     condition::{PortId, Room},
     device::Device,
     flow::{Connection, check, link, wiring::Wiring},
-    hub::{MergePolicy, queue::Full},
+    hub::queue::Full,
     operator::{PortDecl, PortKind},
     sync::lock,
 };
@@ -26,6 +26,8 @@ pub(in crate::flow) struct Plan {
     pub(super) device: Device,
     pub(super) inputs: Vec<Edge>,
     pub(super) outputs: Vec<Edge>,
+    /// In the order of the operators, and of the ports of each.
+    pub(super) arrivals: Vec<Arrival>,
     /// The numbers of the connections within.
     pub(in crate::flow) interior: Vec<usize>,
     pub(super) buckets: Option<Vec<usize>>,
@@ -34,9 +36,16 @@ pub(in crate::flow) struct Plan {
     pub(super) at_start: bool,
     pub(super) most: usize,
     pub(super) checked: bool,
-    /// As the operator at the first input says.
-    pub(super) merge: MergePolicy,
     pub(super) inspect: Option<Inspect>,
+}
+
+/// A message that comes to an operator.
+#[derive(Clone, Copy)]
+pub(super) enum Arrival {
+    /// At this input of the edge.
+    Outside(usize),
+    /// From another, by their places in the order.
+    Within { from: usize, to: usize },
 }
 
 /// A port at the edge.
@@ -110,11 +119,15 @@ impl Planner<'_> {
         let order = self.order(problem)?;
         self.hangs_together(problem);
         self.is_one_step(problem);
-        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        let (mut inputs, mut outputs, mut arrivals) = (Vec::new(), Vec::new(), Vec::new());
         for (member, &operator) in order.iter().enumerate() {
             for (port, decl) in self.flow.entries[operator].ports.iter().enumerate() {
                 let id = PortId { flow: self.flow.id, operator, port, name: decl.name };
                 self.port(id, decl, problem);
+                for (_, link) in self.interior().filter(|(_, link)| link.to == id) {
+                    let from = order.iter().position(|other| *other == link.from.operator);
+                    arrivals.extend(from.map(|from| Arrival::Within { from, to: member }));
+                }
                 if self.is_at_edge(id, problem) {
                     let edge = Edge {
                         member,
@@ -129,7 +142,12 @@ impl Planner<'_> {
                             check::port_name(self.flow, id)
                         ));
                     }
-                    if decl.kind == PortKind::Output { outputs.push(edge) } else { inputs.push((id, edge)) }
+                    if decl.kind == PortKind::Output {
+                        outputs.push(edge);
+                    } else {
+                        arrivals.push(Arrival::Outside(inputs.len()));
+                        inputs.push((id, edge));
+                    }
                 }
             }
         }
@@ -139,9 +157,12 @@ impl Planner<'_> {
         self.named_ports(&inputs, &outputs, &order, problem);
         let rows =
             |id: PortId| self.settings.rows.iter().rev().find(|(port, _)| *port == id).map_or(1, |(_, rows)| *rows);
-        let row_bytes = inputs.iter().map(|(id, edge)| rows(*id).max(1) * edge.element_bytes).collect();
-        let first = inputs.first().map_or(self.members[0], |(id, _)| id.operator);
-        let merge = lock(&self.flow.entries[first].place).merge;
+        let row_bytes = inputs.iter().map(|(id, edge)| rows(*id).max(1).saturating_mul(edge.element_bytes));
+        let row_bytes: Lengths = row_bytes.collect();
+        let most = self.settings.buckets.iter().flatten().max();
+        if let Some(rows) = most.filter(|rows| row_bytes.iter().any(|row| row.checked_mul(**rows).is_none())) {
+            problem(format!("a bucket of {rows} rows is larger than any memory"));
+        }
         Some(Plan {
             name: section.name.clone(),
             interior: self.interior().map(|(at, _)| at).collect(),
@@ -149,12 +170,12 @@ impl Planner<'_> {
             device,
             inputs: inputs.into_iter().map(|(_, edge)| edge).collect(),
             outputs,
+            arrivals,
             buckets: self.settings.buckets.clone(),
             row_bytes,
             at_start: self.settings.at_start,
             most: self.settings.most.unwrap_or(USUAL_SHAPES),
             checked: self.settings.checked,
-            merge,
             inspect: self.settings.inspect.clone(),
         })
     }
@@ -266,13 +287,29 @@ impl Planner<'_> {
         }
     }
 
-    /// Outside of it nothing leads from one operator to another.
+    /// The operator, and those within whose messages lead to it.
+    fn leading_to(&self, operator: usize) -> Vec<usize> {
+        let (mut found, mut at) = (vec![operator], 0);
+        while let Some(&operator) = found.get(at) {
+            at += 1;
+            for (_, link) in self.interior().filter(|(_, link)| link.to.operator == operator) {
+                if !found.contains(&link.from.operator) {
+                    found.push(link.from.operator);
+                }
+            }
+        }
+        found
+    }
+
+    /// Outside of it nothing leads from one operator to another, but back to where its message came from: then a loop goes
+    /// through the section, and what comes back belongs to a later round.
     fn is_one_step(&self, problem: &mut impl FnMut(String)) {
         let joined = self.flow.connections.iter().filter(|joined| joined.from.flow == joined.to.flow);
         let joined = joined.map(|joined| (joined.from.operator, joined.to.operator));
         let all: Vec<_> = joined.chain(link::drained_through(&self.flow.links)).collect();
         for &member in self.members {
             let outside = |operator: &usize| !self.members.contains(operator);
+            let before = self.leading_to(member);
             let mut seen: Vec<usize> = Vec::new();
             let mut next: Vec<usize> =
                 all.iter().filter(|(from, to)| *from == member && outside(to)).map(|(_, to)| *to).collect();
@@ -284,7 +321,7 @@ impl Planner<'_> {
                 for (_, to) in all.iter().filter(|(from, _)| *from == operator) {
                     if outside(to) {
                         next.push(*to);
-                    } else if *to != member {
+                    } else if !before.contains(to) {
                         let (from, through, to) = (self.name(member), self.name(operator), self.name(*to));
                         problem(format!(
                             "`{to}` takes what `{from}` sends by way of `{through}`, which is no part of it: it would wait \

@@ -12,19 +12,19 @@ use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::{
-    capture::{Replay, Source, capture, lengths, with_port},
-    plan::Plan,
+    capture::{Replay, Source, capture, is_the_same, lengths, with_port},
+    plan::{Arrival, Plan},
     table::{Shape, Table, Way},
 };
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
     flow::drive::{Ended, Joint, Member, blamed, operator},
+    graph::Graph,
     hub::RawEnvelope,
-    operator::{
-        Blank, Passing, attend::attended, carry::Carry, control::Control, node::Node, rounds::Rounds, seat::caught,
-    },
-    stream::{CompletionMode, PooledStream, StreamPool, Ticket},
+    memory::memory_passes,
+    operator::{Blank, Passing, attend::attended, control::Control, node::Node, rounds::Rounds, seat::caught},
+    stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
     sync::lock,
 };
 
@@ -111,8 +111,9 @@ struct Running {
     told: Arc<Told>,
     members: Vec<Member>,
     rounds: Rounds,
-    carry: Arc<Carry>,
     table: Table<Replay>,
+    /// How it passes messages on for each operator: once it has a stream for that.
+    passing: Vec<Passing>,
     /// Of the replays. After the graphs, in the order of dropping.
     stream: Option<PooledStream>,
     count: u64,
@@ -121,9 +122,9 @@ struct Running {
 impl Running {
     fn new(start: Start, members: Vec<Member>, node: &Arc<Node>) -> Self {
         let Start { plan, interior, mode, told } = start;
-        let (rounds, carry) = (Rounds::new(node), Carry::new(plan.name.clone(), plan.merge, node.clone()));
         let table = Table::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
-        Self { plan, interior, mode, told, members, rounds, carry: Arc::new(carry), table, stream: None, count: 0 }
+        let (rounds, passing) = (Rounds::new(node), Vec::new());
+        Self { plan, interior, mode, told, members, rounds, table, passing, stream: None, count: 0 }
     }
 
     /// Its operators back. What it has captured goes.
@@ -137,7 +138,7 @@ impl Running {
         }
         if self.plan.at_start {
             for shape in self.table.shapes() {
-                self.capture(shape)?;
+                self.capture(shape).await?;
             }
         }
         while self.next().await {
@@ -148,19 +149,23 @@ impl Running {
                 Way::Streamed => self.stream().await?,
                 Way::Captured(shape) => {
                     let goes_on = self.stream().await?;
-                    if goes_on {
-                        self.capture(shape)?;
+                    if goes_on && !self.has_finished() {
+                        self.capture(shape).await?;
                     }
                     goes_on
                 }
             };
             self.count += 1;
             self.rounds.ended(self.count);
-            if !goes_on || self.members.iter().any(|member| member.seat.has_finished()) {
+            if !goes_on || self.has_finished() {
                 break;
             }
         }
         Ok(())
+    }
+
+    fn has_finished(&self) -> bool {
+        self.members.iter().any(|member| member.seat.has_finished())
     }
 
     /// Waits for a message at each input of the edge, and for room at each output.
@@ -195,37 +200,53 @@ impl Running {
             }
         }
         self.told.streamed.fetch_add(1, Ordering::Relaxed);
+        self.table.retain(|replay| !replay.is_stale());
         Ok(true)
     }
 
     /// The stream of its replays: taken when the first of them is made ready.
-    fn passing(&mut self) -> Result<Passing> {
-        let stream = match &self.stream {
-            Some(pooled) => pooled.stream().clone(),
-            None => {
-                let names: Vec<_> = self.members.iter().map(|member| &*member.name).collect();
-                let name = format!("{} ({})", self.plan.name, names.join(", "));
-                let pool = StreamPool::default_of(&self.plan.device)?;
-                let taken = pool.take_as(&name)?.ok_or_else(|| pool.used_up())?;
-                taken.set_completion_mode(self.mode);
-                self.stream.insert(taken).stream().clone()
-            }
-        };
-        Ok(Passing { carry: self.carry.clone(), stream })
+    fn own_stream(&mut self) -> Result<Stream> {
+        if let Some(pooled) = &self.stream {
+            return Ok(pooled.stream().clone());
+        }
+        let names: Vec<_> = self.members.iter().map(|member| &*member.name).collect();
+        let name = format!("{} ({})", self.plan.name, names.join(", "));
+        let pool = StreamPool::default_of(&self.plan.device)?;
+        let taken = pool.take_as(&name)?.ok_or_else(|| pool.used_up())?;
+        taken.set_completion_mode(self.mode);
+        let stream = taken.stream().clone();
+        let passing =
+            self.members.iter().map(|member| Ok(Passing { carry: member.seat.carry()?, stream: stream.clone() }));
+        self.passing = passing.collect::<Result<_>>()?;
+        self.stream = Some(taken);
+        Ok(stream)
     }
 
-    fn capture(&mut self, shape: Shape) -> Result<()> {
-        let (replay, graph) = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
-        if self.plan.checked {
-            let (_, again) = capture(&mut self.members, &self.plan, &self.interior, &shape)?;
-            if let Some((whose, node)) = graph.differs_from(&again) {
-                return Err(decides(whose.as_deref(), &node));
+    /// Captures it. Where there is no memory for that, what streams still use is waited for.
+    async fn captured(&mut self, shape: &Shape) -> Result<(Replay, Graph)> {
+        loop {
+            match capture(&mut self.members, &self.plan, &self.interior, shape) {
+                Err(error) if error.is_out_of_memory() => {
+                    if !memory_passes(&self.plan.device).await {
+                        return Err(error);
+                    }
+                }
+                made => return made,
             }
         }
+    }
+
+    async fn capture(&mut self, shape: Shape) -> Result<()> {
+        let first = self.captured(&shape).await?;
+        if self.plan.checked {
+            let again = self.captured(&shape).await?;
+            is_the_same(&first, &again)?;
+        }
+        let (replay, graph) = first;
         if let Some(inspect) = &self.plan.inspect {
             inspect(&graph);
         }
-        replay.upload(&self.passing()?.stream)?;
+        replay.upload(&self.own_stream()?)?;
         tracing::debug!(
             section = &*self.plan.name,
             rows = shape.rows,
@@ -240,12 +261,12 @@ impl Running {
 
     /// One launch in place of all operators' runs. False if nobody takes what comes out any more.
     async fn replay(&mut self, graph: usize, rows: Option<usize>) -> Result<bool> {
-        let carry = self.carry.clone();
-        carry.begin();
-        carry.within(|| self.enqueue(graph, rows))?;
+        let stream = self.own_stream()?;
+        let messages = self.take()?;
+        let first = self.passing[0].carry.clone();
+        first.within(|| self.enqueue(messages, graph, rows, &stream))?;
         let sent = self.flush().await;
-        carry.end();
-        carry.let_go();
+        self.passing.iter().for_each(|passing| passing.carry.let_go());
         if sent.as_ref().is_err_and(Error::is_reader_gone) {
             return Ok(false);
         }
@@ -255,16 +276,35 @@ impl Running {
         Ok(true)
     }
 
-    fn enqueue(&mut self, graph: usize, rows: Option<usize>) -> Result<()> {
-        let passing = self.passing()?;
-        let Self { plan, members, table, told, .. } = self;
-        let stream = &passing.stream;
-        let mut messages: SmallVec<[Option<RawEnvelope>; 2]> = SmallVec::new();
-        for edge in &plan.inputs {
-            let member = &mut members[edge.member];
-            let taken = with_port(member, edge.port, |port| port.entry().map(|entry| entry.take(&passing)))?;
-            messages.push(Some(taken));
+    /// Takes a message at each input. What they bring along goes the operators' way, as it would if they ran.
+    fn take(&mut self) -> Result<SmallVec<[Option<RawEnvelope>; 2]>> {
+        let Self { plan, members, passing, .. } = self;
+        let mut messages = SmallVec::new();
+        for arrival in &plan.arrivals {
+            match *arrival {
+                Arrival::Outside(input) => {
+                    let edge = &plan.inputs[input];
+                    let (member, passing) = (&mut members[edge.member], &passing[edge.member]);
+                    let taken = with_port(member, edge.port, |port| port.entry().map(|entry| entry.take(passing)))?;
+                    messages.push(Some(taken));
+                }
+                Arrival::Within { from, to } => {
+                    let gathered = passing[to].carry.gather(passing[from].carry.load());
+                    gathered.map_err(|error| error.at(operator(&members[to].name)))?;
+                }
+            }
         }
+        Ok(messages)
+    }
+
+    fn enqueue(
+        &mut self,
+        mut messages: SmallVec<[Option<RawEnvelope>; 2]>,
+        graph: usize,
+        rows: Option<usize>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Self { plan, members, table, told, passing, .. } = self;
         let replay = table.get(graph).ok_or_else(|| Error::new(ErrorKind::Usage, "a graph that is not there"))?;
         let mut blanks: SmallVec<[Option<RawEnvelope>; 2]> = SmallVec::new();
         for (made, edge) in replay.outputs.iter().zip(&plan.outputs) {
@@ -275,8 +315,9 @@ impl Running {
             let member = &mut members[edge.member];
             let blank = with_port(member, edge.port, |port| port.exit().map(|exit| exit.blank()))?;
             blanks.push(Some(match blank {
-                Blank::Lent(envelope) => envelope,
-                Blank::PassedOn => RawEnvelope::on(stream, like.memory().bytes())?,
+                Blank::Lent(envelope) if envelope.memory().bytes() >= made.bytes => envelope,
+                // What it sends is its own, and may be larger than the hub's.
+                Blank::Lent(_) | Blank::PassedOn => RawEnvelope::on(stream, like.memory().bytes())?,
                 Blank::AllOut => return Err(gone()),
             }));
         }
@@ -289,7 +330,7 @@ impl Running {
             let envelope =
                 envelope.ok_or_else(|| Error::new(ErrorKind::Usage, "an envelope that goes to two outputs"))?;
             with_port(&mut members[edge.member], edge.port, |port| {
-                port.exit().map(|exit| exit.send(envelope, &passing))
+                port.exit().map(|exit| exit.send(envelope, &passing[edge.member]))
             })?;
         }
         *lock(&told.last) = Some(stream.ticket());
@@ -320,17 +361,4 @@ impl Running {
 
 fn gone() -> Error {
     Error::new(ErrorKind::Usage, "an envelope that was there is there no more")
-}
-
-/// What was captured twice is not the same.
-fn decides(whose: Option<&str>, node: &str) -> Error {
-    let text = format!(
-        "captured twice, {node} is not the same: the host decides that anew in each run, and every replay would do as it did \
-         when it was captured; let it come with a message, or leave the operator out of the section"
-    );
-    let error = Error::new(ErrorKind::Usage, text);
-    match whose {
-        Some(name) => error.at(operator(name)),
-        None => error,
-    }
 }

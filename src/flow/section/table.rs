@@ -93,6 +93,11 @@ impl<G> Table<G> {
         self.graphs.push((shape, graph));
     }
 
+    /// Those that are left are replayed; the shapes of the others have none any more.
+    pub(super) fn retain(&mut self, stays: impl Fn(&G) -> bool) {
+        self.graphs.retain(|(_, graph)| stays(graph));
+    }
+
     pub(super) fn get(&mut self, graph: usize) -> Option<&mut G> {
         self.graphs.get_mut(graph).map(|(_, graph)| graph)
     }

@@ -1,0 +1,553 @@
+//! Random flows that fork and join, and random sections of them: whatever is replayed, and in whatever order devices and tasks
+//! do what they do, all that comes out is what the same flow streams, and so is what comes with it.
+//!
+//! A failing seed is found again with `WAKELINE_SEEDS=4711 cargo test --test replay_random`, many with
+//! `WAKELINE_SEEDS=0..10000`.
+
+mod common;
+
+use common::*;
+use wakeline::{
+    device::{Emulated, Simulation},
+    flow::{Added, AnyAdded, Operators},
+    hub::MergePolicy,
+    operator::{InputHandle, OutputHandle},
+    prelude::*,
+};
+
+type Data = Envelope<u32>;
+
+/// What every envelope has room for, in elements.
+const ROOM: usize = 64;
+const BYTES: usize = 4 * ROOM;
+
+/// y = a x + b, each b of another element.
+#[kernel(unsafe(cuda = "kernels/affine.cu"))]
+fn affine(x: &[u32], y: &mut [u32], a: u32, b: u32) {
+    for (at, (y, x)) in y.iter_mut().zip(x).enumerate() {
+        *y = a.wrapping_mul(*x).wrapping_add(b).wrapping_add(at as u32);
+    }
+}
+
+/// left += right
+#[kernel(unsafe(cuda = "kernels/add_to.cu"))]
+fn add_to(left: &mut [u32], right: &[u32]) {
+    for (left, right) in left.iter_mut().zip(right) {
+        *left = left.wrapping_add(*right);
+    }
+}
+
+/// SplitMix64.
+struct Dice(u64);
+
+impl Dice {
+    fn up_to(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % (n as u64 + 1)) as usize
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.up_to(n - 1) == 0
+    }
+
+    fn take<T>(&mut self, these: &mut Vec<T>) -> T {
+        let at = self.up_to(these.len() - 1);
+        these.swap_remove(at)
+    }
+}
+
+/// How an operator makes one message of one.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    InPlace,
+    Blank,
+    /// By way of memory of its own.
+    Between,
+    /// A buffer of its own is sent.
+    Own,
+    /// On a stream beside its own.
+    Named,
+    /// By what it keeps, which each message changes.
+    Sum,
+}
+
+const WAYS: [Way; 6] = [Way::InPlace, Way::Blank, Way::Between, Way::Own, Way::Named, Way::Sum];
+
+struct Does {
+    way: Way,
+    number: u32,
+    sum: Option<Buffer<u32>>,
+}
+
+impl Does {
+    async fn send(&mut self, mut x: Data, output: &mut Output<Data>, cx: &mut Cx) -> Result<()> {
+        let (a, b) = (2 * self.number + 1, 100 * self.number);
+        let own = cx.stream()?.clone();
+        match self.way {
+            _ if x.is_empty() => {}
+            Way::InPlace => increment::launch(&own, &mut x)?,
+            Way::Blank => {
+                let mut y = output.blank().await?;
+                y.set_len(x.len())?;
+                affine::launch(&own, &x, &mut y, a, b)?;
+                x = y;
+            }
+            Way::Between => {
+                let mut between = cx.alloc::<u32>(x.len())?;
+                affine::launch(&own, &x, &mut between, a, b)?;
+                add_to::launch(&own, &mut x, &between)?;
+            }
+            Way::Own => {
+                let mut y = cx.alloc::<u32>(x.len())?;
+                affine::launch(&own, &x, &mut y, a, b)?;
+                x = y.into();
+            }
+            Way::Named => {
+                let named = cx.stream_named("beside")?;
+                let mut beside = cx.alloc::<u32>(x.len())?;
+                affine::launch(&named, &x, &mut beside, a, b)?;
+                increment::launch(&own, &mut beside)?;
+                add_to::launch(&named, &mut x, &beside)?;
+            }
+            Way::Sum => {
+                let sum = self.sum.as_mut().expect("made at the start");
+                // Of a length that padding does not change.
+                let mut first = cx.alloc::<u32>(4)?;
+                affine::launch(&own, &x, &mut first, a, b)?;
+                add_to::launch(&own, sum, &first)?;
+                add_to::launch(&own, &mut x, sum)?;
+            }
+        }
+        output.send(x).await
+    }
+
+    fn start(&mut self, cx: &mut Cx) -> Result<()> {
+        if let Way::Sum = self.way {
+            self.sum = Some(Buffer::from_slice(cx.stream()?, &[self.number; 4])?);
+        }
+        Ok(())
+    }
+}
+
+/// One in, one out; and so on.
+struct Map(Does);
+struct Fork(Does);
+struct Join(Does);
+struct Cross(Does);
+
+#[derive(Ports)]
+struct OneOne {
+    #[input]
+    left: Input<Data>,
+    #[output(envelope_bytes = BYTES)]
+    one: Output<Data>,
+}
+
+#[derive(Ports)]
+struct OneTwo {
+    #[input]
+    left: Input<Data>,
+    #[output(envelope_bytes = BYTES)]
+    one: Output<Data>,
+    #[output(envelope_bytes = BYTES)]
+    other: Output<Data>,
+}
+
+#[derive(Ports)]
+struct TwoOne {
+    #[input]
+    left: Input<Data>,
+    #[input]
+    right: Input<Data>,
+    #[output(envelope_bytes = BYTES)]
+    one: Output<Data>,
+}
+
+#[derive(Ports)]
+struct TwoTwo {
+    #[input]
+    left: Input<Data>,
+    #[input]
+    right: Input<Data>,
+    #[output(envelope_bytes = BYTES)]
+    one: Output<Data>,
+    #[output(envelope_bytes = BYTES)]
+    other: Output<Data>,
+}
+
+async fn copied(x: &Data, output: &mut Output<Data>, cx: &mut Cx) -> Result<Data> {
+    let mut y = output.blank().await?;
+    y.set_len(x.len())?;
+    cx.stream()?.copy(x, &mut y)?;
+    Ok(y)
+}
+
+fn added(left: &mut Data, right: &Data, cx: &mut Cx) -> Result<()> {
+    if left.is_empty() || right.is_empty() { Ok(()) } else { add_to::launch(cx.stream()?, left, right) }
+}
+
+macro_rules! operator {
+    ($name:ident, $ports:ident, |$does:ident, $with:ident, $cx:ident| $body:block) => {
+        impl Operator for $name {
+            type Ports = $ports;
+
+            async fn start(&mut self, cx: &mut Cx) -> Result<()> {
+                self.0.start(cx)
+            }
+
+            async fn compute(&mut self, $with: &mut $ports, $cx: &mut Cx) -> Result<()> {
+                let $does = &mut self.0;
+                $body
+            }
+        }
+    };
+}
+
+operator!(Map, OneOne, |does, ports, cx| {
+    let x = ports.left.take()?;
+    does.send(x, &mut ports.one, cx).await
+});
+
+operator!(Fork, OneTwo, |does, ports, cx| {
+    let x = ports.left.take()?;
+    let other = copied(&x, &mut ports.other, cx).await?;
+    does.send(x, &mut ports.one, cx).await?;
+    ports.other.send(other).await
+});
+
+operator!(Join, TwoOne, |does, ports, cx| {
+    let (mut left, right) = (ports.left.take()?, ports.right.take()?);
+    added(&mut left, &right, cx)?;
+    does.send(left, &mut ports.one, cx).await
+});
+
+operator!(Cross, TwoTwo, |does, ports, cx| {
+    let (mut left, right) = (ports.left.take()?, ports.right.take()?);
+    let other = copied(&right, &mut ports.other, cx).await?;
+    added(&mut left, &right, cx)?;
+    ports.other.send(other).await?;
+    does.send(left, &mut ports.one, cx).await
+});
+
+/// Sends each, with its number under the name of the source, and under one that others use, too.
+struct Numbered {
+    name: String,
+    lengths: Vec<usize>,
+    sent: usize,
+}
+
+impl Operator for Numbered {
+    type Ports = SourcePorts<Data>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let (length, n) = (self.lengths[self.sent], self.sent as u32);
+        self.sent += 1;
+        if self.sent == self.lengths.len() {
+            cx.finish();
+        }
+        if n % 4 != 3 {
+            cx.insert_metadata(self.name.clone(), n);
+            cx.insert_metadata("any", format!("{n} of {}", self.name));
+        }
+        let mut envelope = ports.output.blank().await?;
+        envelope.set_len(length)?;
+        let data = &mut envelope.space().await?[..length];
+        data.iter_mut().enumerate().for_each(|(at, x)| *x = 1000 * n + at as u32);
+        ports.output.send(envelope).await
+    }
+}
+
+/// All that a reader has got: data, and what came with it.
+type Got = (Vec<u32>, Vec<(String, Option<u32>, Option<String>)>);
+
+struct Reads(Shared<Got>);
+
+impl Operator for Reads {
+    type Ports = SinkPorts<Data>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let x = ports.input.take()?;
+        let with = cx.metadata();
+        let with = with.names().map(|name| (name.to_string(), with.get(name).copied(), with.get(name).cloned()));
+        let got = (x.read().await?.to_vec(), with.collect());
+        lock(&self.0).push(got);
+        Ok(())
+    }
+}
+
+/// What a seed stands for.
+#[derive(Debug)]
+struct Plan {
+    seed: u64,
+    /// Of each source: the lengths of its messages.
+    sources: Vec<Vec<usize>>,
+    operators: Vec<Planned>,
+    sections: Vec<Replayed>,
+}
+
+#[derive(Debug)]
+struct Planned {
+    way: Way,
+    /// By numbers of outputs: those of the sources come first, and then each operator's.
+    inputs: Vec<usize>,
+    outputs: usize,
+    device: usize,
+    policy: MergePolicy,
+    own_stream: bool,
+    capacity: usize,
+    /// What its first input takes goes to a reader, too.
+    also_read: bool,
+}
+
+#[derive(Debug)]
+struct Replayed {
+    members: Vec<usize>,
+    buckets: Option<Vec<usize>>,
+    at_start: bool,
+    checked: bool,
+}
+
+impl Plan {
+    /// `devices`: any two.
+    fn new(seed: u64, devices: &[Device]) -> Self {
+        let mut dice = Dice(seed);
+        let messages = 1 + dice.up_to(9);
+        let mut lengths = || (0..messages).map(|_| 4 * [0, 1, 2, 3, 4, 5, 8, 16][dice.up_to(7)]).collect::<Vec<_>>();
+        let one = lengths();
+        // Most often of one length each time, and then all fit one bucket.
+        let sources: Vec<_> = [one.clone(), one, lengths()].into();
+        let sources: Vec<_> = sources.into_iter().take(1 + dice.up_to(2)).collect();
+        let mut open: Vec<usize> = (0..sources.len()).collect();
+        let (mut made, mut operators) = (sources.len(), Vec::new());
+        for _ in 0..2 + dice.up_to(7) {
+            let several = open.len() > 1 && dice.one_in(2);
+            let inputs = (0..1 + usize::from(several)).map(|_| dice.take(&mut open)).collect();
+            let outputs = 1 + usize::from(dice.one_in(3));
+            open.extend(made..made + outputs);
+            made += outputs;
+            let way = WAYS[dice.up_to(WAYS.len() - 1)];
+            operators.push(Planned {
+                way,
+                inputs,
+                outputs,
+                device: usize::from(dice.one_in(5)),
+                policy: if dice.one_in(3) { MergePolicy::Reject } else { MergePolicy::Update },
+                own_stream: !dice.one_in(8) || matches!(way, Way::Named),
+                capacity: 1 + dice.up_to(2),
+                also_read: dice.one_in(6),
+            });
+        }
+        let mut plan = Self { seed, sources, operators, sections: Vec::new() };
+        for _ in 0..2 {
+            plan.add_section(&mut dice, devices);
+        }
+        plan
+    }
+
+    /// Whose output that is: an operator's, if it is no source's.
+    fn owner(&self, output: usize) -> Option<usize> {
+        let mut first = self.sources.len();
+        self.operators.iter().position(|operator| {
+            let owns = (first..first + operator.outputs).contains(&output);
+            first += operator.outputs;
+            owns
+        })
+    }
+
+    /// Grows from one operator to those that are joined to it, as far as the flow may be replayed so.
+    fn add_section(&mut self, dice: &mut Dice, devices: &[Device]) {
+        let is_free = |plan: &Self, at: usize| plan.sections.iter().all(|section| !section.members.contains(&at));
+        let mut free: Vec<_> = (0..self.operators.len()).filter(|at| is_free(self, *at)).collect();
+        if free.is_empty() {
+            return;
+        }
+        let first = dice.take(&mut free);
+        let buckets = match dice.up_to(3) {
+            0 => None,
+            1 => Some(vec![16]),
+            2 => Some(vec![4, 2, 8]),
+            _ => Some(vec![1, 2, 4, 8, 16]),
+        };
+        let at_start = buckets.is_some() && dice.one_in(2);
+        self.sections.push(Replayed { members: vec![first], buckets, at_start, checked: dice.one_in(3) });
+        for at in free {
+            let is_member = |output: &usize| self.owner(*output).is_some_and(|owner| self.last().contains(&owner));
+            let feeds =
+                |member: &usize| self.operators[*member].inputs.iter().any(|input| self.owner(*input) == Some(at));
+            let joined = self.operators[at].inputs.iter().any(is_member) || self.last().iter().any(feeds);
+            if !joined || self.operators[at].device != self.operators[first].device || dice.one_in(6) {
+                continue;
+            }
+            self.sections.last_mut().unwrap().members.push(at);
+            if let Err(error) = Built::new(self, devices, true).flow.check() {
+                let told = error.to_string();
+                let known = ["it would wait for itself", "is connected to operators of it and to others"];
+                assert!(known.iter().any(|known| told.contains(known)), "{told}\n{self:#?}");
+                self.sections.last_mut().unwrap().members.pop();
+            }
+        }
+    }
+
+    fn last(&self) -> &[usize] {
+        self.sections.last().map_or(&[], |section| &section.members)
+    }
+}
+
+/// One that was added, of whatever kind.
+struct Any(Box<dyn Operators>);
+
+struct Own<H>(Added<H>);
+
+impl<H> Operators for Own<H> {
+    fn each(&self, show: &mut dyn FnMut(AnyAdded<'_>)) {
+        (&self.0).each(show);
+    }
+}
+
+impl Operators for Any {
+    fn each(&self, show: &mut dyn FnMut(AnyAdded<'_>)) {
+        self.0.each(show);
+    }
+}
+
+/// A flow that was planned, and where what comes out of it is written down.
+struct Built {
+    flow: Flow,
+    got: Vec<Shared<Got>>,
+}
+
+impl Built {
+    fn new(plan: &Plan, devices: &[Device], replayed: bool) -> Self {
+        let mut flow = Flow::new(format!("seed {}", plan.seed));
+        let mut outputs: Vec<Option<OutputHandle<Data>>> = Vec::new();
+        for (at, lengths) in plan.sources.iter().enumerate() {
+            let name = format!("source {at}");
+            let source = Numbered { name: name.clone(), lengths: lengths.clone(), sent: 0 };
+            outputs.push(Some(flow.add(name, source).output));
+        }
+        let (mut added, mut firsts, mut got) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, planned) in plan.operators.iter().enumerate() {
+            let does = Does { way: planned.way, number: at as u32 + 1, sum: None };
+            macro_rules! place {
+                ($operator:expr, $inputs:tt, $outputs:tt) => {{
+                    let mut placed = flow.add(format!("operator {at}"), $operator).on(&devices[planned.device]);
+                    placed = placed.merge_metadata(planned.policy);
+                    if !planned.own_stream {
+                        placed = placed.without_own_stream();
+                    }
+                    place!(@ports placed, ins, $inputs);
+                    place!(@ports placed, outs, $outputs);
+                    (ins, outs, Any(Box::new(Own(placed))))
+                }};
+                (@ports $placed:ident, $name:ident, [$($port:ident),*]) => {
+                    let $name = vec![$($placed.$port),*];
+                };
+            }
+            let (ins, outs, any): (Vec<InputHandle<Data>>, Vec<OutputHandle<Data>>, Any) =
+                match (planned.inputs.len(), planned.outputs) {
+                    (1, 1) => place!(Map(does), [left], [one]),
+                    (1, _) => place!(Fork(does), [left], [one, other]),
+                    (_, 1) => place!(Join(does), [left, right], [one]),
+                    _ => place!(Cross(does), [left, right], [one, other]),
+                };
+            let hub = Hub::bounded(planned.capacity).envelope_bytes(BYTES);
+            for (input, from) in ins.iter().zip(&planned.inputs) {
+                let output = outputs[*from].take().unwrap();
+                if planned.also_read && *from == planned.inputs[0] {
+                    got.push(shared());
+                    let also = flow.add(format!("also {at}"), Reads(got[got.len() - 1].clone()));
+                    flow.connect_with(output, [*input, also.input], hub);
+                } else {
+                    flow.connect_with(output, *input, hub);
+                }
+            }
+            firsts.push(ins);
+            outputs.extend(outs.into_iter().map(Some));
+            added.push(Some(any));
+        }
+        for (at, output) in outputs.into_iter().enumerate() {
+            let Some(output) = output else { continue };
+            got.push(shared());
+            let reads = flow.add(format!("reads {at}"), Reads(got[got.len() - 1].clone()));
+            flow.connect_with(output, reads.input, Hub::bounded(2).envelope_bytes(BYTES));
+        }
+        for (number, planned) in plan.sections.iter().enumerate().filter(|_| replayed) {
+            let members: Vec<_> = planned.members.iter().filter_map(|at| added[*at].take()).collect();
+            let section = flow.replay(format!("section {number}"), members);
+            if let Some(buckets) = &planned.buckets {
+                section.buckets(buckets.clone());
+                for member in &planned.members {
+                    let outside =
+                        |from: &usize| !plan.owner(*from).is_some_and(|owner| planned.members.contains(&owner));
+                    let inputs = firsts[*member].iter().zip(&plan.operators[*member].inputs);
+                    for (input, _) in inputs.filter(|(_, from)| outside(from)) {
+                        section.rows(*input, 4);
+                    }
+                }
+            }
+            if planned.at_start {
+                section.at_start();
+            }
+            if planned.checked {
+                section.checked();
+            }
+        }
+        Self { flow, got }
+    }
+}
+
+/// All that comes out, and the report.
+async fn run(plan: &Plan, devices: &[Device], replayed: bool) -> (Vec<Vec<Got>>, Report) {
+    let Built { mut flow, got } = Built::new(plan, devices, replayed);
+    let ran = tokio::time::timeout(std::time::Duration::from_secs(100), flow.run()).await;
+    let report = ran.unwrap_or_else(|_| panic!("it hangs: {plan:#?}"));
+    let report = report.unwrap_or_else(|error| panic!("{error}\n{plan:#?}"));
+    (got.iter().map(|got| lock(got).clone()).collect(), report)
+}
+
+/// The same, each step when the seed says.
+fn simulated(plan: &Plan, replayed: bool) -> (Vec<Vec<Got>>, Report) {
+    let simulation = Simulation::new(plan.seed);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(simulation.run(async {
+        let devices = [0, 1].map(|_| Device::simulated(&simulation, Emulated::new()).race_checked());
+        run(plan, &devices, replayed).await
+    }))
+}
+
+/// `4711`, or `0..100000`.
+fn seeds() -> std::ops::Range<u64> {
+    let Ok(text) = std::env::var("WAKELINE_SEEDS") else { return 0..120 };
+    let number = |text: &str| text.parse().expect("WAKELINE_SEEDS is a seed, or a range");
+    match text.split_once("..") {
+        Some((from, to)) => number(from)..number(to),
+        None => number(&text)..number(&text) + 1,
+    }
+}
+
+#[test]
+fn g10_random_sections_give_what_the_same_flows_stream() {
+    let (mut replayed, mut joined) = (0, 0);
+    let (seeds, devices) = (seeds(), [emulated(), emulated()]);
+    for seed in seeds.clone() {
+        let plan = Plan::new(seed, &devices);
+        let ((streams, _), (replays, report)) = (simulated(&plan, false), simulated(&plan, true));
+        assert_eq!(replays, streams, "seed {seed}: {plan:#?}\n{report}");
+        replayed += report.sections.iter().filter(|section| section.replayed > 0).count();
+        joined += plan.sections.iter().filter(|section| section.members.len() > 2).count();
+    }
+    let seeds = seeds.count();
+    println!("{seeds} seeds: {replayed} sections replayed, {joined} of more than two operators");
+    assert!(seeds < 100 || replayed > seeds / 2 && joined > seeds / 5, "too little was replayed: {replayed}, {joined}");
+}
+
+on_both!(g10_so_they_do_on_devices_that_go_their_own_way, async |device: Device| {
+    let devices = [device.clone(), device];
+    for seed in 0..20 {
+        let plan = Plan::new(seed, &devices);
+        let ((streams, _), (replays, report)) = (run(&plan, &devices, false).await, run(&plan, &devices, true).await);
+        assert_eq!(replays, streams, "seed {seed}: {plan:#?}\n{report}");
+    }
+});
