@@ -100,3 +100,126 @@ on_both!(memory_goes_from_one_open_end_to_another, async |device: Device| {
     let wanted: Vec<_> = (0..rounds).flat_map(|n| [vec![n + 1; 64], vec![n + 1; 64]]).collect();
     assert_eq!(*lock(&seen), wanted);
 });
+
+/// Sends envelopes of its own, wherever they lie.
+struct SendThese(Vec<Envelope<u32>>);
+
+impl Operator for SendThese {
+    type Ports = SourcePorts<Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let envelope = self.0.remove(0);
+        if self.0.is_empty() {
+            cx.finish();
+        }
+        ports.output.send(envelope).await
+    }
+}
+
+/// One more in each element, in another envelope.
+struct AddOne;
+
+impl Operator for AddOne {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let x = ports.input.take()?;
+        let mut y = ports.output.blank().await?;
+        y.set_len(x.len())?;
+        add_one::launch(cx.stream()?, &x, &mut y)?;
+        ports.output.send(y).await
+    }
+}
+
+const LEN: usize = 8;
+
+/// Messages of so many elements, in turns in memory of the device's, of the user's own, page-locked and only to be read; none
+/// has room for more.
+fn own(device: &Device, rows: &[u32]) -> Vec<Envelope<u32>> {
+    let stream = Stream::new(device).unwrap();
+    let envelopes = batches(rows, 0).into_iter().enumerate().map(|(number, data)| {
+        Envelope::from(match number % 4 {
+            0 => Buffer::from_slice(&stream, &data).unwrap(),
+            1 => Buffer::wrap(data).unwrap().0,
+            2 => {
+                let mut pinned = Buffer::pinned(device, data.len()).unwrap();
+                pinned.as_mut_slice().unwrap().copy_from_slice(&data);
+                pinned
+            }
+            _ => Buffer::wrap_read_only(data).unwrap().0,
+        })
+    });
+    envelopes.collect()
+}
+
+fn batches(rows: &[u32], plus: u32) -> Vec<Vec<u32>> {
+    let batch = |(number, rows): (usize, &u32)| (0..*rows).map(|at| 100 * number as u32 + at + plus).collect();
+    rows.iter().enumerate().map(batch).collect()
+}
+
+const ROWS: &[u32] = &[8, 8, 3, 1, 5, 8, 2, 7, 4, 6, 6, 6, 1, 8, 8];
+
+/// `read -> one -> collect`, all of it replayed. What comes.
+async fn replayed(
+    device: &Device,
+    one: impl Operator<Ports = MapPorts<Envelope<u32>, Envelope<u32>>>,
+) -> Vec<Vec<u32>> {
+    let seen = shared();
+    let mut flow = Flow::new("own");
+    let read = flow.add("read", SendThese(own(device, ROWS)));
+    let one = flow.add("one", one).on(device);
+    let collect = flow.add("collect", Collect(seen.clone()));
+    let hub = Hub::bounded(2).envelope_bytes(4 * LEN);
+    flow.connect_with(read.output, one.input, hub);
+    flow.connect_with(one.output, collect.input, hub);
+    flow.replay("net", &one).buckets([LEN]).at_start();
+    let report = flow.run().await.unwrap();
+    assert_eq!(report.section("net").unwrap().replayed, ROWS.len() as u64);
+    let seen = lock(&seen).clone();
+    seen
+}
+
+on_both!(messages_of_the_users_own_memory_are_replayed, async |device: Device| {
+    assert_eq!(replayed(&device, AddOne).await, batches(ROWS, 1));
+});
+
+// A message's own memory has no room for what the graph pads it with.
+on_both!(messages_of_the_users_own_memory_are_changed_in_place, async |device: Device| {
+    assert_eq!(replayed(&device, Increment).await, batches(ROWS, 1));
+});
+
+on_both!(what_nobody_touches_goes_through, async |device: Device| {
+    assert_eq!(replayed(&device, pass_on()).await, batches(ROWS, 0));
+});
+
+/// Sends nothing valid to the left, and to the right what it is given, one more.
+struct Sieve;
+
+impl Operator for Sieve {
+    type Ports = ForkPorts;
+
+    async fn compute(&mut self, ports: &mut ForkPorts, cx: &mut Cx) -> Result<()> {
+        let x = ports.input.take()?;
+        let (left, mut right) = (ports.left.blank().await?, ports.right.blank().await?);
+        right.set_len(x.len())?;
+        add_one::launch(cx.stream()?, &x, &mut right)?;
+        ports.left.send(left).await?;
+        ports.right.send(right).await
+    }
+}
+
+on_both!(an_output_that_nothing_is_valid_of_comes_out_empty, async |device: Device| {
+    let (lefts, rights) = (shared(), shared());
+    let mut flow = Flow::new("sieve");
+    let read = flow.add("read", SendThese(own(&device, ROWS)));
+    let sieve = flow.add("sieve", Sieve).on(&device);
+    let (left, right) = (flow.add("left", Collect(lefts.clone())), flow.add("right", Collect(rights.clone())));
+    flow.connect_with(read.output, sieve.input, Hub::bounded(1).envelope_bytes(4 * LEN));
+    flow.connect(sieve.left, left.input);
+    flow.connect(sieve.right, right.input);
+    flow.replay("net", &sieve).buckets([LEN]).at_start();
+    let report = flow.run().await.unwrap();
+    assert_eq!(report.section("net").unwrap().replayed, ROWS.len() as u64);
+    assert_eq!(*lock(&lefts), vec![Vec::<u32>::new(); ROWS.len()]);
+    assert_eq!(*lock(&rights), batches(ROWS, 1));
+});
