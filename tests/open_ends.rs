@@ -4,7 +4,11 @@
 mod common;
 
 use common::*;
-use wakeline::prelude::*;
+use wakeline::{
+    device::{Emulated, Faults, Simulation},
+    graph::Graph,
+    prelude::*,
+};
 
 /// Sends what it is given on, in memory that it asks for itself.
 struct Afresh;
@@ -79,17 +83,16 @@ impl Operator for InTurns {
     }
 }
 
-// What was told to one end lies at another in the next round. Nothing orders the two, and no launch runs them like that.
-on_both!(memory_goes_from_one_open_end_to_another, async |device: Device| {
+/// `read -> fork -> (left, right) -> end`, the memory of what the two send changing places from round to round.
+async fn to_and_fro(device: &Device) {
     let seen = shared();
     let mut flow = Flow::new("to and fro");
-    let hub = Hub::bounded(1).envelope_bytes(256);
     let rounds = 12;
     let read = flow.add("read", SendEach::new((0..rounds).map(|n| vec![n; 64])));
-    let fork = flow.add("fork", Fork).on(&device);
-    let (left, right) = (flow.add("left", Afresh).on(&device), flow.add("right", Afresh).on(&device));
-    let end = flow.add("end", InTurns(seen.clone(), 0)).on(&device);
-    flow.connect_with(read.output, fork.input, hub);
+    let fork = flow.add("fork", Fork).on(device);
+    let (left, right) = (flow.add("left", Afresh).on(device), flow.add("right", Afresh).on(device));
+    let end = flow.add("end", InTurns(seen.clone(), 0)).on(device);
+    flow.connect_with(read.output, fork.input, Hub::bounded(1).envelope_bytes(256));
     flow.connect(fork.left, left.input);
     flow.connect(fork.right, right.input);
     flow.connect(left.output, end.left);
@@ -99,7 +102,24 @@ on_both!(memory_goes_from_one_open_end_to_another, async |device: Device| {
     assert_eq!(report.section("net").unwrap().replayed, u64::from(rounds) - 1);
     let wanted: Vec<_> = (0..rounds).flat_map(|n| [vec![n + 1; 64], vec![n + 1; 64]]).collect();
     assert_eq!(*lock(&seen), wanted);
-});
+}
+
+// What was told to one end lies at another in the next round. Nothing orders the two, and no launch runs them like that.
+on_both!(memory_goes_from_one_open_end_to_another, async |device: Device| to_and_fro(&device).await);
+
+/// In any order of what the device and the tasks do.
+#[tokio::test(start_paused = true)]
+async fn whatever_comes_first_nothing_races() {
+    for seed in 0..40 {
+        let simulation = Simulation::new(seed);
+        let run = async {
+            let device = Device::simulated(&simulation, Emulated::new()).race_checked();
+            to_and_fro(&device).await;
+            assert_eq!(replayed(&device, Increment).await, batches(ROWS, 1), "seed {seed}");
+        };
+        simulation.run(run).await;
+    }
+}
 
 /// Sends envelopes of its own, wherever they lie.
 struct SendThese(Vec<Envelope<u32>>);
@@ -223,3 +243,46 @@ on_both!(an_output_that_nothing_is_valid_of_comes_out_empty, async |device: Devi
     assert_eq!(*lock(&lefts), vec![Vec::<u32>::new(); ROWS.len()]);
     assert_eq!(*lock(&rights), batches(ROWS, 1));
 });
+
+// Whoever looks at a section's graph may run it himself: what is open copies to where it is.
+on_both!(a_sections_graph_runs_by_itself_too, async |device: Device| {
+    let graphs = shared::<Graph>();
+    let seen = shared();
+    let mut flow = Flow::new("shown");
+    let read = flow.add("read", SendThese(own(&device, ROWS)));
+    let one = flow.add("one", AddOne).on(&device);
+    let collect = flow.add("collect", Collect(seen.clone()));
+    let hub = Hub::bounded(2).envelope_bytes(4 * LEN);
+    flow.connect_with(read.output, one.input, hub);
+    flow.connect_with(one.output, collect.input, hub);
+    let hear = graphs.clone();
+    flow.replay("net", &one).buckets([LEN]).at_start().inspect(move |graph| lock(&hear).push(graph.clone()));
+    flow.run().await.unwrap();
+    drop(flow);
+    let graph = lock(&graphs).pop().unwrap();
+    let (exec, stream) = (graph.instantiate().unwrap(), Stream::new(&device).unwrap());
+    for _ in 0..2 {
+        exec.launch(&stream).unwrap().completed().await.unwrap();
+    }
+});
+
+#[tokio::test]
+async fn a_device_that_is_lost_at_an_open_end_is_the_flows_error() {
+    let failed = async |copy| {
+        let device = emulated_with(Emulated::new().faults(Faults::new().fail_copy(copy)));
+        let mut flow = Flow::new("lost");
+        let read = flow.add("read", SendEach::new(batches(&[8, 3, 8], 0)));
+        let one = flow.add("one", Increment).on(&device);
+        let collect = flow.add("collect", Collect(shared()));
+        let hub = Hub::bounded(1).envelope_bytes(4 * LEN);
+        flow.connect_with(read.output, one.input, hub);
+        flow.connect_with(one.output, collect.input, hub);
+        flow.replay("net", &one).buckets([LEN]).at_start();
+        within(flow.run()).await.err()
+    };
+    // Each message is copied four times: to the device, into the graph, out of it, to the host.
+    for copy in 1..=12 {
+        assert!(failed(copy).await.is_some_and(|error| error.is_device_lost()), "{copy}");
+    }
+    assert!(failed(13).await.is_none(), "there are no more");
+}

@@ -68,8 +68,9 @@ impl Opening {
             let text = format!("an open end of {bytes} bytes of memory of {} on `{}`", memory.bytes(), stream.name());
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        // SAFETY: the memory is as long; whoever calls this notes the ticket in it, so that the graph keeps it. It is not run
-        // like this: no launch comes before the other end is told, or the node is off (`Execution::launch_with`).
+        // SAFETY: the memory is as long; whoever calls this notes the ticket in it, so that the graph keeps it. Here it is not
+        // run like this: no launch comes before the other end is told, or the node is off (`Execution::launch_with`). Another
+        // exec of the same graph has no open ends, and copies each byte to where it is.
         let ticket = stream.enqueue(|backend, raw| unsafe {
             backend.copy(raw, Place::Device(within), Place::Device(within), bytes as u64)
         })?;
