@@ -52,7 +52,7 @@ impl Operator for Fork {
     }
 }
 
-/// Takes at two inputs, and drops what it took in turns: this one first, that one first.
+/// Takes at two inputs, and does not drop what it took in the same order each time.
 struct InTurns(Shared<Vec<u32>>, usize);
 
 #[derive(Ports)]
@@ -76,7 +76,7 @@ impl Operator for InTurns {
             lock(&self.0).push(came);
         }
         self.1 += 1;
-        let [first, last] = if self.1 % 3 == 0 { [left, right] } else { [right, left] };
+        let [first, last] = if self.1.is_multiple_of(3) { [left, right] } else { [right, left] };
         drop(first);
         drop(last);
         Ok(())
@@ -195,8 +195,7 @@ async fn replayed(
     flow.replay("net", &one).buckets([LEN]).at_start();
     let report = flow.run().await.unwrap();
     assert_eq!(report.section("net").unwrap().replayed, ROWS.len() as u64);
-    let seen = lock(&seen).clone();
-    seen
+    lock(&seen).clone()
 }
 
 on_both!(messages_of_the_users_own_memory_are_replayed, async |device: Device| {
