@@ -181,8 +181,8 @@ impl Device {
     /// The same hardware with the race checker before it: two accesses to one buffer that nothing orders become an
     /// error, [`Race`](ErrorKind::Race), whatever their timing was, before the second is enqueued. So do, as
     /// [`InvalidMemory`](ErrorKind::InvalidMemory), the use of memory that was freed, and a read of bytes none of which
-    /// anybody has written. Two nodes of a graph that no edge orders are found when the second is added, and a launch is
-    /// a call like any other. It costs a lock and some bookkeeping a call. Use the device that this returns for everything;
+    /// anybody has written. Two nodes of a graph that no edge orders are found when the second is added, or, where one was
+    /// changed, at the launch; and a launch is a call like any other. It costs a lock and some bookkeeping a call. Use the device that this returns for everything;
     /// `WAKELINE_RACE_CHECK=1` in the environment does the same for every device of the process.
     ///
     /// ```

@@ -688,3 +688,45 @@ impl fmt::Debug for Hold {
         f.debug_struct("Hold").field("tied", &state.tied.len()).field("own", &state.shelf.len()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        sync::mpsc,
+        task::{Context, Wake},
+    };
+
+    use super::*;
+    use crate::{
+        device::{Emulated, Faults},
+        memory::transfer,
+    };
+
+    /// Notes whether the uses of memory may be looked at when it is woken.
+    struct Looks(Arc<Tie>, Mutex<Vec<bool>>);
+
+    impl Wake for Looks {
+        fn wake(self: Arc<Self>) {
+            lock(&self.1).push(self.0.uses.try_lock().is_ok());
+        }
+    }
+
+    #[test]
+    fn whoever_is_woken_by_a_wait_for_memory_of_a_graph_may_use_it() {
+        let device = Device::emulated(Emulated::new().faults(Faults::new().fail_copy(1)));
+        let [one, two] = [0, 1].map(|_| Stream::new(&device).unwrap());
+        let (from, mut to) = (Memory::on(&device, 64).unwrap(), Memory::on(&device, 64).unwrap());
+        let looks = Arc::new(Looks(to.tie().clone(), Mutex::default()));
+        let (go, wait) = mpsc::channel::<()>();
+        one.host_function(move || _ = wait.recv()).unwrap();
+        transfer::copy(&one, &from, &mut to, 64).unwrap();
+        let mut done = pin!(one.completed());
+        assert!(done.as_mut().poll(&mut Context::from_waker(&looks.clone().into())).is_pending());
+        drop(go);
+        device.backend().stream_synchronize(one.raw()).unwrap_err();
+        assert!(to.before_write(&two).unwrap_err().is_device_lost());
+        let woken = lock(&looks.1).clone();
+        assert!(!woken.is_empty() && woken.iter().all(|may| *may), "{woken:?}");
+    }
+}

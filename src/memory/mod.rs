@@ -270,7 +270,8 @@ impl Memory {
         }
         if self.tie.get().is_some() {
             // Not under the lock: a wait may wake others.
-            return self.uses().all().iter().try_for_each(|ticket| stream.wait(ticket));
+            let open = self.uses().all();
+            return open.iter().try_for_each(|ticket| stream.wait(ticket));
         }
         self.own_uses().each(|ticket| stream.wait(ticket))
     }

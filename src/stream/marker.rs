@@ -80,10 +80,7 @@ impl Event {
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn record(&self, stream: &Stream) -> Result<()> {
-        if !self.timed
-            && let Some(record) = &mut *lock(&self.record)
-            && record.ticket.move_to_end(stream)?
-        {
+        if !self.timed && self.move_to_end(stream)? {
             return Ok(());
         }
         stream.device().check()?;
@@ -104,6 +101,13 @@ impl Event {
         // The old one goes after the lock.
         let _old = lock(&self.record).replace(record);
         Ok(())
+    }
+
+    /// Records it without another mark. False if it needs one.
+    fn move_to_end(&self, stream: &Stream) -> Result<bool> {
+        let moved = lock(&self.record).as_mut().map_or(Ok(false), |record| record.ticket.move_to_end(stream));
+        // Not under the lock: a device that is lost wakes others, who may ask this event.
+        stream.streams().heed(moved)
     }
 
     /// Work enqueued into `stream` from now on waits, on the device, for the record as it is now.
@@ -221,14 +225,44 @@ impl fmt::Debug for Event {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::{sync::mpsc, task::Wake};
 
     use super::*;
     use crate::{
-        device::Emulated,
-        stream::{NEAR, mark::Mark},
-        sync::lock,
+        Buffer,
+        device::{Emulated, Faults},
+        stream::{NEAR, completion::Place, mark::Mark},
     };
+
+    /// Notes whether an event may be asked when it is woken.
+    struct Asks(Arc<Event>, Mutex<Vec<bool>>);
+
+    impl Wake for Asks {
+        fn wake(self: Arc<Self>) {
+            lock(&self.1).push(self.0.record.try_lock().is_ok());
+        }
+    }
+
+    #[test]
+    fn whoever_is_woken_by_a_record_that_finds_the_device_lost_may_ask_the_event() {
+        let device = Device::emulated(Emulated::new().faults(Faults::new().fail_copy(1)));
+        let stream = Stream::new(&device).unwrap();
+        let from = Buffer::<u32>::new(&device, 4).unwrap();
+        let mut to = Buffer::<u32>::new(&device, 4).unwrap();
+        let (go, wait) = mpsc::channel::<()>();
+        stream.host_function(move || _ = wait.recv()).unwrap();
+        let event = Arc::new(Event::new());
+        event.record(&stream).unwrap();
+        stream.copy(&from, &mut to).unwrap();
+        let asks = Arc::new(Asks(event.clone(), Mutex::default()));
+        let (mut place, last) = (Place::default(), stream.ticket().number());
+        stream.0.completion.poll(&mut place, last, &asks.clone().into());
+        drop(go);
+        stream.0.streams.backend().stream_synchronize(stream.raw()).unwrap_err();
+        assert!(event.record(&stream).unwrap_err().is_device_lost());
+        assert_eq!(*lock(&asks.1), [true]);
+        stream.0.completion.leave(&mut place);
+    }
 
     #[test]
     fn recorded_again_and_again_it_needs_few_marks_and_leaves_some_behind() {

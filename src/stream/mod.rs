@@ -451,7 +451,8 @@ impl Stream {
     /// Records a mark again, at the stream's present end, if that is the latest and whoever asks is the only one who has it:
     /// an event that is recorded again and again needs no other. False if not.
     ///
-    /// Whoever looks for a mark between finds a later one then; so one in [`NEAR`] tickets stays.
+    /// Whoever looks for a mark between finds a later one then; so one in [`NEAR`] tickets stays. An error is not yet heeded:
+    /// whoever asks has a lock.
     fn move_mark(&self, mark: &mut Arc<Mark>) -> Result<bool> {
         let inner = &*self.0;
         if inner.held.is_shared() || inner.streams.capture().is_some() {
@@ -471,11 +472,7 @@ impl Stream {
         if mark.ticket == order.issued {
             return Ok(true);
         }
-        let recorded = inner.streams.backend().event_record(mark.event, inner.raw);
-        if let Err(error) = recorded {
-            drop(order);
-            return inner.streams.heed(Err(error));
-        }
+        inner.streams.backend().event_record(mark.event, inner.raw)?;
         order.marks.pop_back();
         order.marked += 1;
         let Order { issued, marked, clock, upstream, marks, .. } = &mut *order;

@@ -64,7 +64,7 @@ impl Ticket {
     }
 
     /// Becomes its stream's present end, marked, if it is of this one and its mark can be recorded again: nobody else has it.
-    /// False if not; then it is as it was.
+    /// False if not; then it is as it was. An error is not yet heeded.
     pub(super) fn move_to_end(&mut self, stream: &Stream) -> Result<bool> {
         let Some(mark) = self.mark.as_mut().filter(|_| self.stream.is(stream)) else { return Ok(false) };
         let moved = stream.move_mark(mark)?;

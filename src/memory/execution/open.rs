@@ -68,8 +68,9 @@ impl Opening {
             let text = format!("an open end of {bytes} bytes of memory of {} on `{}`", memory.bytes(), stream.name());
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        // SAFETY: the memory is as long; whoever calls this notes the ticket in it, so that the graph keeps it. It is not run
-        // like this: no launch comes before the other end is told, or the node is off (`Execution::launch_with`).
+        // SAFETY: the memory is as long; whoever calls this notes the ticket in it, so that the graph keeps it. Here it is not
+        // run like this: no launch comes before the other end is told, or the node is off (`Execution::launch_with`). Another
+        // exec of the same graph has no open ends, and copies each byte to where it is.
         let ticket = stream.enqueue(|backend, raw| unsafe {
             backend.copy(raw, Place::Device(within), Place::Device(within), bytes as u64)
         })?;
@@ -169,5 +170,220 @@ impl Execution {
             }
         };
         if told.is_err() { Streams::of(&self.device).heed(told) } else { told }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::{
+        Buffer,
+        device::{Device, Emulated},
+        graph::{Exec, Graph},
+        memory::{Owned, transfer},
+    };
+
+    const BYTES: usize = 64;
+
+    fn device() -> Device {
+        Device::emulated(Emulated::new().workers(4)).race_checked()
+    }
+
+    /// Copies in and out again, and zeros the second half in between.
+    fn halves(device: &Device) -> Exec {
+        let mut within = Memory::on(device, BYTES).unwrap();
+        let (graph, openings) = Graph::capture(device, |capturing| {
+            let (recorder, stream) = (capturing.capture().recorder(), capturing.stream());
+            let into = Opening::into(recorder, stream, &mut within, BYTES)?;
+            assert!(!into.is_written_after(capturing.capture())?);
+            transfer::zero(stream, &mut within, BYTES / 2, BYTES)?;
+            assert!(into.is_written_after(capturing.capture())?);
+            Ok([into, Opening::out_of(recorder, stream, &within, BYTES)?])
+        })
+        .unwrap();
+        graph.instantiate_open(&openings).unwrap()
+    }
+
+    fn filled(stream: &Stream, value: u8) -> Owned {
+        Buffer::from_slice(stream, &[value; BYTES]).unwrap().into_memory()
+    }
+
+    /// Enqueues a copy to the host: what is read there when the stream is done.
+    fn copied(stream: &Stream, from: &Memory) -> Owned {
+        let mut host = Memory::pinned(stream.device(), from.bytes()).unwrap();
+        transfer::copy(stream, from, &mut host, from.bytes()).unwrap();
+        host
+    }
+
+    fn read(stream: &Stream, from: &Memory) -> Vec<u8> {
+        let host = copied(stream, from);
+        stream.synchronize_blocking().unwrap();
+        host.host_slice().unwrap().to_vec()
+    }
+
+    fn reads(memory: &mut Memory) -> Given<'_> {
+        Given { memory, read: true, written: false }
+    }
+
+    fn writes(memory: &mut Memory) -> Given<'_> {
+        Given { memory, read: false, written: true }
+    }
+
+    fn half(first: u8) -> Vec<u8> {
+        [[first; BYTES / 2], [0; BYTES / 2]].concat()
+    }
+
+    /// Holds a stream up until it is dropped.
+    fn hold(stream: &Stream) -> mpsc::Sender<()> {
+        let (go, wait) = mpsc::channel();
+        stream.host_function(move || _ = wait.recv()).unwrap();
+        go
+    }
+
+    #[test]
+    fn a_launch_that_is_not_given_what_was_told_is_refused() {
+        let device = device();
+        let (stream, exec) = (Stream::new(&device).unwrap(), halves(&device));
+        let exec = exec.execution();
+        let (mut from, mut to, mut other) = (filled(&stream, 1), filled(&stream, 2), filled(&stream, 3));
+        let refused = |given: &mut [Given<'_>]| {
+            let error = exec.launch_with(&stream, given).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage);
+            assert!(error.to_string().contains("not given what lies there"), "{error}");
+        };
+        refused(&mut []);
+        refused(&mut [reads(&mut from), writes(&mut to)]);
+        assert!(exec.tell(0, &from, BYTES).unwrap());
+        refused(&mut [reads(&mut from), writes(&mut to)]);
+        assert!(exec.tell(1, &to, BYTES).unwrap());
+        assert!(exec.launch(&stream).is_err());
+        refused(&mut [reads(&mut from)]);
+        refused(&mut [writes(&mut to)]);
+        refused(&mut [reads(&mut other), writes(&mut to)]);
+        refused(&mut [reads(&mut from), writes(&mut other)]);
+        refused(&mut [writes(&mut from), writes(&mut to)]);
+        refused(&mut [reads(&mut from), reads(&mut to)]);
+        exec.tell(2, &to, BYTES).unwrap_err();
+        // As it was told, again and again, and nothing but that has come of all this.
+        for _ in 0..2 {
+            exec.launch_with(&stream, &mut [reads(&mut from), writes(&mut to)]).unwrap();
+        }
+        assert_eq!(
+            [read(&stream, &from), read(&stream, &to), read(&stream, &other)],
+            [vec![1; BYTES], half(1), vec![3; BYTES]]
+        );
+        // Told another, not that.
+        assert!(exec.tell(0, &other, BYTES).unwrap());
+        refused(&mut [reads(&mut from), writes(&mut to)]);
+        exec.launch_with(&stream, &mut [reads(&mut other), writes(&mut to)]).unwrap();
+        assert_eq!(read(&stream, &to), half(3));
+    }
+
+    #[test]
+    fn an_end_that_cannot_copy_is_off_until_it_is_told_what_it_can() {
+        let (device, elsewhere) = (device(), Device::emulated(Emulated::new()).race_checked());
+        let (stream, exec) = (Stream::new(&device).unwrap(), halves(&device));
+        let exec = exec.execution();
+        let (mut from, mut to) = (filled(&stream, 1), filled(&stream, 2));
+        let pinned = Memory::pinned(&device, BYTES).unwrap();
+        let own = Buffer::wrap(vec![7_u8; BYTES]).unwrap().0.into_memory();
+        let abroad = filled(&Stream::new(&elsewhere).unwrap(), 8);
+        let short = Memory::on(&device, BYTES / 2).unwrap();
+        let long = Memory::on(&device, 2 * BYTES).unwrap();
+        assert!(exec.tell(1, &to, BYTES).unwrap());
+        for round in 1.. {
+            assert!(exec.tell(0, &from, BYTES).unwrap());
+            exec.launch_with(&stream, &mut [reads(&mut from), writes(&mut to)]).unwrap();
+            assert_eq!(read(&stream, &to), half(round));
+            let (memory, bytes) = match round {
+                1 => (&pinned, BYTES),
+                2 => (&own, BYTES),
+                3 => (&abroad, BYTES),
+                4 => (&short, BYTES),
+                5 => (&long, BYTES + 1),
+                6 => (&from, 0),
+                _ => break,
+            };
+            assert!(!exec.tell(0, memory, bytes).unwrap(), "{round}");
+            assert!(!exec.tell(0, memory, bytes).unwrap(), "{round}, again");
+            // What was told before is gone, and nothing is copied from there.
+            from = filled(&stream, round + 1);
+            to = filled(&stream, 9);
+            assert!(exec.tell(1, &to, BYTES).unwrap());
+            exec.launch_with(&stream, &mut [writes(&mut to)]).unwrap();
+            assert_eq!(read(&stream, &to), half(round));
+        }
+        assert!(!exec.tell(1, &pinned, BYTES).unwrap());
+        let mut unread = filled(&stream, 9);
+        exec.launch_with(&stream, &mut [reads(&mut from), writes(&mut unread)]).unwrap();
+        assert_eq!(read(&stream, &unread), [9; BYTES]);
+    }
+
+    #[test]
+    fn an_end_that_is_told_less_copies_no_more() {
+        let device = device();
+        let (stream, exec) = (Stream::new(&device).unwrap(), halves(&device));
+        let exec = exec.execution();
+        let (mut from, mut to) = (filled(&stream, 1), filled(&stream, 2));
+        for (bytes, wanted) in [(BYTES, half(1)), (8, [&[1; 8][..], &[2; BYTES - 8]].concat()), (BYTES, half(1))] {
+            to = filled(&stream, 2);
+            assert!(exec.tell(0, &from, BYTES).unwrap() && exec.tell(1, &to, bytes).unwrap());
+            exec.launch_with(&stream, &mut [reads(&mut from), writes(&mut to)]).unwrap();
+            assert_eq!(read(&stream, &to), wanted);
+        }
+        from = filled(&stream, 3);
+        assert!(exec.tell(0, &from, 8).unwrap());
+        exec.launch_with(&stream, &mut [reads(&mut from), writes(&mut to)]).unwrap();
+        let wanted = [&[3; 8][..], &[1; BYTES / 2 - 8], &[0; BYTES / 2]].concat();
+        assert_eq!(read(&stream, &to), wanted);
+    }
+
+    #[test]
+    fn what_a_launch_is_given_is_in_order_with_all_others_who_use_it() {
+        let device = device();
+        let [one, two, three] = ["one", "two", "three"].map(|name| Stream::named(&device, name).unwrap());
+        let (first, second) = (halves(&device), halves(&device));
+        let (first, second) = (first.execution(), second.execution());
+        let mut changed = Buffer::from_slice(&one, &[1_u8; BYTES]).unwrap();
+        let (mut between, mut last) = (filled(&one, 2), filled(&two, 3));
+        // A graph that writes what the first reads.
+        let (fill, ()) = Graph::capture(&device, |capturing| capturing.stream().fill(&mut changed, 4)).unwrap();
+        let fill = fill.instantiate().unwrap();
+        let mut from = changed.into_memory();
+        assert!(first.tell(0, &from, BYTES).unwrap() && first.tell(1, &between, BYTES).unwrap());
+        assert!(second.tell(0, &between, BYTES).unwrap() && second.tell(1, &last, BYTES).unwrap());
+        let held = [&one, &two, &three].map(hold);
+        fill.launch(&three).unwrap();
+        first.launch_with(&one, &mut [reads(&mut from), writes(&mut between)]).unwrap();
+        second.launch_with(&two, &mut [reads(&mut between), writes(&mut last)]).unwrap();
+        let came = copied(&three, &last);
+        // Written again by others, behind.
+        transfer::zero(&three, &mut from, 0, BYTES).unwrap();
+        transfer::zero(&one, &mut between, 0, BYTES).unwrap();
+        transfer::zero(&one, &mut last, 0, BYTES).unwrap();
+        // And dropped, while all of that waits.
+        drop((from, between, last));
+        drop(held);
+        three.synchronize_blocking().unwrap();
+        assert_eq!(came.host_slice().unwrap(), half(4));
+    }
+
+    #[test]
+    fn one_launch_reads_and_writes_the_same_memory() {
+        let device = device();
+        let (stream, exec) = (Stream::new(&device).unwrap(), halves(&device));
+        let (exec, other) = (exec.execution(), Stream::new(&device).unwrap());
+        let mut message = filled(&other, 5);
+        assert!(exec.tell(0, &message, BYTES).unwrap() && exec.tell(1, &message, BYTES).unwrap());
+        let held = hold(&other);
+        let before = copied(&other, &message);
+        exec.launch_with(&stream, &mut [Given { memory: &mut message, read: true, written: true }]).unwrap();
+        let after = copied(&other, &message);
+        drop(held);
+        other.synchronize_blocking().unwrap();
+        assert_eq!(before.host_slice().unwrap(), [5; BYTES]);
+        assert_eq!(after.host_slice().unwrap(), half(5));
     }
 }

@@ -1,14 +1,16 @@
 //! Graphs as the checker sees them: which bytes each node touches, and which nodes come before it.
 //!
 //! Two things can be wrong with a graph. Its **edges**: two nodes touch the same bytes, one writes, and neither comes after
-//! the other. That is found when the second is added, before the device hears of it. And its **launch**: to its stream it is
+//! the other. That is found when the second is added, before the device hears of it, and of an exec whose nodes were changed
+//! at its next launch: what it is between two changes nobody runs. And its **launch**: to its stream it is
 //! one call, which touches all that its nodes touch, so it has to come after whatever else touched that, as any call has to;
 //! what a node reads, something before it must have written, an earlier node or an earlier call.
 //!
 //! ```text
 //!   graph_add      ancestors of the node = those of what it comes after, and these ──► every other node: a conflict?
 //!   instantiate    a snapshot
-//!   exec_launch    comes after: its stream's past, the exec's launch before, what its waits are for
+//!   exec_launch    changed nodes ──► every other node: a conflict?
+//!                  comes after: its stream's past, the exec's launch before, what its waits are for
 //!                  1. no access races with what streams did before           nothing has changed if one does
 //!                  2. node by node, as their edges have it: is it there, has somebody written it? what does it write?
 //!                  3. all accesses are the stream's call's from now on
@@ -216,7 +218,7 @@ impl Checked {
         let mut graphs = self.graphs();
         let nodes = graphs.snapshot(of);
         let memory = graphs.graphs.get(&of).map(|graph| graph.memory.clone()).unwrap_or_default();
-        graphs.execs.insert(exec, Exec { nodes, memory });
+        graphs.execs.insert(exec, Exec { nodes, changed: Vec::new(), memory });
     }
 
     pub(super) fn forget_exec(&self, exec: RawExec) {
@@ -236,9 +238,14 @@ impl Checked {
         forward: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut launch = Launch::default();
-        if let Some(exec) = self.graphs().execs.get(&exec) {
+        let mut graphs = self.graphs();
+        let clash = graphs.clash_of(exec);
+        if let Some(exec) = graphs.execs.get_mut(&exec).filter(|_| clash.is_none()) {
+            exec.changed.clear();
             launch.add(&exec.nodes);
         }
+        drop(graphs);
+        self.no_clash(clash)?;
         launch.waits.iter().chain(&launch.records).try_for_each(|event| self.check_event(*event))?;
         let key = (self.id, exec);
         let (component, clock, tick, before) = self.with(stream, |universe, component| {
@@ -286,10 +293,6 @@ impl Checked {
         forward: impl FnOnce(&NodeWork<'_>) -> Result<Result<(), Refused>>,
     ) -> Result<Result<(), Refused>> {
         let does = self.does(work)?;
-        let graphs = self.graphs();
-        let clash = graphs.execs.get(&exec).and_then(|exec| graphs.clash_in(&exec.nodes, id, &does));
-        drop(graphs);
-        self.no_clash(clash)?;
         let outcome = match (work, &does) {
             (NodeWork::Host(callback), Does::Host(heard)) => {
                 let watched = heard.watch(callback);
@@ -305,6 +308,7 @@ impl Checked {
             && let Some(node) = find(&mut exec.nodes, id)
         {
             node.does = does;
+            exec.change(id);
         }
         Ok(outcome)
     }
@@ -320,6 +324,7 @@ impl Checked {
             && let Some(node) = find(&mut exec.nodes, id)
         {
             node.enabled = enabled;
+            exec.change(id);
         }
     }
 }

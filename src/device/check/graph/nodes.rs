@@ -53,6 +53,8 @@ pub(super) struct Graph {
 #[derive(Debug)]
 pub(super) struct Exec {
     pub(super) nodes: Vec<Node>,
+    /// Nodes that do something else than at the last launch: their edges are not yet looked at.
+    pub(super) changed: Vec<RawNode>,
     pub(super) memory: Vec<Address>,
 }
 
@@ -170,6 +172,14 @@ impl Graph {
     }
 }
 
+impl Exec {
+    pub(super) fn change(&mut self, id: RawNode) {
+        if !self.changed.contains(&id) {
+            self.changed.push(id);
+        }
+    }
+}
+
 impl Graphs {
     /// A node behind others, not yet added. None if the graph is not known here.
     pub(super) fn node(&self, graph: RawGraph, after: &[RawNode], does: Does) -> Option<Node> {
@@ -206,24 +216,30 @@ impl Graphs {
         })
     }
 
-    /// The same, if a node of an exec does something else.
-    pub(super) fn clash_in(&self, nodes: &[Node], id: RawNode, does: &Does) -> Option<Clash> {
-        let node = nodes.iter().find(|node| node.has(id))?;
-        self.clash_among(nodes, node, &self.accesses(does)).or_else(|| match &node.does {
-            Does::Conditional { within: Some(nodes), .. } if !node.ids.contains(&id) => self.clash_in(nodes, id, does),
+    /// The same of an exec, as it is about to be launched. What it was between two changes nobody has run.
+    pub(super) fn clash_of(&self, exec: RawExec) -> Option<Clash> {
+        let Exec { nodes, changed, .. } = self.execs.get(&exec)?;
+        changed.iter().find_map(|id| self.clash_in(nodes, *id))
+    }
+
+    fn clash_in(&self, nodes: &[Node], id: RawNode) -> Option<Clash> {
+        let node = nodes.iter().find(|node| node.enabled && node.has(id))?;
+        self.clash_among(nodes, node, &self.accesses(&node.does)).or_else(|| match &node.does {
+            Does::Conditional { within: Some(nodes), .. } if !node.ids.contains(&id) => self.clash_in(nodes, id),
             _ => None,
         })
     }
 
     fn clash_among(&self, nodes: &[Node], new: &Node, accesses: &[&Access]) -> Option<Clash> {
-        nodes.iter().filter(|other| new.is_apart_from(other)).find_map(|other| {
+        nodes.iter().filter(|other| other.enabled && new.is_apart_from(other)).find_map(|other| {
             let earlier = self.accesses(&other.does);
             accesses.iter().find_map(|new| earlier.iter().find_map(|old| new.clash(old)))
         })
     }
 
     fn accesses<'a>(&'a self, does: &'a Does) -> Vec<&'a Access> {
-        let of = |nodes: &'a [Node]| nodes.iter().flat_map(|node| self.accesses(&node.does));
+        let of =
+            |nodes: &'a [Node]| nodes.iter().filter(|node| node.enabled).flat_map(|node| self.accesses(&node.does));
         match does {
             Does::Access(access) => vec![access],
             Does::Child(nodes) => of(nodes).collect(),

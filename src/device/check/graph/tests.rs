@@ -285,7 +285,8 @@ fn children_and_bodies_count_as_their_node() {
     let side = stream(&device, "side");
     assert!(touch(&device, side, other, 8, false).unwrap_err().is_race());
     device.stream_synchronize(work).unwrap();
-    assert!(set(&device, exec, within, &filling(memory, 64)).unwrap_err().is_race());
+    set(&device, exec, within, &filling(memory, 64)).unwrap().unwrap();
+    assert!(start(&device, exec, work).unwrap_err().is_race());
     // Its flag has to hold something.
     let fresh = device.alloc(4).unwrap();
     let graph = device.graph_create().unwrap();
@@ -310,9 +311,26 @@ fn what_an_exec_is_changed_to_is_what_it_touches() {
     };
     let (graph, one, two) = make(memory, other);
     let exec = device.graph_instantiate(graph).unwrap();
-    // Nothing orders the two.
-    let error = set(&device, exec, one, &filling(Address(other.0 + 16), 32)).unwrap_err();
-    assert!(error.is_race() && error.to_string().contains("no edge orders them"), "{error}");
+    // Nothing orders the two, which is found before they run.
+    set(&device, exec, one, &filling(Address(other.0 + 16), 32)).unwrap().unwrap();
+    for _ in 0..2 {
+        let error = start(&device, exec, work).unwrap_err();
+        assert!(error.is_race() && error.to_string().contains("no edge orders them"), "{error}");
+    }
+    // One that is passed over is in nobody's way.
+    for passed_over in [one, two] {
+        device.exec_enable(exec, passed_over, false).unwrap().unwrap();
+        start(&device, exec, work).unwrap();
+        device.exec_enable(exec, passed_over, true).unwrap().unwrap();
+        assert!(start(&device, exec, work).unwrap_err().is_race());
+    }
+    device.stream_synchronize(work).unwrap();
+    // They change places, one after the other.
+    set(&device, exec, one, &filling(other, 32)).unwrap().unwrap();
+    set(&device, exec, two, &filling(memory, 32)).unwrap().unwrap();
+    start(&device, exec, work).unwrap();
+    device.stream_synchronize(work).unwrap();
+    set(&device, exec, two, &filling(other, 32)).unwrap().unwrap();
     set(&device, exec, one, &filling(Address(other.0 + 32), 32)).unwrap().unwrap();
     start(&device, exec, work).unwrap();
     touch(&device, side, memory, 64, true).unwrap();
