@@ -210,7 +210,8 @@ impl Exec {
         })
     }
 
-    /// Whether launches from now on run a node (a kernel, a copy or a fill) or pass over it. All are on at first.
+    /// Whether launches from now on run a node (a kernel, a copy or a fill) or pass over it. All are on at first; an
+    /// [update](Self::update) leaves them as they are.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for a node that is not this graph's, or of another kind.

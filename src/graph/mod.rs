@@ -107,6 +107,21 @@ pub struct NodeInfo {
     pub after: Vec<Node>,
 }
 
+/// A node as its recorder knows it, with its number.
+type Numbered<'a> = (usize, &'a draft::Node);
+
+/// Whose the first node is at whose place there is another, or none.
+fn first_of_others(
+    mine: &[Numbered<'_>],
+    theirs: &[Numbered<'_>],
+    same: impl Fn(&draft::Node, &draft::Node) -> bool,
+) -> Option<(Option<Arc<str>>, String)> {
+    let both = mine.iter().zip(theirs).position(|((_, one), (_, other))| !same(one, other));
+    let at = both.unwrap_or(mine.len().min(theirs.len()));
+    let (at, node) = mine.get(at).or(theirs.get(at))?;
+    Some((node.label.clone(), format!("node {at}, `{}`", node.name)))
+}
+
 /// A graph in the making: what both ways to make one have in common. Dropped, it ends its capture.
 struct Sketch {
     id: u64,
@@ -269,21 +284,20 @@ impl Graph {
     }
 
     /// The first node that does something else than the one of another capture of the same code, addresses left aside: whose
-    /// it is, and what it is.
+    /// it is, and what it is. Of several operators that whose own nodes are others; where one does more or less, those after it
+    /// stand elsewhere, and are no others.
     pub(crate) fn differs_from(&self, other: &Self) -> Option<(Option<Arc<str>>, String)> {
         let (mine, theirs) = (self.0.recorder.state(), other.0.recorder.state());
-        let same = |one: &draft::Node, other: &draft::Node| {
+        let [mine, theirs] = [&mine, &theirs].map(|state| state.draft.all().collect::<Vec<_>>());
+        let anywhere = first_of_others(&mine, &theirs, |one, other| {
             (&one.name, &one.label, &one.after, one.digest) == (&other.name, &other.label, &other.after, other.digest)
-        };
-        let (mut mine, mut theirs) = (mine.draft.all(), theirs.draft.all());
-        loop {
-            let (at, node) = match (mine.next(), theirs.next()) {
-                (None, None) => return None,
-                (Some((_, one)), Some((_, other))) if same(one, other) => continue,
-                (Some(node), _) | (None, Some(node)) => node,
-            };
-            return Some((node.label.clone(), format!("node {at}, `{}`", node.name)));
-        }
+        })?;
+        let of_one = mine.iter().chain(&theirs).find_map(|(_, node)| {
+            let [mine, theirs] = [&mine, &theirs]
+                .map(|all| all.iter().filter(|(_, other)| other.label == node.label).copied().collect::<Vec<_>>());
+            first_of_others(&mine, &theirs, |one, other| (&one.name, one.digest) == (&other.name, other.digest))
+        });
+        of_one.or(Some(anywhere))
     }
 
     /// Its own, and those of its children, and of theirs.

@@ -96,6 +96,35 @@ on_both!(what_does_not_have_the_rows_of_the_inputs_is_sent_whole, async |device:
     says(&told, &["operator `one`: port `output`", "it sends 1 elements for 8 rows", "say `.whole(..)`"]);
 });
 
+/// Sends as many elements, whatever it is given.
+struct Always(usize);
+
+impl Operator for Always {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        drop(ports.input.take()?);
+        let mut y = ports.output.blank().await?;
+        y.set_len(self.0)?;
+        cx.stream()?.fill(&mut y, 1)?;
+        ports.output.send(y).await
+    }
+}
+
+on_both!(rows_of_another_length_in_each_bucket_are_none, async |device: Device| {
+    let unsaid = alone(&device, &[1, 1, 2, 1], Always(8), |flow, one| {
+        flow.replay("net", one).buckets([1, 2]).rows(one.input, ROW);
+    });
+    let told = unsaid.await.err().unwrap().to_string();
+    let bucket = "it sends 32 bytes for one bucket and 32 for another, which is 16 and 32 bytes a row";
+    says(&told, &["operator `one`: port `output`", bucket, "say `.whole(..)`"]);
+
+    let said = alone(&device, &[1, 1, 2, 1], Always(8), |flow, one| {
+        flow.replay("net", one).buckets([1, 2]).rows(one.input, ROW).whole(one.output);
+    });
+    assert_eq!(said.await.unwrap().0, [[1; 8]; 4]);
+});
+
 on_both!(padding_is_zero_whatever_was_there_before, async |device: Device| {
     /// Sends the sum of all that it is given, and leaves something else where that was.
     struct Sum;

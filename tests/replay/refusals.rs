@@ -336,3 +336,29 @@ fn a_section_hangs_together_and_waits_for_nobody_of_its_own() {
     flow.replay("net", (&numbers, &end));
     says(&flow.check().unwrap_err().to_string(), &["no message comes into it from outside"]);
 }
+
+/// An operator that does more every second time stands before one that always does the same: that one is elsewhere in the
+/// graph then, and is not to blame.
+#[tokio::test]
+async fn checked_names_the_operator_that_decides() {
+    use futures::FutureExt;
+
+    let device = emulated();
+    let mut number = 0;
+    let now_and_then = odd(move |x, cx| {
+        number += 1;
+        async move { if number % 2 == 0 { increment::launch(cx.stream()?, x) } else { Ok(()) } }.boxed()
+    });
+    let mut flow = Flow::new("two");
+    let read = flow.add("read", SendEach::new(batches(&[2, 2])));
+    let guilty = flow.add("guilty", now_and_then).on(&device);
+    let innocent = flow.add("innocent", Affine(2, 7)).on(&device);
+    let collect = flow.add("collect", Collect(shared()));
+    let hub = Hub::bounded(1).envelope_bytes(4096);
+    flow.connect_with(read.output, guilty.input, hub);
+    flow.connect(guilty.output, innocent.input);
+    flow.connect_with(innocent.output, collect.input, hub);
+    flow.replay("net", (&guilty, &innocent)).buckets([2]).rows(guilty.input, ROW).checked();
+    let told = flow.run().await.unwrap_err().to_string();
+    says(&told, &["operator `guilty`", "captured twice", "`increment` is not the same"]);
+}

@@ -284,6 +284,25 @@ impl Replay {
         self.exec.graph().is_left_alone()
     }
 
+    /// An error if an output has rows of another length than in the graph for another bucket: then they are none.
+    pub(super) fn cuts_as(&self, other: &Self, plan: &Plan, members: &[Member]) -> Result<()> {
+        let outputs = plan.outputs.iter().zip(self.outputs.iter().zip(&other.outputs));
+        for (edge, (one, two)) in outputs {
+            let (Some(row), Some(other_row)) = (one.row_bytes, two.row_bytes) else { continue };
+            if row == other_row {
+                continue;
+            }
+            let text = format!(
+                "it sends {} bytes for one bucket and {} for another, which is {row} and {other_row} bytes a row: a replay would \
+                 cut that wrongly; if it does not have the rows of what goes in, say `.whole(..)`",
+                one.bytes, two.bytes
+            );
+            let error = Error::new(ErrorKind::Usage, text).at(format!("port `{}`", edge.port));
+            return Err(error.at(operator(&members[edge.member].name)));
+        }
+        Ok(())
+    }
+
     /// The memory of its inputs.
     fn fed(&self) -> Vec<&Memory> {
         self.inputs.iter().map(|fed| fed.envelope.memory()).collect()

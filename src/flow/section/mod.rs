@@ -196,8 +196,8 @@ impl Flow {
     /// What they allocate in `compute` is the graph's, and used again within it where its edges allow; of an allocator that has
     /// so many blocks, each graph keeps those that it uses. An envelope that comes in has room for what came, and no more.
     ///
-    /// In the [report](super::Report) the operators' runs count all rounds; their messages, and the device's time, are those of
-    /// the runs that they made themselves. Outside of the section nothing is different: order, metadata, callers who wait for
+    /// In the [report](super::Report) the operators' runs count all rounds, and so do messages at the section's edge; those
+    /// within it, and the device's time, are of the runs that the operators made themselves. Outside of the section nothing is different: order, metadata, callers who wait for
     /// an answer and back-pressure are those of an operator that takes and sends the same messages.
     pub fn replay(&mut self, name: impl Into<String>, operators: impl Operators) -> &mut Section {
         let mut members = Vec::new();
@@ -212,6 +212,9 @@ impl Section {
     /// Graphs for so many rows each. The messages at the section's inputs have the same number of [rows](Self::rows), are
     /// padded with zeros to the next bucket, and what comes out is cut to the rows that went in. More rows than the largest,
     /// no whole number of them, or another number at each input: such a round is streamed.
+    ///
+    /// In a graph the operators are given as many rows as the bucket has: what they make of one row must not depend on the
+    /// others, or on how many there are. A mean over all of them would take the padding in.
     pub fn buckets(&mut self, rows: impl IntoIterator<Item = usize>) -> &mut Self {
         self.settings.buckets = Some(rows.into_iter().collect());
         self
@@ -238,7 +241,8 @@ impl Section {
 
     /// Captures everything twice, and compares: what the host decides (a scalar that counts up, a branch that it takes, which
     /// of its buffers it uses) is baked into a graph, and where it decides differently the second time that is an error which
-    /// names the operator. For tests: what the host does in `compute` it does twice then.
+    /// names the operator. What lies in memory is not compared: a value that `compute` writes to host memory and copies from
+    /// there is baked in unseen. For tests: what the host does in `compute` it does twice then.
     pub fn checked(&mut self) -> &mut Self {
         self.settings.checked = true;
         self

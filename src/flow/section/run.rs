@@ -117,6 +117,7 @@ struct Running {
     /// Of the replays. After the graphs, in the order of dropping.
     stream: Option<PooledStream>,
     count: u64,
+    has_told_of_rows: bool,
 }
 
 impl Running {
@@ -124,7 +125,19 @@ impl Running {
         let Start { plan, interior, mode, told } = start;
         let table = Table::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
         let (rounds, passing) = (Rounds::new(node), Vec::new());
-        Self { plan, interior, mode, told, members, rounds, table, passing, stream: None, count: 0 }
+        Self {
+            plan,
+            interior,
+            mode,
+            told,
+            members,
+            rounds,
+            table,
+            passing,
+            stream: None,
+            count: 0,
+            has_told_of_rows: false,
+        }
     }
 
     /// Its operators back. What it has captured goes.
@@ -146,7 +159,10 @@ impl Running {
             let Some(lengths) = lengths(&mut self.members, &self.plan.inputs)? else { continue };
             let goes_on = match self.table.way(&lengths) {
                 Way::Replayed { graph, rows } => self.replay(graph, rows).await?,
-                Way::Streamed => self.stream().await?,
+                Way::Streamed => {
+                    self.tell_of_rows(&lengths);
+                    self.stream().await?
+                }
                 Way::Captured(shape) => {
                     let goes_on = self.stream().await?;
                     if goes_on && !self.has_finished() {
@@ -162,6 +178,20 @@ impl Running {
             }
         }
         Ok(())
+    }
+
+    /// Says once that messages have no rows: somebody may have forgotten to say how long those are.
+    fn tell_of_rows(&mut self, lengths: &[usize]) {
+        if self.has_told_of_rows || self.table.has_rows(lengths) {
+            return;
+        }
+        self.has_told_of_rows = true;
+        tracing::warn!(
+            section = &*self.plan.name,
+            bytes = ?lengths,
+            row_bytes = ?self.plan.row_bytes,
+            "messages that have no whole number of rows, or not the same, fit no bucket and are streamed: see `Section::rows`"
+        );
     }
 
     fn has_finished(&self) -> bool {
@@ -243,6 +273,9 @@ impl Running {
             is_the_same(&first, &again)?;
         }
         let (replay, graph) = first;
+        if let Some(other) = self.table.any() {
+            replay.cuts_as(other, &self.plan, &self.members)?;
+        }
         if let Some(inspect) = &self.plan.inspect {
             inspect(&graph);
         }

@@ -72,8 +72,13 @@ impl<G> Table<G> {
         }
     }
 
+    /// Whether messages of these lengths may fit a bucket, if that is large enough; they do where there are none.
+    pub(super) fn has_rows(&self, lengths: &[usize]) -> bool {
+        self.buckets.is_none() || lengths.contains(&0) || self.rows(lengths).is_some()
+    }
+
     /// How many rows all of the messages have; `None` if they differ, if one has no whole number of them, or none.
-    fn rows(&self, lengths: &Lengths) -> Option<usize> {
+    fn rows(&self, lengths: &[usize]) -> Option<usize> {
         let mut rows =
             lengths.iter().zip(&self.row_bytes).map(|(bytes, row)| (bytes % row == 0).then_some(bytes / row));
         let first = rows.next()??;
@@ -96,6 +101,10 @@ impl<G> Table<G> {
     /// Those that are left are replayed; the shapes of the others have none any more.
     pub(super) fn retain(&mut self, stays: impl Fn(&G) -> bool) {
         self.graphs.retain(|(_, graph)| stays(graph));
+    }
+
+    pub(super) fn any(&self) -> Option<&G> {
+        self.graphs.first().map(|(_, graph)| graph)
     }
 
     pub(super) fn get(&mut self, graph: usize) -> Option<&mut G> {
@@ -127,6 +136,8 @@ mod tests {
         assert_eq!(table.way(&smallvec![4, 32]), Way::Streamed, "not the same rows");
         assert_eq!(table.way(&smallvec![6, 24]), Way::Streamed, "no whole rows");
         assert_eq!(table.way(&smallvec![0, 0]), Way::Streamed, "no rows");
+        let has_rows = [[36, 144], [4, 32], [6, 24], [0, 0]].map(|lengths| table.has_rows(&lengths));
+        assert_eq!(has_rows, [true, false, false, true]);
     }
 
     #[test]
