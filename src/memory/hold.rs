@@ -14,14 +14,17 @@
 //!
 //! Of the graph's own memory that nobody has, launches are the only users: one after the other.
 
+mod memory;
+mod tie;
+
 use std::{
-    cell::Cell,
     fmt,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak},
 };
 
 use smallvec::SmallVec;
+pub(super) use tie::{Tie, Turn};
 
 use super::{Home, Memory, Origin, Owned, access::Uses, buffer::View, heap::Heap};
 use crate::{
@@ -72,78 +75,6 @@ struct Tied {
     uses: Uses,
     /// That is over.
     sealed: bool,
-}
-
-/// What binds memory to graphs.
-pub(super) struct Tie {
-    home: Home,
-    bytes: usize,
-    /// The memory's.
-    pub(super) uses: Mutex<Uses>,
-    kept: Mutex<Kept>,
-}
-
-struct Kept {
-    /// Graphs, and captures that may become some.
-    graphs: usize,
-    /// Graphs that may be launched, and those of them whose nodes write it.
-    readers: usize,
-    writers: usize,
-    /// Its owner has dropped it.
-    memory: Option<Box<Memory>>,
-}
-
-/// A turn at memory that graphs use, too: from the look at its uses to the note of a new one. Taken again by whoever has it.
-#[must_use]
-pub(super) struct Turn(#[allow(dead_code, reason = "held")] Option<MutexGuard<'static, ()>>);
-
-static TURN: Mutex<()> = Mutex::new(());
-
-thread_local! {
-    static MINE: Cell<bool> = const { Cell::new(false) };
-}
-
-impl Turn {
-    #[cold]
-    pub(super) fn take() -> Self {
-        if MINE.replace(true) {
-            return Self(None);
-        }
-        Self(Some(lock(&TURN)))
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        if self.0.is_some() {
-            MINE.set(false);
-        }
-    }
-}
-
-impl Tie {
-    fn lies_in(&self, host: &Range<usize>) -> bool {
-        match self.home {
-            Home::Host(start) => host.contains(&start.addr().get()),
-            Home::Device(_) => false,
-        }
-    }
-
-    #[cold]
-    fn is_the_hosts(&self, write: bool) -> Result<()> {
-        let kept = lock(&self.kept);
-        if kept.writers == 0 && (!write || kept.readers == 0) {
-            return Ok(());
-        }
-        let text = if write {
-            "the host would write memory that a graph uses, and a launch may use it at any time: write other memory, and copy \
-             it there on a stream"
-        } else {
-            "the host would look at memory that a graph writes, and a launch may write it at any time: copy it out, with \
-             `Buffer::to_vec` say"
-        };
-        Err(Error::new(ErrorKind::Usage, text))
-    }
 }
 
 impl Hold {
@@ -576,109 +507,6 @@ impl Drop for Hold {
             launches.iter().for_each(|launch| memory.own_uses().read_by(launch.clone()));
             memory.give_back();
         }
-    }
-}
-
-impl Memory {
-    /// What it is tied to graphs with: made at the first call. From then on its uses are there.
-    fn tie(&self) -> &Arc<Tie> {
-        if let Some(tie) = self.tie.get() {
-            return tie;
-        }
-        let mut uses = lock(&self.uses);
-        self.tie.get_or_init(|| {
-            let uses = Mutex::new(std::mem::take(&mut *uses));
-            let kept = Mutex::new(Kept { graphs: 0, readers: 0, writers: 0, memory: None });
-            Arc::new(Tie { home: self.home, bytes: self.bytes, uses, kept })
-        })
-    }
-
-    /// An error for memory that host and graphs would both touch: a launch borrows nothing, and would write what the host is
-    /// looking at, or read what it writes.
-    #[inline]
-    pub(super) fn not_of_graphs(&self, write: bool) -> Result<()> {
-        match self.tie.get() {
-            None => Ok(()),
-            Some(tie) => tie.is_the_hosts(write),
-        }
-    }
-
-    /// An error for memory of the user's that devices cannot copy from and to as it is.
-    pub(crate) fn is_page_locked(&self) -> Result<()> {
-        if !self.is_staged() {
-            return Ok(());
-        }
-        let text = "this memory is not page-locked, and what is copied to or from it goes through other memory, which no \
-                    launch of a graph does: copy it to `Buffer::pinned`";
-        Err(Error::new(ErrorKind::Usage, text))
-    }
-
-    /// A turn at it, if graphs use it.
-    #[inline]
-    pub(super) fn turn(&self) -> Option<Turn> {
-        self.tie.get().map(|_| Turn::take())
-    }
-
-    #[cold]
-    pub(super) fn before_captured(&self, stream: &Stream, capture: &Capture, write: bool) -> Result<()> {
-        Hold::of(capture)?.before(self, stream, write)
-    }
-
-    /// An error on the thread of a capture that has something to do with it, for work that is not captured.
-    #[inline]
-    pub(super) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
-        match self.tie.get() {
-            None => Ok(()),
-            Some(tie) => self.is_outside(tie, stream),
-        }
-    }
-
-    #[cold]
-    fn is_outside(&self, tie: &Arc<Tie>, stream: &Stream) -> Result<()> {
-        if matches!(self.origin, Origin::Node) {
-            let text = format!(
-                "stream `{}` would use memory that a node of a graph makes: it is there within its launches only",
-                stream.name()
-            );
-            return Err(Error::new(ErrorKind::Usage, text));
-        }
-        let hold = Capture::current().and_then(|capture| Hold::of(&capture).ok());
-        if hold.is_none_or(|hold| lock(&hold.state).find(tie).is_none()) {
-            return Ok(());
-        }
-        Err(takes_no_part(stream))
-    }
-
-    /// The capture may be over: then nothing was recorded, and the enqueue has said so.
-    #[cold]
-    pub(super) fn note_captured(&self, ticket: Ticket, capture: &Capture, write: bool) {
-        if let Ok(hold) = Hold::of(capture) {
-            hold.note(self, ticket, write, capture.recorder().label());
-        }
-    }
-
-    /// Its owner has dropped it. Back, if no graph keeps it.
-    #[cold]
-    pub(super) fn unless_kept(mut self: Box<Self>) -> Option<Box<Self>> {
-        if let Origin::Graph { hold, .. } = &self.origin {
-            if let Some(hold) = hold.upgrade() {
-                hold.put(self);
-                return None;
-            }
-            if let Origin::Graph { origin, .. } = std::mem::replace(&mut self.origin, Origin::Nobody) {
-                self.origin = *origin;
-            }
-        }
-        let Some(tie) = self.tie.get().cloned() else { return Some(self) };
-        let mut kept = lock(&tie.kept);
-        if kept.graphs > 0 {
-            kept.memory = Some(self);
-            return None;
-        }
-        drop(kept);
-        self.tie.take();
-        self.uses = Mutex::new(std::mem::take(&mut *lock(&tie.uses)));
-        Some(self)
     }
 }
 

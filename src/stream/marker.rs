@@ -231,7 +231,7 @@ mod tests {
     use crate::{
         Buffer,
         device::{Emulated, Faults},
-        stream::{NEAR, completion::Place, mark::Mark},
+        stream::{completion::Place, mark::Mark, marks::NEAR},
     };
 
     /// Notes whether an event may be asked when it is woken.

@@ -1,0 +1,117 @@
+//! What memory does about the graphs that use it.
+
+use std::sync::{Arc, Mutex};
+
+use super::{
+    super::{Memory, Origin},
+    Hold, takes_no_part,
+    tie::{Kept, Tie, Turn},
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    stream::{Stream, Ticket, capture::Capture},
+    sync::lock,
+};
+
+impl Memory {
+    /// What it is tied to graphs with: made at the first call. From then on its uses are there.
+    pub(super) fn tie(&self) -> &Arc<Tie> {
+        if let Some(tie) = self.tie.get() {
+            return tie;
+        }
+        let mut uses = lock(&self.uses);
+        self.tie.get_or_init(|| {
+            let uses = Mutex::new(std::mem::take(&mut *uses));
+            let kept = Mutex::new(Kept { graphs: 0, readers: 0, writers: 0, memory: None });
+            Arc::new(Tie { home: self.home, bytes: self.bytes, uses, kept })
+        })
+    }
+
+    /// An error for memory that host and graphs would both touch: a launch borrows nothing, and would write what the host is
+    /// looking at, or read what it writes.
+    #[inline]
+    pub(in crate::memory) fn not_of_graphs(&self, write: bool) -> Result<()> {
+        match self.tie.get() {
+            None => Ok(()),
+            Some(tie) => tie.is_the_hosts(write),
+        }
+    }
+
+    /// An error for memory of the user's that devices cannot copy from and to as it is.
+    pub(crate) fn is_page_locked(&self) -> Result<()> {
+        if !self.is_staged() {
+            return Ok(());
+        }
+        let text = "this memory is not page-locked, and what is copied to or from it goes through other memory, which no \
+                    launch of a graph does: copy it to `Buffer::pinned`";
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
+    /// A turn at it, if graphs use it.
+    #[inline]
+    pub(in crate::memory) fn turn(&self) -> Option<Turn> {
+        self.tie.get().map(|_| Turn::take())
+    }
+
+    #[cold]
+    pub(in crate::memory) fn before_captured(&self, stream: &Stream, capture: &Capture, write: bool) -> Result<()> {
+        Hold::of(capture)?.before(self, stream, write)
+    }
+
+    /// An error on the thread of a capture that has something to do with it, for work that is not captured.
+    #[inline]
+    pub(in crate::memory) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
+        match self.tie.get() {
+            None => Ok(()),
+            Some(tie) => self.is_outside(tie, stream),
+        }
+    }
+
+    #[cold]
+    fn is_outside(&self, tie: &Arc<Tie>, stream: &Stream) -> Result<()> {
+        if matches!(self.origin, Origin::Node) {
+            let text = format!(
+                "stream `{}` would use memory that a node of a graph makes: it is there within its launches only",
+                stream.name()
+            );
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        let hold = Capture::current().and_then(|capture| Hold::of(&capture).ok());
+        if hold.is_none_or(|hold| lock(&hold.state).find(tie).is_none()) {
+            return Ok(());
+        }
+        Err(takes_no_part(stream))
+    }
+
+    /// The capture may be over: then nothing was recorded, and the enqueue has said so.
+    #[cold]
+    pub(in crate::memory) fn note_captured(&self, ticket: Ticket, capture: &Capture, write: bool) {
+        if let Ok(hold) = Hold::of(capture) {
+            hold.note(self, ticket, write, capture.recorder().label());
+        }
+    }
+
+    /// Its owner has dropped it. Back, if no graph keeps it.
+    #[cold]
+    pub(in crate::memory) fn unless_kept(mut self: Box<Self>) -> Option<Box<Self>> {
+        if let Origin::Graph { hold, .. } = &self.origin {
+            if let Some(hold) = hold.upgrade() {
+                hold.put(self);
+                return None;
+            }
+            if let Origin::Graph { origin, .. } = std::mem::replace(&mut self.origin, Origin::Nobody) {
+                self.origin = *origin;
+            }
+        }
+        let Some(tie) = self.tie.get().cloned() else { return Some(self) };
+        let mut kept = lock(&tie.kept);
+        if kept.graphs > 0 {
+            kept.memory = Some(self);
+            return None;
+        }
+        drop(kept);
+        self.tie.take();
+        self.uses = Mutex::new(std::mem::take(&mut *lock(&tie.uses)));
+        Some(self)
+    }
+}

@@ -1,0 +1,108 @@
+//! Where a stream's marks come from and go to.
+
+use std::sync::Arc;
+
+use super::{Inner, Order, Stream, mark::Mark};
+use crate::{
+    error::Result,
+    planted::{self, Planted},
+    sync::lock,
+};
+
+/// A mark that is recorded again leaves no more tickets than this without one.
+pub(super) const NEAR: u64 = 64;
+
+impl Stream {
+    /// The first mark at or after a ticket, made now if there is none: then it may come late, never early.
+    pub(super) fn mark(&self, number: u64) -> Result<Arc<Mark>> {
+        let inner = &*self.0;
+        let mut order = lock(&inner.order);
+        if order.marks.back().is_some_and(|mark| mark.ticket >= number) {
+            let mut at = order.marks.partition_point(|mark| mark.ticket < number);
+            if planted::is(Planted::EarlyMark) {
+                at = at.saturating_sub(1);
+            }
+            return Ok(order.marks[at].clone());
+        }
+        inner.device.check()?;
+        let before = inner.completion.passed();
+        let mut passed = before;
+        let made = order.new_mark(inner, &mut passed);
+        drop(order);
+        if passed > before {
+            inner.completion.advance(passed);
+        }
+        inner.streams.heed(made)
+    }
+
+    /// Records a mark again, at the stream's present end, if that is the latest and whoever asks is the only one who has it:
+    /// an event that is recorded again and again needs no other. False if not.
+    ///
+    /// Whoever looks for a mark between finds a later one then; so one in [`NEAR`] tickets stays. An error is not yet heeded:
+    /// whoever asks has a lock.
+    pub(super) fn move_mark(&self, mark: &mut Arc<Mark>) -> Result<bool> {
+        let inner = &*self.0;
+        if inner.held.is_shared() || inner.streams.capture().is_some() {
+            return Ok(false);
+        }
+        let mut order = lock(&inner.order);
+        inner.device.check()?;
+        let before = match order.marks.len().checked_sub(2) {
+            Some(before) => order.marks[before].ticket,
+            None => inner.completion.passed(),
+        };
+        // One here, one in the order.
+        let is_its_own = Arc::strong_count(mark) == 2 && order.marks.back().is_some_and(|last| Arc::ptr_eq(last, mark));
+        if !is_its_own || order.issued.saturating_sub(before) > NEAR {
+            return Ok(false);
+        }
+        if mark.ticket == order.issued {
+            return Ok(true);
+        }
+        inner.streams.backend().event_record(mark.event, inner.raw)?;
+        order.marks.pop_back();
+        order.marked += 1;
+        let Order { issued, marked, clock, upstream, marks, .. } = &mut *order;
+        Mark::set(mark, *issued, *marked, clock, upstream);
+        marks.push_back(mark.clone());
+        Ok(true)
+    }
+}
+
+impl Order {
+    /// Where nobody looks, marks pile up until none is spare: then the device is asked how far it is, which may raise
+    /// `passed`. If it has not come half as far there should be more of them: to get back one at a time would be to ask
+    /// each time.
+    fn new_mark(&mut self, stream: &Inner, passed: &mut u64) -> Result<Arc<Mark>> {
+        let backend = stream.streams.backend();
+        self.forget(*passed);
+        let mut mark = loop {
+            if let Some(mark) = self.spares.take() {
+                break mark;
+            }
+            if let Some(middle) = self.marks.get(self.marks.len() / 2)
+                && backend.event_query(middle.event)?
+            {
+                *passed = middle.ticket;
+            }
+            if !self.forget(*passed) {
+                self.spares.grow(&stream.streams)?;
+            }
+        };
+        backend.event_record(mark.event, stream.raw)?;
+        self.marked += 1;
+        Mark::set(&mut mark, self.issued, self.marked, &self.clock, &self.upstream);
+        self.marks.push_back(mark.clone());
+        Ok(mark)
+    }
+
+    /// Marks up to this ticket are done. False if there are none.
+    fn forget(&mut self, passed: u64) -> bool {
+        if self.marks.front().is_none_or(|mark| mark.ticket > passed) {
+            return false;
+        }
+        let done = self.marks.partition_point(|mark| mark.ticket <= passed);
+        self.marks.drain(..done).for_each(|mark| self.spares.put(mark));
+        true
+    }
+}
