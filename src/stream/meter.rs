@@ -95,9 +95,12 @@ impl Meter {
         self.sums.missed += u64::from(self.spans.len() >= Self::MOST);
     }
 
-    pub(super) fn end_run(&mut self, stream: RawStream) {
+    /// True if it has put something into the stream.
+    pub(super) fn end_run(&mut self, stream: RawStream) -> bool {
+        let spans = self.spans.len();
         self.end_span(stream);
         self.phase = Phase::Off;
+        self.spans.len() > spans
     }
 
     /// Before a piece of work.

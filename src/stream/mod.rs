@@ -343,8 +343,11 @@ impl Stream {
     }
 
     pub(crate) fn end_run(&self) {
-        if let Some(meter) = &mut lock(&self.0.order).meter {
-            meter.end_run(self.0.raw);
+        let mut order = lock(&self.0.order);
+        if order.meter.as_mut().is_some_and(|meter| meter.end_run(self.0.raw)) {
+            // Who waits for the stream's last work waits for its time, too.
+            order.issued += 1;
+            self.0.issued.store(order.issued, Ordering::Release);
         }
     }
 
