@@ -240,6 +240,7 @@ async fn c7_a_run_for_each_event_from_a_thread() {
     let running = flow.spawn().unwrap();
     for run in 1..=5 {
         becomes("it has run", || ran.load(Ordering::Relaxed) == run).await;
+        becomes("its run is over, and it waits", || running.status()[1].status == Status::WaitEvent).await;
         a_while().await;
         assert_eq!((ran.load(Ordering::Relaxed), state.state()), (run, AsyncState::EventWaiting));
         let ask = running.status().remove(1);

@@ -96,7 +96,7 @@ on_both!(device_time_is_each_operators_own, async |device: Device| {
     assert_eq!((busy.runs, busy.missed), (6, 0), "two of eight put nothing into the stream");
     let next = report.operator("next").unwrap().device.unwrap();
     assert_eq!((next.runs, next.missed), (8, 0));
-    assert!(next.total < took / 2, "it did not work while it waited: {next:?}");
+    assert!(next.total < took.mul_f64(0.9), "it did not work while it waited: {next:?} in {took:?}");
     assert!(next.total > Duration::ZERO, "{next:?}");
     for on_host in ["produce", "consume"] {
         assert_eq!(report.operator(on_host).unwrap().device, None);
