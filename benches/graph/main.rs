@@ -3,6 +3,7 @@
 //! ```text
 //! cargo bench --bench graph                        everything
 //! cargo bench --bench graph -- shapes              32 empty kernels: in a line, in two branches, forked and joined
+//! cargo bench --bench graph -- copies              into a graph and out of it: on the stream, and as nodes that are told where
 //! cargo bench --bench graph -- chain               32 operators, streamed and replayed: host time a message
 //! cargo bench --bench graph -- mlp                 a perceptron with cuBLAS: queries a second
 //! ```
@@ -11,6 +12,7 @@
 //! which says that the bench works and nothing of what it measures; limits are then 0.
 
 mod chain;
+mod copies;
 #[path = "../support/cpu.rs"]
 mod cpu;
 #[path = "../support/figure.rs"]
@@ -52,6 +54,9 @@ fn main() -> Result<()> {
     let is_asked = |name: &str| which.is_empty() || which.iter().any(|asked| asked == name);
     if is_asked("shapes") {
         shapes::measure(&device, gpu.as_ref())?;
+    }
+    if let Some(gpu) = gpu.as_ref().filter(|_| is_asked("copies")) {
+        copies::measure(gpu);
     }
     if is_asked("chain") {
         chain::measure(&device)?;

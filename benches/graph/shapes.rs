@@ -24,7 +24,7 @@ use crate::{
     gpu::{self, Gpu},
 };
 
-const NODES: usize = 32;
+pub(crate) const NODES: usize = 32;
 const WARM: u32 = 20;
 const LAUNCHES: u32 = 200;
 const ROUNDS: usize = 9;
@@ -76,12 +76,12 @@ fn enqueue(shape: Shape, lanes: &mut impl Lanes) {
 
 /// Microseconds a launch: of the calls, and until all is done.
 #[derive(Clone, Copy, Default)]
-struct Took {
-    host: f64,
-    device: f64,
+pub(crate) struct Took {
+    pub(crate) host: f64,
+    pub(crate) device: f64,
 }
 
-fn timed(mut launch: impl FnMut(), drain: impl Fn()) -> Took {
+pub(crate) fn timed(mut launch: impl FnMut(), drain: impl Fn()) -> Took {
     // The way before has left the caches to itself.
     (0..WARM).for_each(|_| launch());
     drain();
