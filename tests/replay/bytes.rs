@@ -24,25 +24,9 @@ on_both!(g10_a_fork_and_join_gives_the_same_bytes_replayed_as_streamed, async |d
 });
 
 on_both!(g10_the_branches_of_a_section_stay_parallel_in_its_graph, async |device: Device| {
-    let (graphs, seen) = (shared(), shared());
-    let mut flow = Flow::new("branches");
-    let read = flow.add("read", SendEach::new(batches(&[4, 4, 4])));
-    let fork = flow.add("fork", Fork).on(&device);
-    let left = flow.add("left", Affine(2, 7)).on(&device);
-    let right = flow.add("right", Affine(3, 5)).on(&device);
-    let join = flow.add("join", Join).on(&device);
-    let collect = flow.add("collect", Collect(seen.clone()));
-    let hub = Hub::bounded(2).envelope_bytes(4096);
-    flow.connect_with(read.output, fork.input, hub);
-    flow.connect(fork.left, left.input);
-    flow.connect(fork.right, right.input);
-    flow.connect_with(left.output, join.left, hub);
-    flow.connect_with(right.output, join.right, hub);
-    flow.connect(join.output, collect.input);
+    let graphs = shared();
     let hear = graphs.clone();
-    let net = flow.replay("net", (&fork, &left, &right, &join));
-    net.buckets([4]).rows(fork.input, ROW).inspect(move |graph: &Graph| lock(&hear).push(graph.clone()));
-    flow.run().await.unwrap();
+    fork_and_join_shown(&device, &[4, 4, 4], true, move |graph| lock(&hear).push(graph.clone())).await;
     let graph: Graph = lock(&graphs).pop().unwrap();
     for (later, earlier) in [("left", "fork"), ("right", "fork"), ("join", "left"), ("join", "right")] {
         assert!(comes_after(&graph, later, earlier), "`{later}` after `{earlier}`: {}", graph.to_dot());

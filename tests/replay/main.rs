@@ -151,6 +151,16 @@ async fn chain(device: &Device, rows: &[usize], replay: bool) -> (Vec<Vec<u32>>,
 
 /// `read -> fork -> (left, right) -> join -> collect`.
 async fn fork_and_join(device: &Device, rows: &[usize], replay: bool) -> (Vec<Vec<u32>>, Report) {
+    fork_and_join_shown(device, rows, replay, |_| ()).await
+}
+
+/// The same, and shows its graphs.
+async fn fork_and_join_shown(
+    device: &Device,
+    rows: &[usize],
+    replay: bool,
+    show: impl Fn(&Graph) + Send + Sync + 'static,
+) -> (Vec<Vec<u32>>, Report) {
     let seen = shared();
     let mut flow = Flow::new("fork and join");
     let read = flow.add("read", SendEach::new(batches(rows)));
@@ -167,7 +177,8 @@ async fn fork_and_join(device: &Device, rows: &[usize], replay: bool) -> (Vec<Ve
     flow.connect_with(right.output, join.right, hub);
     flow.connect(join.output, collect.input);
     if replay {
-        flow.replay("net", (&join, &left, &right, &fork)).buckets([1, 2, 4, 8]).rows(fork.input, ROW);
+        let net = flow.replay("net", (&join, &left, &right, &fork));
+        net.buckets([1, 2, 4, 8]).rows(fork.input, ROW).inspect(show);
     }
     let report = flow.run().await.unwrap();
     let seen = lock(&seen).clone();
