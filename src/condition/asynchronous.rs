@@ -99,11 +99,12 @@ impl IntoCondition for Asynchronous {
 
 impl Condition for Waits {
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
-        self.0.poll(cx, |state| match state {
-            AsyncState::Ready | AsyncState::EventDone => Some(Status::Ready),
-            AsyncState::Wait | AsyncState::EventWaiting => None,
-            AsyncState::Never => Some(Status::Never),
-        })
+        let seen = self.0.poll(cx.waker());
+        match seen.value {
+            AsyncState::Ready | AsyncState::EventDone => Status::Ready,
+            AsyncState::Wait | AsyncState::EventWaiting => Status::wait_for_event(seen.may_change),
+            AsyncState::Never => Status::Never,
+        }
     }
 
     fn describe(&self) -> Cow<'static, str> {

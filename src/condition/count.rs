@@ -70,7 +70,7 @@ impl Condition for Counts {
     }
 
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
-        self.left.poll(cx, |left| Some(if left == 0 { Status::Never } else { Status::Ready }))
+        if self.left.poll(cx.waker()).value == 0 { Status::Never } else { Status::Ready }
     }
 
     fn claim(&mut self) -> bool {

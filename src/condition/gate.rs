@@ -126,11 +126,12 @@ impl IntoCondition for Gate {
 
 impl Condition for Gated {
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
-        self.0.poll(cx, |state| match state {
-            State::Open => Some(Status::Ready),
-            State::Ended => Some(Status::Never),
-            State::Paused => None,
-        })
+        let seen = self.0.poll(cx.waker());
+        match seen.value {
+            State::Open => Status::Ready,
+            State::Ended => Status::Never,
+            State::Paused => Status::wait_for_event(seen.may_change),
+        }
     }
 
     fn describe(&self) -> Cow<'static, str> {

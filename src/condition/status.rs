@@ -64,6 +64,11 @@ impl Status {
         }
     }
 
+    /// A wait for a value that is set from outside. Without a handle left that may set it, only operators can end the wait.
+    pub(super) fn wait_for_event(may_change: bool) -> Self {
+        if may_change { Self::WaitEvent } else { Self::Wait }
+    }
+
     fn rank(self) -> u8 {
         match self {
             Self::Ready => 0,

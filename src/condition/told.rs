@@ -1,30 +1,51 @@
-//! [`Told`]: a value that somebody else sets and a condition looks at.
+//! [`Told`]: a watch value. Handles set it, and a condition observes it through a [`Heard`].
 //!
-//! Whoever holds a [`Told`] may still say something, so an operator that waits for that waits for an event. When the last
-//! one is dropped it is woken, and from then on waits for nothing that comes by itself.
+//! ```text
+//!              poll                              set, or the last handle is dropped
+//!   unknown ─────────> registered, in generation n ─────────────────────────────────> woken: unknown
+//!      ^                    │ drop: deregistered                                        in generation n + 1
+//!      └────────────────────┴──────────────────────────────────────────────────────────────┘
+//! ```
 //!
-//! One who listens hears of every change, whatever the value was when it asked: an operator that waits for something else
-//! meanwhile shows at once that it is paused, and ends at once if it is to run no more.
+//! While a handle exists the value may change from outside, so an operator that waits for it waits for an event. When the
+//! last handle is dropped the observers are woken, and from then on wait for nothing that comes by itself.
+//!
+//! An observer is woken by every change, whatever the value was when it polled: an operator that waits for something else
+//! meanwhile shows at once that it is paused, and ends at once if its gate has ended.
+//!
+//! A waker is registered and the value read under one lock: so a change is either seen by the poll or wakes it. The value of
+//! a lost race costs a second lock: a waker is cloned with no lock held, as it is woken and dropped.
+//!
+//! Knows no operator: `tests/loom_watch.rs` includes it as it stands.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex},
-    task::{Context, Waker},
-};
+use std::{fmt, sync::Arc, task::Waker};
 
 use slab::Slab;
 
-use super::Status;
-use crate::sync::lock;
+use crate::sync::{Mutex, WakeList, discard, lock};
 
-/// One who may say something.
+/// A handle that sets the value.
 pub(crate) struct Told<T: Copy>(Arc<Shared<T>>);
 
-/// One who listens; counts as nobody who may say something.
+/// An observer of the value. It is no handle: it keeps no other observer waiting.
 pub(crate) struct Heard<T: Copy> {
     shared: Arc<Shared<T>>,
-    /// Where its waker is kept, and since which wake.
-    kept: Option<(u64, usize)>,
+    /// Where its waker is registered, and in which generation.
+    registered: Option<Registered>,
+}
+
+/// What an observer sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen<T> {
+    pub(crate) value: T,
+    /// A handle exists: the value may change.
+    pub(crate) may_change: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Registered {
+    generation: u64,
+    at: usize,
 }
 
 struct Shared<T> {
@@ -32,69 +53,91 @@ struct Shared<T> {
 }
 
 struct State<T> {
-    now: T,
-    /// How many may still say something.
-    tellers: usize,
-    waiting: Slab<Waker>,
-    /// How often they were all woken.
-    woken: u64,
+    value: T,
+    handles: usize,
+    wakers: Slab<Waker>,
+    /// Counts how often all wakers were taken out: places of an earlier generation are void.
+    generation: u64,
 }
 
 impl<T: Copy> Told<T> {
-    pub(crate) fn new(now: T) -> Self {
-        Self(Arc::new(Shared { state: Mutex::new(State { now, tellers: 1, waiting: Slab::new(), woken: 0 }) }))
+    pub(crate) fn new(value: T) -> Self {
+        let state = State { value, handles: 1, wakers: Slab::new(), generation: 0 };
+        Self(Arc::new(Shared { state: Mutex::new(state) }))
     }
 
     pub(crate) fn get(&self) -> T {
-        lock(&self.0.state).now
+        lock(&self.0.state).value
     }
 
-    /// Says what `change` makes of the present value.
+    /// Sets what `change` makes of the present value, and wakes every observer.
     pub(crate) fn set(&self, change: impl FnOnce(T) -> T) {
         let mut state = lock(&self.0.state);
-        state.now = change(state.now);
-        state.wake();
+        state.value = change(state.value);
+        let woken = state.take_wakers();
+        drop(state);
+        woken.wake();
     }
 
     pub(crate) fn heard(&self) -> Heard<T> {
-        Heard { shared: self.0.clone(), kept: None }
+        Heard { shared: self.0.clone(), registered: None }
     }
 }
 
 impl<T> State<T> {
-    /// With the lock: a waker only marks an operator's task.
-    fn wake(&mut self) {
-        self.woken += 1;
-        self.waiting.drain().for_each(Waker::wake);
+    /// To be woken once the lock is released.
+    fn take_wakers(&mut self) -> WakeList {
+        self.generation += 1;
+        self.wakers.drain().collect()
+    }
+
+    /// The registered waker, unless it was taken out.
+    fn registered(&mut self, registered: Option<Registered>) -> Option<&mut Waker> {
+        let Registered { generation, at } = registered?;
+        if generation == self.generation { self.wakers.get_mut(at) } else { None }
     }
 }
 
 impl<T: Copy> Heard<T> {
+    /// A new handle.
     pub(crate) fn teller(&self) -> Told<T> {
-        lock(&self.shared.state).tellers += 1;
+        lock(&self.shared.state).handles += 1;
         Told(self.shared.clone())
     }
 
-    /// What `status` says of the value, or, where that is `None`, a wait for another one.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, status: impl FnOnce(T) -> Option<Status>) -> Status {
+    /// The value. The waker is registered for the next change.
+    pub(crate) fn poll(&mut self, waker: &Waker) -> Seen<T> {
         let mut state = lock(&self.shared.state);
-        match self.kept {
-            Some((woken, at)) if woken == state.woken => state.waiting[at].clone_from(cx.waker()),
-            _ => self.kept = Some((state.woken, state.waiting.insert(cx.waker().clone()))),
+        let mut replaced = None;
+        if !state.registered(self.registered).is_some_and(|registered| registered.will_wake(waker)) {
+            drop(state);
+            let new = waker.clone();
+            state = lock(&self.shared.state);
+            // A change may have come in between: then the place is void, and the value read below is the new one.
+            match state.registered(self.registered) {
+                Some(registered) => replaced = Some(std::mem::replace(registered, new)),
+                None => {
+                    let (generation, at) = (state.generation, state.wakers.insert(new));
+                    self.registered = Some(Registered { generation, at });
+                }
+            }
         }
-        let nothing_yet = if state.tellers == 0 { Status::Wait } else { Status::WaitEvent };
-        status(state.now).unwrap_or(nothing_yet)
+        let seen = Seen { value: state.value, may_change: state.handles > 0 };
+        drop(state);
+        replaced.into_iter().for_each(discard);
+        seen
     }
 
-    /// Sets what `change` makes of the present value, where that is something, and gives it. Whoever listens is woken if
-    /// `tells` says so of it.
-    pub(crate) fn change(&self, change: impl FnOnce(T) -> Option<T>, tells: impl FnOnce(T) -> bool) -> Option<T> {
+    /// Sets what `change` makes of the present value, where that is something, and returns it. Every observer is woken if
+    /// `notifies` says so of the new value.
+    pub(crate) fn change(&self, change: impl FnOnce(T) -> Option<T>, notifies: impl FnOnce(T) -> bool) -> Option<T> {
         let mut state = lock(&self.shared.state);
-        state.now = change(state.now)?;
-        if tells(state.now) {
-            state.wake();
-        }
-        Some(state.now)
+        let value = change(state.value)?;
+        state.value = value;
+        let woken = if notifies(value) { state.take_wakers() } else { WakeList::new() };
+        drop(state);
+        woken.wake();
+        Some(value)
     }
 }
 
@@ -106,29 +149,29 @@ impl<T: Copy> Clone for Told<T> {
 
 impl<T: Copy> Clone for Heard<T> {
     fn clone(&self) -> Self {
-        Self { shared: self.shared.clone(), kept: None }
+        Self { shared: self.shared.clone(), registered: None }
     }
 }
 
-/// It does not leave its waker behind.
+/// Its waker is deregistered.
 impl<T: Copy> Drop for Heard<T> {
     fn drop(&mut self) {
+        let Some(registered) = self.registered else { return };
         let mut state = lock(&self.shared.state);
-        if let Some((woken, at)) = self.kept
-            && woken == state.woken
-        {
-            state.waiting.try_remove(at);
-        }
+        let current = registered.generation == state.generation;
+        let left = if current { state.wakers.try_remove(registered.at) } else { None };
+        drop(state);
+        left.into_iter().for_each(discard);
     }
 }
 
 impl<T: Copy> Drop for Told<T> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
-        state.tellers -= 1;
-        if state.tellers == 0 {
-            state.wake();
-        }
+        state.handles -= 1;
+        let woken = if state.handles == 0 { state.take_wakers() } else { WakeList::new() };
+        drop(state);
+        woken.wake();
     }
 }
 
@@ -140,6 +183,7 @@ impl<T: Copy + fmt::Debug> fmt::Debug for Told<T> {
 
 impl<T: Copy + fmt::Debug> fmt::Debug for Heard<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        lock(&self.shared.state).now.fmt(f)
+        let value = lock(&self.shared.state).value;
+        value.fmt(f)
     }
 }
