@@ -47,11 +47,7 @@ impl<M: Message> Kept<M> {
 
     pub(super) fn poll_blank(&self, waker: &Waker) -> Answer {
         match &self.blanks {
-            Ok(blanks) if !blanks.has(1) => {
-                blanks.wait(waker);
-                // Asked again: one may have come home before the waker was kept.
-                if blanks.has(1) { Answer::Yes } else { Answer::Wait }
-            }
+            Ok(blanks) if !blanks.has(1) && !blanks.poll_home(waker) => Answer::Wait,
             _ => Answer::Yes,
         }
     }

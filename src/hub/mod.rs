@@ -24,6 +24,7 @@ pub(crate) mod chunks;
 mod envelope;
 pub(crate) mod fan;
 mod fork;
+mod free_list;
 pub(crate) mod kept;
 mod kind;
 pub(crate) mod link;

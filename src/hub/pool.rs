@@ -8,22 +8,20 @@
 //! comes home. The memory is the graph's own, which hands it out again where its edges order the uses, and there alone.
 
 use std::{
-    collections::VecDeque,
     fmt,
     sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
     },
     task::Waker,
 };
 
-use super::{envelope::RawEnvelope, link::HubState};
+use super::{envelope::RawEnvelope, free_list::FreeList, link::HubState};
 use crate::{
     device::Device,
     error::Result,
     memory::{Memory, Owned},
     stream::Stream,
-    sync::lock,
 };
 
 /// Called when an envelope has come home.
@@ -35,12 +33,9 @@ pub(crate) struct Pool {
     hub: Arc<str>,
     count: AtomicUsize,
     bytes: usize,
-    home: Mutex<VecDeque<Owned>>,
-    idle: AtomicUsize,
+    /// Those at home. Tasks that take from here without being a hub's writer wait there.
+    home: FreeList<Owned>,
     listener: OnceLock<Listener>,
-    /// Who takes from here without being a hub's writer.
-    waiting: Mutex<Vec<Waker>>,
-    waited_for: AtomicBool,
     /// In a capture: who takes from here works on this stream.
     captured: Option<Stream>,
 }
@@ -59,19 +54,16 @@ impl Pool {
             hub: hub.clone(),
             count: AtomicUsize::new(0),
             bytes,
-            home: Mutex::default(),
-            idle: AtomicUsize::new(0),
+            home: FreeList::new(),
             listener: OnceLock::new(),
-            waiting: Mutex::default(),
-            waited_for: AtomicBool::new(false),
             captured: None,
         }
     }
 
     /// For who works on a captured stream. It never runs out of envelopes.
     pub(crate) fn captured(hub: &Arc<str>, bytes: usize, stream: &Stream) -> Arc<Self> {
-        let (count, idle) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(usize::MAX));
-        Arc::new(Self { count, idle, captured: Some(stream.clone()), ..Self::empty(hub, bytes) })
+        let (count, home) = (AtomicUsize::new(usize::MAX), FreeList::endless());
+        Arc::new(Self { count, home, captured: Some(stream.clone()), ..Self::empty(hub, bytes) })
     }
 
     /// The home of one envelope, which is lent with so many valid bytes.
@@ -81,14 +73,12 @@ impl Pool {
         Arc::new(pool)
     }
 
-    /// So many more; all of them, or none. Whoever waits for one is for the caller to tell.
+    /// So many more; all of them, or none. The hub's writer is for the caller to wake.
     pub(crate) fn add(&self, count: usize, at: &Device, near: &Device) -> Result<()> {
         let make = || if at.is_host() { Memory::pinned(near, self.bytes) } else { Memory::on(at, self.bytes) };
         let more = (0..count).map(|_| make()).collect::<Result<Vec<_>>>()?;
-        let mut home = lock(&self.home);
-        home.extend(more);
         self.count.fetch_add(count, Ordering::AcqRel);
-        self.idle.store(home.len(), Ordering::Release);
+        self.home.extend(more);
         Ok(())
     }
 
@@ -107,7 +97,7 @@ impl Pool {
 
     /// So many at home?
     pub(crate) fn has(&self, count: usize) -> bool {
-        self.idle.load(Ordering::Acquire) >= count
+        self.home.len() >= count
     }
 
     /// How many there are, wherever they are.
@@ -117,7 +107,7 @@ impl Pool {
 
     /// How many are at home.
     pub(crate) fn idle(&self) -> usize {
-        self.idle.load(Ordering::Acquire)
+        self.home.len()
     }
 
     /// An envelope with nothing valid in it, if one is at home.
@@ -125,13 +115,7 @@ impl Pool {
     /// # Errors
     /// In a capture, where it is made.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Option<RawEnvelope>> {
-        let mut home = lock(&self.home);
-        let Some(memory) = home.pop_front() else {
-            drop(home);
-            return self.make();
-        };
-        self.idle.store(home.len(), Ordering::Release);
-        drop(home);
+        let Some(memory) = self.home.take() else { return self.make() };
         Ok(Some(RawEnvelope::new(memory, Arc::downgrade(self))))
     }
 
@@ -146,26 +130,15 @@ impl Pool {
         if self.captured.is_some() {
             return;
         }
-        let mut home = lock(&self.home);
-        home.push_back(memory);
-        self.idle.store(home.len(), Ordering::Release);
-        drop(home);
+        self.home.put(memory);
         if let Some(came_home) = self.listener.get() {
             came_home();
         }
-        if self.waited_for.swap(false, Ordering::SeqCst) {
-            let waiting = std::mem::take(&mut *lock(&self.waiting));
-            waiting.into_iter().for_each(Waker::wake);
-        }
     }
 
-    /// Keeps the waker of one of several who take from here, until one comes home.
-    pub(crate) fn wait(&self, waker: &Waker) {
-        let mut waiting = lock(&self.waiting);
-        if !waiting.iter().any(|kept| kept.will_wake(waker)) {
-            waiting.push(waker.clone());
-        }
-        self.waited_for.store(true, Ordering::SeqCst);
+    /// True if an envelope is at home. Otherwise the waker, of one of several that take from here, is kept until one is.
+    pub(crate) fn poll_home(&self, waker: &Waker) -> bool {
+        self.home.poll_some(waker)
     }
 
     /// `2 of the 2 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c``
@@ -189,7 +162,7 @@ impl fmt::Debug for Pool {
             .field("hub", &self.hub)
             .field("count", &self.count)
             .field("bytes", &self.bytes)
-            .field("idle", &self.idle)
+            .field("idle", &self.idle())
             .finish_non_exhaustive()
     }
 }
