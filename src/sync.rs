@@ -24,8 +24,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 pub(crate) struct WakeList(smallvec::SmallVec<[Waker; 4]>);
 
 impl WakeList {
-    pub(crate) const fn new() -> Self {
-        Self(smallvec::SmallVec::new_const())
+    pub(crate) fn new() -> Self {
+        Self(smallvec::SmallVec::new())
     }
 
     #[inline]

@@ -18,7 +18,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, atomic::AtomicBool},
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
 };
 
 use smallvec::SmallVec;
@@ -28,9 +28,11 @@ use super::{
     access::Uses,
     hold::Hold,
     ledger::Ledger,
+    line::Line,
     reclaim::first_of_each,
     shelves::{Block, Bound, Taken},
     stock::Stock,
+    sweeping::Sweeping,
 };
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
@@ -65,8 +67,8 @@ pub(crate) struct Heap {
     granularity: u64,
     wants_recycled: bool,
     pub(super) state: Mutex<Stock>,
-    /// The lookout's beat comes by.
-    pub(super) sweeping: AtomicBool,
+    pub(super) line: Line,
+    pub(super) sweeping: Sweeping,
 }
 
 impl Block for Box<Memory> {
@@ -124,7 +126,8 @@ impl Heap {
             wants_recycled: !host && backend.wants_recycled(),
             backend,
             state: Mutex::new(Stock::new()),
-            sweeping: AtomicBool::new(false),
+            line: Line::new(),
+            sweeping: Sweeping::new(),
         });
         ledger.enter(&heap);
         heap

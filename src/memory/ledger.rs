@@ -4,11 +4,14 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, OnceLock, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
-use super::heap::{Heap, Kind};
+use super::{
+    heap::{Heap, Kind},
+    line::Hunger,
+};
 use crate::{
     device::{Device, HearsOfLoss},
     sync::lock,
@@ -22,8 +25,7 @@ pub(crate) struct Ledger {
     in_use: AtomicU64,
     peak: AtomicU64,
     leaked: AtomicU64,
-    /// How many wait for memory, at whatever heap.
-    pub(super) hungry: AtomicUsize,
+    pub(super) hunger: Hunger,
 }
 
 /// What a device keeps: its ledger, and the heaps that everything comes from that names no other.
@@ -119,7 +121,7 @@ impl Ledger {
         self.heaps(host).iter().all(|heap| heap.is_idle())
     }
 
-    /// Memory has come free: whoever waits looks again.
+    /// Memory has come free: the tasks that wait look again.
     #[inline]
     pub(super) fn tell(&self) {
         if self.is_hungry() {
@@ -127,10 +129,9 @@ impl Ledger {
         }
     }
 
-    /// Whoever waits counts itself first and looks then.
     #[inline]
     pub(super) fn is_hungry(&self) -> bool {
-        self.hungry.load(Ordering::SeqCst) > 0
+        self.hunger.is_any()
     }
 
     #[cold]

@@ -13,7 +13,7 @@
 //!
 //! A drop never blocks, and asks the device nothing.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -59,7 +59,7 @@ impl Memory {
         let mut state = lock(&heap.state);
         state.bound += self.size;
         state.waiting += self.bytes as u64;
-        // Under the lock: whoever counts as hungry, or gives up sweeping, after this finds the memory on the shelf.
+        // Under the lock: a task that counts as hungry after this, and a beat that stops, finds the memory on the shelf.
         let has_to_tell = heap.has_to_tell();
         state.shelves.put_bound(self, to);
         drop(state);
@@ -107,16 +107,15 @@ impl Heap {
     /// Somebody has to hear of memory that is bound from now on: the lookout, or who waits for some.
     #[inline]
     fn has_to_tell(&self) -> bool {
-        !self.sweeping.load(Ordering::Acquire) || self.ledger.is_hungry()
+        !self.sweeping.is_on() || self.ledger.is_hungry()
     }
 
     /// Sees to it that the lookout sweeps while anything is bound.
     #[cold]
     fn keep_sweeping(self: &Arc<Self>) {
-        if self.sweeping.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        if let Some(device) = self.device.upgrade() {
+        if self.sweeping.start()
+            && let Some(device) = self.device.upgrade()
+        {
             let heap = self.clone();
             Streams::of(&device).lookout().sweep(Box::new(move || heap.beat()));
         }
@@ -125,12 +124,7 @@ impl Heap {
     /// True while anything is bound.
     fn beat(&self) -> bool {
         self.sweep();
-        if self.has_bound() {
-            return true;
-        }
-        self.sweeping.store(false, Ordering::Release);
-        // What was freed meanwhile found `sweeping` still set.
-        self.has_bound() && !self.sweeping.swap(true, Ordering::AcqRel)
+        self.has_bound() || self.sweeping.stop(|| self.has_bound())
     }
 
     pub(super) fn has_bound(&self) -> bool {

@@ -13,6 +13,7 @@ use super::{
     Allocator, Buffer, MemoryStats, Plain,
     buffer::bytes_of,
     heap::{Heap, Kind},
+    line::Place,
     stock::Stock,
     waiting::Oldest,
 };
@@ -293,7 +294,7 @@ impl Reservation {
 /// An operator's wait for memory: told when some has come free.
 #[derive(Debug, Default)]
 pub(crate) struct Wait {
-    place: Option<usize>,
+    place: Place,
     oldest: Oldest,
 }
 

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Home, Memory, shelves::Shelves, waiting::Waiting};
+use super::{Home, Memory, shelves::Shelves};
 
 /// See the [module](self).
 pub(super) struct Stock {
@@ -19,7 +19,6 @@ pub(super) struct Stock {
     pub(super) peak: u64,
     pub(super) reused: u64,
     pub(super) from_driver: u64,
-    pub(super) waits: Waiting,
     /// Bytes that are in use by, or reserved for, the operators of a flow.
     owners: SmallVec<[(usize, u64); 1]>,
 }
@@ -37,7 +36,6 @@ impl Stock {
             peak: 0,
             reused: 0,
             from_driver: 0,
-            waits: Waiting::default(),
             owners: SmallVec::new(),
         }
     }

@@ -1,82 +1,40 @@
-//! Who waits for memory of a heap: in a line, and at its side.
+//! The waits for memory of a heap: `alloc_when_free`, and what conditions of operators wait with.
 //!
 //! ```text
 //!   alloc_when_free:  join ──> first in the line? ──yes──> there is some ──> leave, wake the next
 //!                                   │ no                       │ none: the oldest bound memory is waited for,
-//!                                   └── woken by who leaves    └── and whoever gives some back wakes the first
+//!                                   └── woken by one that left └── and memory that is put back wakes the first
 //! ```
 //!
-//! The line is served in the order of coming, so that a large request is not overtaken for ever by small ones. Conditions
-//! of operators ([`memory`](crate::condition::memory)) stand at its side: they take nothing until their run begins, and
-//! are told whenever something has changed.
+//! Who is woken when: [`line`](super::line).
 
 use std::{
-    collections::VecDeque,
     future::poll_fn,
     pin::Pin,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
 
-use slab::Slab;
 use smallvec::SmallVec;
 
-use super::{HostAccess, Owned, heap::Heap, ledger::Arena};
+use super::{HostAccess, Owned, heap::Heap, ledger::Arena, line::Place};
 use crate::{
     device::Device,
     error::Result,
     stream::{Stream, Ticket},
-    sync::lock,
 };
 
-/// Who waits.
-#[derive(Debug, Default)]
-pub(super) struct Waiting {
-    line: VecDeque<(u64, Waker)>,
-    next: u64,
-    aside: Slab<Waker>,
-}
-
 /// A place in the line. Given up when it is dropped.
-struct Place<'a> {
+struct InLine<'a> {
     heap: &'a Heap,
-    number: Option<u64>,
+    place: Place,
 }
 
-impl Place<'_> {
-    /// True if it is the first. Its waker is kept.
-    fn is_first(&mut self, waker: &Waker) -> bool {
-        let mut state = lock(&self.heap.state);
-        let waits = &mut state.waits;
-        let mut old = None;
-        match self.number.and_then(|number| waits.line.iter_mut().find(|(other, _)| *other == number)) {
-            Some((_, kept)) if kept.will_wake(waker) => {}
-            Some((_, kept)) => old = Some(std::mem::replace(kept, waker.clone())),
-            None => {
-                self.number = Some(waits.next);
-                waits.line.push_back((waits.next, waker.clone()));
-                waits.next += 1;
-                self.heap.ledger.hungry.fetch_add(1, Ordering::SeqCst);
-            }
-        }
-        let first = waits.line.front().map(|(first, _)| *first) == self.number;
-        // What a waker holds may do anything as it goes.
-        drop(state);
-        drop(old);
-        first
-    }
-}
-
-impl Drop for Place<'_> {
+impl Drop for InLine<'_> {
     fn drop(&mut self) {
-        let Some(number) = self.number else { return };
-        let mut state = lock(&self.heap.state);
-        let line = &mut state.waits.line;
-        let left = line.iter().position(|(other, _)| *other == number).and_then(|at| line.remove(at));
-        drop(state);
-        drop(left);
-        self.heap.ledger.hungry.fetch_sub(1, Ordering::SeqCst);
-        self.heap.wake();
+        if self.heap.line.leave(&self.heap.ledger.hunger, &mut self.place) {
+            self.heap.line.wake();
+        }
     }
 }
 
@@ -88,10 +46,10 @@ impl Heap {
         bytes: usize,
         stream: Option<&Stream>,
     ) -> Result<Owned> {
-        let mut place = Place { heap: self, number: None };
+        let mut own = InLine { heap: self, place: Place::default() };
         let mut oldest = Oldest::default();
         poll_fn(|cx| {
-            if !place.is_first(cx.waker()) {
+            if !self.line.join(&self.ledger.hunger, &mut own.place, cx.waker()) {
                 return Poll::Pending;
             }
             loop {
@@ -115,38 +73,21 @@ impl Heap {
 
     /// Wakes the first of the line, and all at its side.
     pub(super) fn wake(&self) {
-        let state = lock(&self.state);
-        let first = state.waits.line.front().map(|(_, waker)| waker.clone());
-        let aside: SmallVec<[Waker; 2]> = state.waits.aside.iter().map(|(_, waker)| waker.clone()).collect();
-        drop(state);
-        first.into_iter().chain(aside).for_each(Waker::wake);
+        self.line.wake();
     }
 
-    /// Somebody at the side: keeps its waker, until it is taken back.
-    pub(super) fn watch(&self, place: &mut Option<usize>, waker: &Waker) {
-        let mut state = lock(&self.state);
-        let old = match *place {
-            Some(at) => Some(std::mem::replace(&mut state.waits.aside[at], waker.clone())),
-            None => {
-                *place = Some(state.waits.aside.insert(waker.clone()));
-                self.ledger.hungry.fetch_add(1, Ordering::SeqCst);
-                None
-            }
-        };
-        drop(state);
-        drop(old);
+    /// At the line's side: the waker is kept, until `unwatch`.
+    pub(super) fn watch(&self, place: &mut Place, waker: &Waker) {
+        self.line.watch(&self.ledger.hunger, place, waker);
     }
 
-    pub(super) fn unwatch(&self, place: &mut Option<usize>) {
-        let Some(at) = place.take() else { return };
-        let waker = lock(&self.state).waits.aside.try_remove(at);
-        self.ledger.hungry.fetch_sub(1, Ordering::SeqCst);
-        drop(waker);
+    pub(super) fn unwatch(&self, place: &mut Place) {
+        let _ = self.line.leave(&self.ledger.hunger, place);
     }
 
-    /// True while somebody stands in the line: then nobody at its side takes anything.
+    /// True while a task stands in the line: then those at its side take nothing.
     pub(super) fn has_line(&self) -> bool {
-        !lock(&self.state).waits.line.is_empty()
+        !self.line.is_empty()
     }
 }
 
