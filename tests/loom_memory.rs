@@ -1,4 +1,4 @@
-//! Model check of `memory/line.rs` and `memory/sweeping.rs`: every interleaving of tasks that wait for memory of a heap, of
+//! Model check of `memory/line.rs` and `stream/watch.rs`: every interleaving of tasks that wait for memory of a heap, of
 //! those that free some, and of the lookout's beat. The files are included as they stand, with loom's primitives; the heap is
 //! two numbers under a lock.
 
@@ -10,8 +10,8 @@ mod sync;
 mod line;
 
 #[allow(dead_code)]
-#[path = "../src/memory/sweeping.rs"]
-mod sweeping;
+#[path = "../src/stream/watch.rs"]
+mod watch;
 
 use std::{future::poll_fn, task::Poll};
 
@@ -23,7 +23,7 @@ use loom::{
     sync::{Arc, Mutex},
     thread,
 };
-use sweeping::Sweeping;
+use watch::Watched;
 
 fn model(check: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
@@ -35,7 +35,7 @@ fn model(check: impl Fn() + Send + Sync + 'static) {
 struct Heap {
     hunger: Hunger,
     line: Line,
-    sweeping: Sweeping,
+    swept: Watched,
     blocks: Mutex<Blocks>,
     /// How many sweeps the lookout calls at every beat.
     sweeps: Mutex<usize>,
@@ -53,7 +53,7 @@ impl Heap {
         Arc::new(Self {
             hunger: Hunger::new(),
             line: Line::new(),
-            sweeping: Sweeping::new(),
+            swept: Watched::new(),
             blocks: Mutex::default(),
             sweeps: Mutex::default(),
         })
@@ -76,10 +76,10 @@ impl Heap {
     fn free_bound(&self) {
         let mut blocks = self.blocks.lock().unwrap();
         blocks.bound += 1;
-        let has_to_tell = !self.sweeping.is_on() || self.hunger.is_any();
+        let has_to_tell = !self.swept.is_on() || self.hunger.is_any();
         drop(blocks);
         if has_to_tell {
-            if self.sweeping.start() {
+            if self.swept.start() {
                 *self.sweeps.lock().unwrap() += 1;
             }
             self.tell();
@@ -92,7 +92,7 @@ impl Heap {
             return;
         }
         self.sweep();
-        if !(self.has_bound() || self.sweeping.stop(|| self.has_bound())) {
+        if !(self.has_bound() || self.swept.stop(|| self.has_bound())) {
             *self.sweeps.lock().unwrap() -= 1;
         }
     }

@@ -32,12 +32,11 @@ use super::{
     reclaim::first_of_each,
     shelves::{Block, Bound, Taken},
     stock::Stock,
-    sweeping::Sweeping,
 };
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
-    stream::{Stream, Streams, Ticket},
+    stream::{Stream, Streams, Ticket, Watched},
     sync::lock,
 };
 
@@ -68,7 +67,8 @@ pub(crate) struct Heap {
     wants_recycled: bool,
     pub(super) state: Mutex<Stock>,
     pub(super) line: Line,
-    pub(super) sweeping: Sweeping,
+    /// The lookout's beat comes by, as it does while memory is bound.
+    pub(super) swept: Watched,
 }
 
 impl Block for Box<Memory> {
@@ -127,7 +127,7 @@ impl Heap {
             backend,
             state: Mutex::new(Stock::new()),
             line: Line::new(),
-            sweeping: Sweeping::new(),
+            swept: Watched::new(),
         });
         ledger.enter(&heap);
         heap

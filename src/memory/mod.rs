@@ -33,7 +33,6 @@ mod shelves;
 mod state;
 mod stats;
 mod stock;
-mod sweeping;
 pub(crate) mod transfer;
 mod waiting;
 mod wrapped;

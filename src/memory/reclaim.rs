@@ -107,13 +107,13 @@ impl Heap {
     /// Somebody has to hear of memory that is bound from now on: the lookout, or who waits for some.
     #[inline]
     fn has_to_tell(&self) -> bool {
-        !self.sweeping.is_on() || self.ledger.is_hungry()
+        !self.swept.is_on() || self.ledger.is_hungry()
     }
 
     /// Sees to it that the lookout sweeps while anything is bound.
     #[cold]
     fn keep_sweeping(self: &Arc<Self>) {
-        if self.sweeping.start()
+        if self.swept.start()
             && let Some(device) = self.device.upgrade()
         {
             let heap = self.clone();
@@ -124,7 +124,7 @@ impl Heap {
     /// True while anything is bound.
     fn beat(&self) -> bool {
         self.sweep();
-        self.has_bound() || self.sweeping.stop(|| self.has_bound())
+        self.has_bound() || self.swept.stop(|| self.has_bound())
     }
 
     pub(super) fn has_bound(&self) -> bool {

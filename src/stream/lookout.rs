@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Inner, Stream, completion::Completion, mark::Mark};
+use super::{Inner, Stream, completion::Completion, mark::Mark, watch::Visits};
 use crate::{
     device::{Device, emulated},
     sync::lock,
@@ -52,14 +52,12 @@ struct Shared {
     scanning: AtomicBool,
 }
 
-#[derive(Default)]
 struct List {
-    streams: Vec<Weak<Inner>>,
+    /// The streams that are asked at every beat, and whether one is kept.
+    visits: Visits<Weak<Inner>>,
     sweeps: Vec<Sweep>,
     alarms: BinaryHeap<Reverse<Alarm>>,
     scans: Vec<Scan>,
-    /// Somebody keeps the beat.
-    beating: bool,
     /// Until when the thread sleeps; `None` while it is awake.
     asleep: Option<Instant>,
     closed: bool,
@@ -85,7 +83,14 @@ impl Lookout {
     pub(super) fn new(device: &Device) -> Self {
         let shared = Shared {
             name: format!("wakeline-lookout-{}", device.name()),
-            list: Mutex::default(),
+            list: Mutex::new(List {
+                visits: Visits::new(),
+                sweeps: Vec::new(),
+                alarms: BinaryHeap::new(),
+                scans: Vec::new(),
+                asleep: None,
+                closed: false,
+            }),
             news: AtomicBool::new(false),
             change: Condvar::new(),
             scanning: AtomicBool::new(false),
@@ -93,14 +98,14 @@ impl Lookout {
         Self { shared: Arc::new(shared) }
     }
 
-    /// From now on, until nobody waits for it, the stream is asked at every beat. Called after the waiter has registered.
+    /// From now on, as long as it has waiters, the stream is asked at every beat. Called after the waiter has registered.
     pub(super) fn watch(stream: &Stream) {
-        if stream.0.watched.load(Ordering::Acquire) || stream.0.watched.swap(true, Ordering::AcqRel) {
+        if stream.0.watched.is_on() || !stream.0.watched.start() {
             return;
         }
         let lookout = stream.0.streams.lookout();
         let mut list = lock(&lookout.shared.list);
-        list.streams.push(Arc::downgrade(&stream.0));
+        list.visits.add(Arc::downgrade(&stream.0));
         lookout.begin(list);
     }
 
@@ -143,12 +148,11 @@ impl Lookout {
         begun
     }
 
-    /// False if there is nobody to keep the beat.
+    /// False if no beat can be kept.
     fn begin(&self, mut list: MutexGuard<'_, List>) -> bool {
-        if list.beating {
+        if !list.visits.begin() {
             return true;
         }
-        list.beating = true;
         drop(list);
         let shared = self.shared.clone();
         if let Some(simulation) = emulated::simulation::current() {
@@ -160,13 +164,13 @@ impl Lookout {
         let Err(error) = std::thread::Builder::new().name(self.shared.name.clone()).spawn(keep) else { return true };
         tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call");
         let mut list = lock(&self.shared.list);
-        list.beating = false;
-        // Whoever comes next tries again.
-        list.alarms.clear();
-        list.scans.clear();
-        let unwatched = std::mem::take(&mut list.streams);
+        // The next that comes tries again.
+        let unwatched = list.visits.abandon();
+        // What they hold is not dropped under the lock.
+        let gone = (std::mem::take(&mut list.alarms), std::mem::take(&mut list.scans));
         drop(list);
-        unwatched.iter().filter_map(Weak::upgrade).for_each(|stream| stream.watched.store(false, Ordering::Release));
+        drop(gone);
+        unwatched.iter().filter_map(Weak::upgrade).for_each(|stream| stream.watched.forget());
         false
     }
 }
@@ -186,7 +190,8 @@ impl Shared {
                 beat = now + INTERVAL;
             }
             if !scans.is_empty() && now < next && !self.news.load(Ordering::Acquire) {
-                scans.retain_mut(Scan::goes_on);
+                // One that has panicked has been told: its waiter looks itself.
+                scans.retain_mut(|scan| caught(|| scan.goes_on()).unwrap_or(false));
                 continue;
             }
             let mut list = lock(&self.list);
@@ -209,15 +214,17 @@ impl Shared {
                 list.asleep = None;
             }
             drop(list);
-            due.into_iter().for_each(|Reverse(alarm)| alarm.whom.wake(alarm.ticket));
+            for Reverse(alarm) in due {
+                caught(|| alarm.whom.wake(alarm.ticket));
+            }
         }
     }
 
     /// One beat. False if there is nothing left to watch: then the beat has ended.
     fn beat(&self, scanning: bool) -> bool {
-        let (streams, mut sweeps) = {
+        let (streams, mut sweeps, mut alarms) = {
             let mut list = lock(&self.list);
-            (std::mem::take(&mut list.streams), std::mem::take(&mut list.sweeps))
+            (list.visits.take(), std::mem::take(&mut list.sweeps), std::mem::take(&mut list.alarms))
         };
         let streams: Vec<Stream> = streams.iter().filter_map(Weak::upgrade).map(Stream).collect();
         let mut kept = Vec::new();
@@ -230,30 +237,22 @@ impl Shared {
                 Ok(()) => {}
             };
             caught(look);
-            if !stream.0.completion.has_waiters() {
-                stream.0.watched.store(false, Ordering::Release);
-                // A waiter registers first and asks for the watch then: one that found `watched` still set is seen here.
-                if !stream.0.completion.has_waiters() {
-                    continue;
-                }
-                stream.0.watched.store(true, Ordering::Release);
+            // A waiter registers first and asks for the watch then.
+            let is_needed = || stream.0.completion.has_waiters();
+            if is_needed() || stream.0.watched.stop(is_needed) {
+                kept.push(Arc::downgrade(&stream.0));
             }
-            kept.push(Arc::downgrade(&stream.0));
         }
         // One that has panicked is asked again: what it sweeps is still there.
         sweeps.retain_mut(|sweep| caught(sweep).unwrap_or(true));
+        // The tasks that set them may have gone.
+        alarms.retain(|Reverse(alarm)| alarm.whom.has_waiters());
         let mut list = lock(&self.list);
-        list.streams.append(&mut kept);
         list.sweeps.append(&mut sweeps);
-        // Whoever had them set may have gone.
-        list.alarms.retain(|Reverse(alarm)| alarm.whom.has_waiters());
-        let idle = !scanning
-            && list.streams.is_empty()
-            && list.sweeps.is_empty()
-            && list.alarms.is_empty()
-            && list.scans.is_empty();
-        list.beating = !idle && !list.closed;
-        list.beating
+        list.alarms.append(&mut alarms);
+        let more = scanning || !list.sweeps.is_empty() || !list.alarms.is_empty() || !list.scans.is_empty();
+        let goes_on = list.visits.finish(kept, more) && !list.closed;
+        goes_on
     }
 }
 

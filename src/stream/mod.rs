@@ -34,6 +34,7 @@ mod pool;
 mod streams;
 mod ticket;
 mod timer;
+mod watch;
 
 use std::{
     collections::VecDeque,
@@ -62,6 +63,7 @@ pub use pool::{PooledStream, StreamPool, StreamPoolBuilder};
 pub(crate) use streams::Streams;
 pub use ticket::Ticket;
 pub use timer::Timer;
+pub(crate) use watch::Watched;
 
 use crate::{
     device::{
@@ -109,7 +111,7 @@ pub(crate) struct Inner {
     /// How long its work takes.
     forecast: Mutex<Forecast>,
     /// On the lookout's list.
-    watched: AtomicBool,
+    watched: Watched,
     /// Has waited for another device.
     crossed: AtomicBool,
     mode: AtomicMode,
@@ -182,7 +184,7 @@ impl Stream {
             completion: Arc::new(Completion::new()),
             side: OnceLock::new(),
             forecast: Mutex::default(),
-            watched: AtomicBool::new(false),
+            watched: Watched::new(),
             crossed: AtomicBool::new(false),
             mode: AtomicMode::new(CompletionMode::default()),
         }));
