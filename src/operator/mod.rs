@@ -25,6 +25,7 @@ mod linked;
 pub(crate) mod local;
 pub(crate) mod member;
 pub(crate) mod node;
+mod only_others;
 mod output;
 pub(crate) mod permit;
 mod plan;

@@ -17,8 +17,9 @@ use std::{
 
 use futures::task::AtomicWaker;
 
-use self::face::{Worn, at_port};
+use self::face::Worn;
 use super::{
+    only_others::OnlyOthers,
     permit::Permit,
     quiet::{Parking, Tokens, Woken},
     shown::Shown,
@@ -60,11 +61,10 @@ pub(crate) struct Node {
     defaults: AtomicU8,
     asked: AtomicU8,
     agreed: AtomicBool,
-    /// The address of its face, while it wears one; and whether that was put on for the present wait.
+    /// The address of its face, while it wears one.
     face: AtomicUsize,
-    face_is_new: AtomicBool,
-    /// What it waits at in the middle of a run, as found by the present poll: one of [`at_port`]. Its own task's.
-    at_port: AtomicU8,
+    /// Whether it waits for others alone in the middle of a run.
+    only_others: OnlyOthers,
     /// Nothing comes to it any more, though the other end of its hub is there.
     released: AtomicBool,
     operator: usize,
@@ -140,8 +140,7 @@ impl Node {
             asked: AtomicU8::new(asked::ALLOWED),
             agreed: AtomicBool::new(false),
             face: AtomicUsize::new(0),
-            face_is_new: AtomicBool::new(false),
-            at_port: AtomicU8::new(at_port::NOTHING),
+            only_others: OnlyOthers::new(),
             released: AtomicBool::new(false),
             operator,
             shown: Shown::new(),
@@ -355,7 +354,7 @@ impl Node {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
         let polled = future(&mut Context::from_waker(&worn.waker));
-        if self.at_port.load(Ordering::Relaxed) != at_port::NOTHING {
+        if self.only_others.is_noted() {
             self.end_wait(polled.is_pending(), worn);
         }
         if self.is_held()

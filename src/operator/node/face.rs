@@ -6,14 +6,14 @@
 //! token back while it waits, as between two runs.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{Ordering, fence},
-    },
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Wake, Waker},
 };
 
-use super::{super::shown::InRun, Node};
+use super::{
+    super::{only_others::Decision, shown::InRun},
+    Node,
+};
 use crate::condition::Readiness;
 
 /// What an operator's future is polled with, in place of the node's own waker.
@@ -44,12 +44,9 @@ impl Worn {
         self.face.0.face.store(Arc::as_ptr(&self.face).addr(), Ordering::Relaxed);
     }
 
-    /// Nobody else can wake the operator by it.
-    fn is_held_by_nobody(&self) -> bool {
-        let alone = Arc::strong_count(&self.face) == 2;
-        // Whoever woke by it and dropped it after that: the wake is seen, too.
-        fence(Ordering::Acquire);
-        alone
+    /// How many clones of its waker are kept, beside its own.
+    fn clones(&self) -> usize {
+        Arc::strong_count(&self.face).saturating_sub(2)
     }
 }
 
@@ -57,15 +54,6 @@ impl Drop for Worn {
     fn drop(&mut self) {
         self.face.0.face.store(0, Ordering::Relaxed);
     }
-}
-
-/// In the middle of a run.
-pub(super) mod at_port {
-    pub(in super::super) const NOTHING: u8 = 0;
-    /// For others of the flow.
-    pub(in super::super) const OTHERS: u8 = 1;
-    /// For what comes by itself, if for others too.
-    pub(in super::super) const MORE: u8 = 2;
 }
 
 impl Node {
@@ -116,14 +104,12 @@ impl Node {
     /// The next wait is another one.
     #[inline]
     pub(in super::super) fn end_of_wait(&self) {
-        self.face_is_new.store(false, Ordering::Relaxed);
+        self.only_others.end_of_wait();
     }
 
     /// The operator waits in the present poll; `for_others`: for nothing but others of its flow.
     pub(in super::super) fn note_wait(&self, for_others: bool) {
-        let before = self.at_port.load(Ordering::Relaxed);
-        let now = if for_others { at_port::OTHERS } else { at_port::MORE };
-        self.at_port.store(before.max(now), Ordering::Relaxed);
+        self.only_others.note(for_others);
     }
 
     /// What it waits for in the middle of a run, if it does.
@@ -145,18 +131,15 @@ impl Node {
     /// The poll in which it came to wait at a port is over.
     #[cold]
     pub(super) fn end_wait(&self, pending: bool, worn: &mut Worn) {
-        let only_others = self.at_port.load(Ordering::Relaxed) == at_port::OTHERS;
-        self.at_port.store(at_port::NOTHING, Ordering::Relaxed);
-        if !pending || !only_others {
-            return;
-        }
-        if worn.is_held_by_nobody() {
-            self.park();
-        } else if !self.face_is_new.swap(true, Ordering::Relaxed) {
-            // Some may have kept a clone that wait for nothing any more: a channel that was looked at once. Whatever is
-            // still waited for is polled again and takes one of the new face.
-            worn.renew();
-            worn.face.0.wake_by_ref();
+        match self.only_others.decide(pending, || worn.clones()) {
+            Decision::KeepToken => {}
+            Decision::Park => self.park(),
+            Decision::Renew => {
+                // A channel that was looked at once, say, keeps a clone and is waited for no more. Whatever is still waited
+                // for is polled again and takes one of the new face.
+                worn.renew();
+                worn.face.0.wake_by_ref();
+            }
         }
     }
 }

@@ -1,0 +1,91 @@
+//! [`OnlyOthers`]: whether an operator that waits in the middle of a run can be woken by other operators of its flow alone.
+//! If so, it gives its [token](super::quiet) back while it waits; if not, the flow is not at rest.
+//!
+//! ```text
+//!   a poll begins ──> waits at a port: note ──> the poll is over: decide
+//!                                                  │ it waits for something else, too ─────────> keeps its token
+//!                                                  │ no clone of its waker is kept ────────────> parks
+//!                                                  │ a clone is kept, the waker is old ────────> polled again, with a new waker
+//!                                                  └ a clone is kept, the waker is new ────────> keeps its token
+//! ```
+//!
+//! Everything that the operator's future awaits keeps a clone of the waker that the future is polled with, except for the
+//! operator's own ports. So while no clone is kept, nothing but another operator can wake it. A clone may have been left
+//! behind by a wait that is over; a new waker, which only what is still waited for is polled with, shows that.
+//!
+//! The last clone may go after it was used to wake. The wake comes before that, so whoever sees that the clone has gone sees
+//! the wake as well, and does not park.
+//!
+//! Knows no tokio: `tests/loom_face.rs` includes it as it stands.
+
+use crate::sync::{AtomicBool, AtomicUsize, Ordering, fence};
+
+/// See the [module](self). All of it is the operator's own task's.
+#[derive(Debug)]
+pub(crate) struct OnlyOthers {
+    /// What the present poll waits at: one of [`at_port`].
+    at_port: AtomicUsize,
+    /// The waker was made for the present wait.
+    is_new: AtomicBool,
+}
+
+mod at_port {
+    pub(super) const NOTHING: usize = 0;
+    /// For other operators of the flow.
+    pub(super) const OTHERS: usize = 1;
+    /// For something else, if for others too.
+    pub(super) const MORE: usize = 2;
+}
+
+/// What follows from a poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Decision {
+    KeepToken,
+    Park,
+    /// The future gets a new waker, and is polled again.
+    Renew,
+}
+
+impl OnlyOthers {
+    pub(crate) fn new() -> Self {
+        Self { at_port: AtomicUsize::new(at_port::NOTHING), is_new: AtomicBool::new(false) }
+    }
+
+    /// The present poll waits at a port; `for_others`: for nothing but other operators of the flow.
+    pub(crate) fn note(&self, for_others: bool) {
+        let now = if for_others { at_port::OTHERS } else { at_port::MORE };
+        self.at_port.store(self.at_port.load(Ordering::Relaxed).max(now), Ordering::Relaxed);
+    }
+
+    /// The present poll waits at a port: it is to be decided upon.
+    #[inline]
+    pub(crate) fn is_noted(&self) -> bool {
+        self.at_port.load(Ordering::Relaxed) != at_port::NOTHING
+    }
+
+    /// A wait is over: the next one is another.
+    #[inline]
+    pub(crate) fn end_of_wait(&self) {
+        self.is_new.store(false, Ordering::Relaxed);
+    }
+
+    /// The poll is over. `clones`: how many of the waker are kept.
+    pub(crate) fn decide(&self, pending: bool, clones: impl FnOnce() -> usize) -> Decision {
+        let only_others = self.at_port.load(Ordering::Relaxed) == at_port::OTHERS;
+        self.at_port.store(at_port::NOTHING, Ordering::Relaxed);
+        if !pending || !only_others {
+            return Decision::KeepToken;
+        }
+        if clones() == 0 {
+            // With the release by which the last clone has gone.
+            fence(Ordering::Acquire);
+            return Decision::Park;
+        }
+        if self.is_new.load(Ordering::Relaxed) {
+            return Decision::KeepToken;
+        }
+        self.is_new.store(true, Ordering::Relaxed);
+        Decision::Renew
+    }
+}
