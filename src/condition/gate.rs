@@ -138,3 +138,78 @@ impl Condition for Gated {
         "its gate to be resumed".into()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        task::{Context, Wake, Waker},
+    };
+
+    use super::{Gate, Gated};
+    use crate::condition::{Condition, Status};
+
+    /// Calls back as it is woken or dropped, and panics then.
+    struct Hostile {
+        gate: Gate,
+        woken: Arc<AtomicUsize>,
+        when_dropped: bool,
+    }
+
+    impl Hostile {
+        fn waker(gate: &Gate, woken: &Arc<AtomicUsize>, when_dropped: bool) -> Waker {
+            Waker::from(Arc::new(Self { gate: gate.clone(), woken: woken.clone(), when_dropped }))
+        }
+
+        fn call_back(&self) -> ! {
+            assert!(!self.gate.has_ended());
+            self.gate.clone().pause();
+            panic!("a hostile waker");
+        }
+    }
+
+    impl Wake for Hostile {
+        fn wake(self: Arc<Self>) {
+            self.woken.fetch_add(1, Ordering::Relaxed);
+            if !self.when_dropped {
+                self.call_back();
+            }
+        }
+    }
+
+    impl Drop for Hostile {
+        fn drop(&mut self) {
+            if self.when_dropped {
+                self.call_back();
+            }
+        }
+    }
+
+    fn poll(gated: &mut Gated, waker: Waker) -> Status {
+        gated.poll_status(&mut Context::from_waker(&waker))
+    }
+
+    #[test]
+    fn a_hostile_waker_at_a_gate_strands_no_other() {
+        for when_dropped in [false, true] {
+            let gate = Gate::paused();
+            let woken = Arc::new(AtomicUsize::new(0));
+            let mut all = [0, 1, 2].map(|_| Gated(gate.0.heard()));
+            for gated in &mut all {
+                assert_eq!(poll(gated, Hostile::waker(&gate, &woken, when_dropped)), Status::WaitEvent);
+            }
+            gate.pause();
+            assert_eq!(woken.load(Ordering::Relaxed), 3, "when dropped: {when_dropped}");
+            // Registered again, replaced and deregistered.
+            for gated in &mut all {
+                poll(gated, Hostile::waker(&gate, &woken, when_dropped));
+                poll(gated, Hostile::waker(&gate, &woken, when_dropped));
+            }
+            drop(all);
+            assert!(!gate.is_open());
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! The waits.
+
+use std::{
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use tokio::sync::Notify;
+use wakeline::{
+    condition::{Condition, Status, memory},
+    memory::Allocator,
+    operator::{concurrent, sink, source},
+    prelude::*,
+};
+
+use crate::common::{self, emulated, lock, on_both, shared, streams, within};
+
+const BLOCK: u64 = 4096;
+
+type Call = Box<dyn FnOnce() + Send>;
+
+/// What a waker does as it is woken first, and as it is dropped.
+#[derive(Default)]
+struct Hostile {
+    woken: AtomicUsize,
+    on_wake: Mutex<Option<Call>>,
+    on_drop: Mutex<Option<Call>>,
+}
+
+impl Wake for Hostile {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.fetch_add(1, Ordering::SeqCst);
+        let call = lock(&self.on_wake).take();
+        if let Some(call) = call {
+            call();
+        }
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        let call = lock(&self.on_drop).take();
+        if let Some(call) = call {
+            call();
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    PanicsWhenWoken,
+    PanicsWhenDropped,
+    CallsBackWhenWoken,
+    CallsBackWhenDropped,
+}
+
+const KINDS: [Kind; 4] =
+    [Kind::PanicsWhenWoken, Kind::PanicsWhenDropped, Kind::CallsBackWhenWoken, Kind::CallsBackWhenDropped];
+
+/// A waker of that kind. `back`: what it calls where it calls back, and drops where it panics.
+fn hostile(kind: Kind, back: impl FnOnce() + Send + 'static) -> Waker {
+    let panics = matches!(kind, Kind::PanicsWhenWoken | Kind::PanicsWhenDropped);
+    let call: Call = Box::new(move || {
+        if panics {
+            let _dropped_as_it_unwinds = back;
+            panic!("a hostile waker");
+        }
+        back();
+    });
+    let hostile = Hostile::default();
+    match kind {
+        Kind::PanicsWhenWoken | Kind::CallsBackWhenWoken => *lock(&hostile.on_wake) = Some(call),
+        Kind::PanicsWhenDropped | Kind::CallsBackWhenDropped => *lock(&hostile.on_drop) = Some(call),
+    }
+    Waker::from(Arc::new(hostile))
+}
+
+/// A waker that counts.
+fn counting() -> (Arc<Hostile>, Waker) {
+    let counts = Arc::new(Hostile::default());
+    (counts.clone(), Waker::from(counts))
+}
+
+/// Polled once, with that waker, which is left with what it polls.
+fn poll_with<F: Future + ?Sized>(future: Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(waker))
+}
+
+/// An own thread drops what is freed, so that a deadlock is a failure and a panic is seen.
+async fn elsewhere(work: impl FnOnce() + Send + 'static) {
+    let (end, ended) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        let _ = end.send(done.is_ok());
+    });
+    assert!(within(ended).await.unwrap(), "a panic of a waker came out of a call that was not its own");
+}
+
+/// Calls back: asks, allocates, and frees a buffer.
+fn back(all: &Allocator, stream: &Stream, buffer: Buffer<u8>) -> impl FnOnce() + Send + 'static {
+    let (all, stream) = (all.clone(), stream.clone());
+    move || {
+        let _ = all.stats();
+        let _ = all.alloc::<u8>(&stream, 1).map(drop);
+        drop(buffer);
+        let _ = poll_with(pin!(all.alloc_when_free::<u8>(&stream, 1)), Waker::noop()).map(drop);
+    }
+}
+
+on_both!(the_line_for_memory_goes_on_behind_a_hostile_waker, async |device: Device| {
+    for kind in KINDS {
+        let [a] = streams(&device);
+        let all = Allocator::blocks(&device, BLOCK, 2).unwrap();
+        let [one, other] = [0, 1].map(|_| all.alloc::<u8>(&a, 1).unwrap());
+        let waker = hostile(kind, back(&all, &a, other));
+        let mut first = Box::pin(all.alloc_when_free::<u8>(&a, 1));
+        assert!(poll_with(first.as_mut(), &waker).is_pending());
+        drop(waker);
+        let (all_too, b) = (all.clone(), a.clone());
+        let mut second = Box::pin(async move { all_too.alloc_when_free::<u8>(&b, 1).await });
+        assert!(poll_with(second.as_mut(), Waker::noop()).is_pending());
+        let second = tokio::spawn(second);
+        let (counts, plain) = counting();
+        let mut third = Box::pin(all.alloc_when_free::<u8>(&a, 1));
+        assert!(poll_with(third.as_mut(), &plain).is_pending());
+        // The first of the line is woken, and then replaced in its place, or goes with its waker.
+        elsewhere(move || drop(one)).await;
+        assert!(poll_with(third.as_mut(), &plain).is_pending(), "it is the first one's");
+        drop(first);
+        let served = within(second).await.unwrap().unwrap();
+        drop(served);
+        let served = within(third).await.unwrap();
+        assert!(counts.woken.load(Ordering::SeqCst) <= 2, "{kind:?}");
+        drop(served);
+    }
+});
+
+on_both!(a_hostile_waker_that_is_replaced_holds_up_no_allocation, async |device: Device| {
+    for kind in KINDS {
+        let [a] = streams(&device);
+        let all = Allocator::blocks(&device, BLOCK, 2).unwrap();
+        let [one, other] = [0, 1].map(|_| all.alloc::<u8>(&a, 1).unwrap());
+        let mut waits = Box::pin(all.alloc_when_free::<u8>(&a, 1));
+        let waker = hostile(kind, back(&all, &a, other));
+        assert!(poll_with(waits.as_mut(), &waker).is_pending());
+        drop(waker);
+        // Its last clone goes here, within the poll: the other waker takes its place.
+        let replaced = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _ = poll_with(waits.as_mut(), Waker::noop()).map(|served| served.map(drop));
+        }));
+        assert!(replaced.is_ok(), "{kind:?}: a panic of a destructor came out of a poll");
+        drop(waits);
+        drop(one);
+        drop(within(all.alloc_when_free::<u8>(&a, 1)).await.unwrap());
+    }
+});
+
+on_both!(every_memory_condition_is_woken_beside_a_hostile_one, async |device: Device| {
+    for kind in KINDS {
+        let [a] = streams(&device);
+        let all = Allocator::blocks(&device, BLOCK, 2).unwrap();
+        let [one, other] = [0, 1].map(|_| all.alloc::<u8>(&a, 1).unwrap());
+        let mut first = memory(&all, BLOCK);
+        let mut second = memory(&all, BLOCK);
+        let waker = hostile(kind, back(&all, &a, other));
+        let (counts, plain) = counting();
+        assert_ne!(first.poll_status(&mut Context::from_waker(&waker)), Status::Ready);
+        assert_ne!(second.poll_status(&mut Context::from_waker(&plain)), Status::Ready);
+        drop(waker);
+        elsewhere(move || drop(one)).await;
+        assert!(counts.woken.load(Ordering::SeqCst) > 0, "{kind:?}: the other one was not woken");
+        let status = second.poll_status(&mut Context::from_waker(&plain));
+        assert_eq!(status, Status::Ready, "{kind:?}");
+        // Both are deregistered; the hostile one with its waker.
+        elsewhere(move || drop((first, second))).await;
+        drop(within(all.alloc_when_free::<u8>(&a, 1)).await.unwrap());
+    }
+});
+
+#[derive(Ports)]
+struct BlankMapPorts {
+    #[input]
+    input: Input<u32>,
+    #[output(envelope_bytes = 4)]
+    output: Output<Envelope<u32>>,
+}
+
+/// The first run keeps the only blank envelope until the second waits for one: with a hostile waker, and with its own.
+#[derive(Clone)]
+struct Workers {
+    kind: Kind,
+    taken: Arc<Notify>,
+    waits: Arc<Notify>,
+    allocator: Allocator,
+    stream: Stream,
+}
+
+impl Operator for Workers {
+    type Ports = BlankMapPorts;
+
+    async fn compute(&mut self, ports: &mut BlankMapPorts, _cx: &mut Cx) -> Result<()> {
+        let n = ports.input.take()?;
+        if n == 1 {
+            self.taken.notified().await;
+        }
+        let mut blanks = Vec::new();
+        if n == 0 {
+            // As many as there are.
+            loop {
+                let blank = pin!(ports.output.blank());
+                match poll_with(blank, Waker::noop()) {
+                    Poll::Ready(blank) => blanks.push(blank?),
+                    Poll::Pending => break,
+                }
+            }
+            self.taken.notify_one();
+            self.waits.notified().await;
+        } else {
+            let buffer = self.allocator.alloc::<u8>(&self.stream, 1)?;
+            let waker = hostile(self.kind, back(&self.allocator, &self.stream, buffer));
+            if let Poll::Ready(blank) = poll_with(pin!(ports.output.blank()), &waker) {
+                blanks.push(blank?);
+            }
+            drop(waker);
+            let waits = self.waits.clone();
+            let mut blank = pin!(ports.output.blank());
+            let own = std::future::poll_fn(|cx| {
+                let polled = blank.as_mut().poll(cx);
+                waits.notify_one();
+                polled
+            });
+            if blanks.is_empty() {
+                blanks.push(own.await?);
+            }
+        }
+        let mut blank = blanks.pop().expect("one was taken");
+        drop(blanks);
+        blank.space().await?[0] = n;
+        blank.set_len(1)?;
+        ports.output.send(blank).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_gets_its_blank_envelope_beside_a_hostile_waker() {
+    for kind in KINDS {
+        let device = emulated();
+        let [stream] = streams(&device);
+        let seen = shared();
+        let mut flow = Flow::new("blanks");
+        let mut next = 0;
+        let numbers = source(move || {
+            next += 1;
+            let number = (next <= 2).then(|| next - 1);
+            async move { Ok(number) }
+        });
+        let from = flow.add("numbers", numbers);
+        let workers = Workers {
+            kind,
+            taken: Arc::default(),
+            waits: Arc::default(),
+            allocator: Allocator::unbounded(&device),
+            stream,
+        };
+        let work = flow.add("work", concurrent(2, workers));
+        let seen_there = seen.clone();
+        let collect = sink(move |message: Envelope<u32>| {
+            let seen = seen_there.clone();
+            async move {
+                let first = message.read().await?[0];
+                lock(&seen).push(first);
+                Ok(())
+            }
+        });
+        let to = flow.add("collect", collect);
+        flow.connect(from.output, work.input);
+        flow.connect_with(work.output, to.input, Hub::bounded(1));
+        within(flow.run()).await.unwrap();
+        assert_eq!(*lock(&seen), [0, 1], "{kind:?}");
+    }
+}
