@@ -142,6 +142,7 @@ impl Condition for Gated {
 #[cfg(test)]
 mod tests {
     use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
         sync::{
             Arc,
             atomic::{AtomicUsize, Ordering},
@@ -189,7 +190,10 @@ mod tests {
     }
 
     fn poll(gated: &mut Gated, waker: Waker) -> Status {
-        gated.poll_status(&mut Context::from_waker(&waker))
+        let status = gated.poll_status(&mut Context::from_waker(&waker));
+        // It may be the last of its clones.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(waker)));
+        status
     }
 
     #[test]
