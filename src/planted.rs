@@ -47,6 +47,8 @@ pub enum Planted {
     StreamKept,
     /// A chunk that was modified is still seen elsewhere as it was.
     StaleCopy,
+    /// The host is lent memory that nodes of a graph use.
+    HostSliceLent,
 }
 
 #[cfg(feature = "planted")]
@@ -59,7 +61,7 @@ mod field {
 
     impl Planted {
         /// All of them.
-        pub const ALL: [Self; 18] = [
+        pub const ALL: [Self; 19] = [
             Self::MissingWait,
             Self::EarlierReader,
             Self::EarlyReuse,
@@ -78,6 +80,7 @@ mod field {
             Self::Overtaking,
             Self::StreamKept,
             Self::StaleCopy,
+            Self::HostSliceLent,
         ];
     }
 
