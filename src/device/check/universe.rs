@@ -12,7 +12,7 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock},
 };
 
 use smallvec::SmallVec;
@@ -30,6 +30,7 @@ use crate::{
         human,
     },
     error::{Error, ErrorKind, Result},
+    sync::{Mutex, MutexGuard},
 };
 
 /// A stream of one checked device.
@@ -110,7 +111,7 @@ static UNIVERSE: LazyLock<Mutex<Universe>> = LazyLock::new(|| Mutex::new(Univers
 
 /// The process's universe.
 pub(super) fn universe() -> MutexGuard<'static, Universe> {
-    UNIVERSE.lock().unwrap_or_else(PoisonError::into_inner)
+    UNIVERSE.lock()
 }
 
 /// Streams, events and memory come and go.
