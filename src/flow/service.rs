@@ -16,7 +16,7 @@ use std::{
     any::Any,
     fmt,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Weak},
     task::{Context, Poll, ready},
 };
 
@@ -35,7 +35,7 @@ use crate::{
     hub::{Envelope, Hub, Message, Reply, abroad::Abroad, baggage::Load, reply::Caller},
     memory::Plain,
     operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 impl Flow {

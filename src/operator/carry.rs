@@ -17,7 +17,7 @@ use std::{
     mem,
     pin::pin,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -35,7 +35,7 @@ use crate::{
         baggage::{Baggage, Load},
     },
     planted::{self, Planted},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// The load of one operator's present run.
