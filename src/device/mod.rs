@@ -39,6 +39,7 @@ use std::{
 use backend::Backend;
 pub use backend::MemoryInfo;
 pub use emulated::{Emulated, Faults, Simulation, Task, Unfinished};
+pub(crate) use host::host_memory;
 pub use kernel_type::KernelType;
 
 use crate::{

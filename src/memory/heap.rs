@@ -24,7 +24,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    Home, Memory, Origin, Owned,
+    Home, MOST_BYTES, Memory, Origin, Owned,
     access::Uses,
     hold::Hold,
     ledger::Ledger,
@@ -195,13 +195,23 @@ impl Heap {
         stream: Option<&Stream>,
         drawn: u64,
     ) -> Result<Owned> {
-        if bytes == 0 {
-            return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element"));
+        if bytes.wrapping_sub(1) >= MOST_BYTES {
+            return Err(self.never(bytes));
         }
         match Hold::asked(device, stream)? {
             Some(hold) if self.kind != Kind::StreamOrdered => hold.alloc(self, device, bytes, stream, drawn),
             _ => self.alloc_outside(device, bytes, stream, drawn),
         }
+    }
+
+    /// No allocator has so much, or so little.
+    #[cold]
+    fn never(&self, bytes: usize) -> Error {
+        if bytes == 0 {
+            return Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element");
+        }
+        let text = format!("asked for {bytes} bytes, more than any address space holds: ask for less");
+        Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone())
     }
 
     /// For no graph.
@@ -458,7 +468,8 @@ impl Heap {
         let Some(limit) = self.limit else { return true };
         // A block that is bound can be had, by whoever waits for it on the device.
         let taken = if self.has_blocks() && !self.host { state.out() } else { state.held - state.idle };
-        taken + state.reserved.saturating_sub(drawn) + size <= limit
+        let others = taken.saturating_add(state.reserved.saturating_sub(drawn));
+        others.saturating_add(size) <= limit
     }
 
     fn ask_driver(&self, device: &Device, size: u64) -> Result<Home> {
