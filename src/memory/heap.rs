@@ -473,6 +473,7 @@ impl Heap {
     }
 
     fn ask_driver(&self, device: &Device, size: u64) -> Result<Home> {
+        device.check_process()?;
         let made = if self.host {
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             self.backend.alloc_host(size).map(Home::Host)

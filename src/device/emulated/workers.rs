@@ -24,7 +24,7 @@ use super::{
     work::{Fault, Work},
 };
 use crate::{
-    device::human,
+    device::{human, process::is_fork as in_a_fork},
     error::{Error, ErrorKind, Result},
     thread_name::thread_name,
 };
@@ -121,6 +121,11 @@ impl Engine {
             machine.retire(device);
             machine.is_over(device)
         });
+        if in_a_fork() {
+            // They are the parent's: here there is nobody to join.
+            std::mem::forget(workers);
+            return;
+        }
         let me: ThreadId = thread::current().id();
         // A device may be dropped by its own host function: a thread cannot wait for itself.
         if over && workers.iter().all(|worker| worker.thread().id() != me) {
