@@ -88,6 +88,7 @@ on_both!(a_buffer_in_flight_goes_with_its_threads_locals, async |device: Device|
             own.copy(&from, &mut to).unwrap();
             // Whatever there is of wakeline's on this thread is made, and is gone before the buffers.
             other.scope(|| assert_eq!(Stream::current(), Some(other.clone())));
+            futures::executor::block_on(Simulation::new(1).run(ready(())));
             Box::new(move || drop((from, to)))
         });
     };
@@ -617,16 +618,34 @@ async fn messages_of_any_size_are_counted() {
             MOST
         }
     }
-    type Message = Vec<(Huge, Huge)>;
-    let mut left = 3;
-    let mut flow = host_only();
-    let from = wakeline::operator::source(move || {
-        left -= 1;
-        ready(Ok((left >= 0).then(|| vec![(Huge, Huge), (Huge, Huge)])))
-    });
-    let (from, to) = (flow.add("from", from), flow.add("to", wakeline::operator::sink(|_: Message| ready(Ok(())))));
-    flow.connect(from.output, to.input);
-    assert_eq!(within(flow.run()).await.unwrap().operator("to").unwrap().messages_in, 3);
+    /// One that has envelopes, of which there are none this time.
+    #[derive(wakeline::Message)]
+    struct Derived(#[envelope] Vec<Envelope<u8>>, #[envelope] Carries, #[envelope] Carries);
+    struct Carries;
+    impl wakeline::Message for Carries {
+        const CARRIES_ENVELOPES: bool = true;
+
+        fn size_in_bytes(&self) -> usize {
+            MOST
+        }
+    }
+    async fn three<M: wakeline::Message + Sync>(make: fn() -> M) {
+        let mut left = 3;
+        let mut flow = host_only();
+        let from = wakeline::operator::source(move || {
+            left -= 1;
+            ready(Ok((left >= 0).then(make)))
+        });
+        let (from, to) = (flow.add("from", from), flow.add("to", wakeline::operator::sink(|_: M| ready(Ok(())))));
+        flow.connect_with(from.output, to.input, Hub::bounded(1).envelopes(2));
+        let report = within(flow.run()).await.unwrap();
+        let to = report.operator("to").unwrap();
+        assert_eq!((to.messages_in, to.bytes_in), (3, u64::MAX));
+    }
+    three(|| Huge).await;
+    three(|| (Huge, Huge)).await;
+    three(|| vec![Carries, Carries]).await;
+    three(|| Derived(Vec::new(), Carries, Carries)).await;
 }
 
 #[tokio::test]
@@ -796,6 +815,28 @@ on_both!(any_name_does_for_streams_pools_hubs_and_graphs, async |device: Device|
         assert_eq!(hub.name(), name);
     }
 });
+
+/// An operator's name stands in the drawing of the graph that its section becomes.
+#[tokio::test]
+async fn a_drawing_has_no_control_characters() {
+    let device = emulated();
+    for name in names().into_iter().filter(|name| name.len() < 100) {
+        let (tell, told) = mpsc::channel();
+        let mut flow = host_only();
+        let from = flow.add("from", SendEach::new([vec![1_u32; 4], vec![1; 4]]));
+        let add = flow.add(name.clone(), Increment).on(&device);
+        let to = flow.add("to", Collect(shared()));
+        flow.connect_with(from.output, add.input, Hub::bounded(1).envelope_bytes(16));
+        flow.connect(add.output, to.input);
+        flow.replay(name, &add).inspect(move |graph| tell.send(graph.to_dot()).unwrap());
+        within(flow.run()).await.unwrap();
+        drop(flow);
+        for dot in told {
+            assert!(dot.contains("label=") && dot.chars().all(|char| char == '\n' || !char.is_control()), "{dot:?}");
+            assert_eq!(dot.matches("evil [label").count(), dot.matches("evil [label=\\\"").count(), "{dot}");
+        }
+    }
+}
 
 /// A flow on one thread, and one in a simulation.
 #[tokio::test(start_paused = true)]
