@@ -22,7 +22,13 @@
 //! | [`Cancelled`](ErrorKind::Cancelled) | the flow was aborted |
 //! | [`Driver`](ErrorKind::Driver) | a driver call failed for another reason: its name and code are there |
 
-use std::{error::Error as StdError, fmt, sync::Arc};
+use std::{
+    any::Any,
+    error::Error as StdError,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 /// The result of a wakeline call.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
@@ -241,6 +247,19 @@ impl Error {
             cause: self.0.cause.clone(),
         }))
     }
+}
+
+/// What a panic said. Its payload may be of any type and is dropped here: one whose own drop panics is forgotten.
+pub(crate) fn said(panic: Box<dyn Any + Send>) -> String {
+    let said = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(said), _) => (*said).to_owned(),
+        (_, Some(said)) => said.clone(),
+        _ => "a panic without a message".to_owned(),
+    };
+    let dropping = catch_unwind(AssertUnwindSafe(move || drop(panic)));
+    // The same may be true of this one's.
+    dropping.unwrap_or_else(std::mem::forget);
+    said
 }
 
 impl fmt::Display for Error {

@@ -13,7 +13,7 @@
 mod fields;
 mod layer;
 
-use std::{collections::BTreeSet, ffi::OsString, fmt, panic::Location, path::Path};
+use std::{cell::RefCell, collections::BTreeSet, ffi::OsString, fmt, mem::ManuallyDrop, panic::Location, path::Path};
 
 use figment::{
     Figment,
@@ -264,20 +264,21 @@ fn read<T: DeserializeOwned>(value: &Value) -> (Result<T, figment::Error>, Vec<V
     struct Seen<T>(T);
 
     thread_local! {
-        static IGNORED: std::cell::RefCell<Vec<Vec<String>>> = const { std::cell::RefCell::new(Vec::new()) };
+        /// `ManuallyDrop`: usable in the destructors of the thread's other locals, too. Below it is left as it was found.
+        static IGNORED: ManuallyDrop<RefCell<Vec<Vec<String>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     }
 
     impl<'de, T: Deserialize<'de>> Deserialize<'de> for Seen<T> {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            let note = |path: serde_ignored::Path<'_>| IGNORED.with_borrow_mut(|all| all.push(keys_on(&path)));
+            let note = |path: serde_ignored::Path<'_>| IGNORED.with(|all| all.borrow_mut().push(keys_on(&path)));
             serde_ignored::deserialize(deserializer, note).map(Self)
         }
     }
 
     // A field's own `Deserialize` may read another configuration.
-    let before = IGNORED.take();
+    let before = IGNORED.with(|all| all.take());
     let outcome = value.deserialize::<Seen<T>>().map(|seen| seen.0);
-    (outcome, IGNORED.replace(before))
+    (outcome, IGNORED.with(|all| all.replace(before)))
 }
 
 fn keys_on(path: &serde_ignored::Path<'_>) -> Vec<String> {

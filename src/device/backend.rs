@@ -22,6 +22,9 @@ use smallvec::SmallVec;
 use super::KernelType;
 use crate::error::{Error, ErrorKind, Result};
 
+/// What every allocation is aligned to, and so the most that elements may ask for.
+pub(crate) const MOST_ALIGNMENT: usize = 256;
+
 /// A place in a device's memory. No host pointer, even on the emulated device: only copies and kernels reach it.
 /// Addresses of all the devices of a process differ.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -364,7 +367,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Free and total bytes.
     fn memory(&self) -> Result<MemoryInfo>;
 
-    /// Device memory, aligned to 256 bytes, usable at once on any stream. `bytes` is not zero. May block shortly.
+    /// Device memory, aligned to [`MOST_ALIGNMENT`], usable at once on any stream. `bytes` is not zero. May block shortly.
     fn alloc(&self, bytes: u64) -> Result<Address>;
 
     /// Gives memory back. Never waits for the device.
@@ -406,7 +409,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Page-locked host memory, initialised, aligned to 64 bytes at least. `bytes` is not zero. May block.
+    /// Page-locked host memory, initialised, aligned to [`MOST_ALIGNMENT`]. `bytes` is not zero. May block.
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>>;
 
     /// Gives host memory back. Never waits for the device.

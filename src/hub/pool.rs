@@ -21,7 +21,7 @@ use super::{envelope::RawEnvelope, link::HubState};
 use crate::{
     device::Device,
     error::Result,
-    memory::{Memory, Owned},
+    memory::{Memory, Owned, can_hold},
     stream::Stream,
     sync::{Mutex, lock},
 };
@@ -83,6 +83,7 @@ impl Pool {
 
     /// So many more; all of them, or none. Whoever waits for one is for the caller to tell.
     pub(crate) fn add(&self, count: usize, at: &Device, near: &Device) -> Result<()> {
+        can_hold(if at.is_host() { near } else { at }, at.is_host(), self.bytes as u64, count)?;
         let make = || if at.is_host() { Memory::pinned(near, self.bytes) } else { Memory::on(at, self.bytes) };
         let more = (0..count).map(|_| make()).collect::<Result<Vec<_>>>()?;
         let mut home = lock(&self.home);

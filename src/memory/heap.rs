@@ -24,7 +24,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    Home, Memory, Origin, Owned,
+    Home, MOST_BYTES, Memory, Origin, Owned,
     access::Uses,
     hold::Hold,
     ledger::Ledger,
@@ -195,8 +195,8 @@ impl Heap {
         stream: Option<&Stream>,
         drawn: u64,
     ) -> Result<Owned> {
-        if bytes == 0 {
-            return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element"));
+        if bytes.wrapping_sub(1) >= MOST_BYTES {
+            return Err(self.never(bytes));
         }
         match Hold::asked(device, stream)? {
             Some(hold) if self.kind != Kind::StreamOrdered => hold.alloc(self, device, bytes, stream, drawn),
@@ -206,13 +206,23 @@ impl Heap {
 
     /// Memory that is about to be used on `stream`, by whatever thread: its graph's if it is captured, no graph's if not.
     pub(super) fn alloc_for(self: &Arc<Self>, stream: &Stream, bytes: usize) -> Result<Owned> {
-        if bytes == 0 {
-            return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element"));
+        if bytes.wrapping_sub(1) >= MOST_BYTES {
+            return Err(self.never(bytes));
         }
         match Hold::asked(stream.device(), Some(stream))? {
             Some(hold) => hold.alloc(self, stream.device(), bytes, None, 0),
             None => self.alloc_outside(stream.device(), bytes, None, 0),
         }
+    }
+
+    /// No allocator has so much, or so little.
+    #[cold]
+    fn never(&self, bytes: usize) -> Error {
+        if bytes == 0 {
+            return Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element");
+        }
+        let text = format!("asked for {bytes} bytes, more than any address space holds: ask for less");
+        Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone())
     }
 
     /// For no graph.
@@ -469,10 +479,12 @@ impl Heap {
         let Some(limit) = self.limit else { return true };
         // A block that is bound can be had, by whoever waits for it on the device.
         let taken = if self.has_blocks() && !self.host { state.out() } else { state.held - state.idle };
-        taken + state.reserved.saturating_sub(drawn) + size <= limit
+        let others = taken.saturating_add(state.reserved.saturating_sub(drawn));
+        others.saturating_add(size) <= limit
     }
 
     fn ask_driver(&self, device: &Device, size: u64) -> Result<Home> {
+        device.check_process()?;
         let made = if self.host {
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             self.backend.alloc_host(size).map(Home::Host)

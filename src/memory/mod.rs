@@ -16,6 +16,7 @@ mod access;
 mod account;
 mod allocator;
 mod buffer;
+mod capacity;
 #[cfg(feature = "cuda")]
 mod cudarc;
 pub(crate) mod execution;
@@ -49,6 +50,7 @@ pub(crate) use account::Account;
 pub use allocator::Allocator;
 pub(crate) use buffer::Sealed;
 pub use buffer::{Buffer, DeviceSlice, DeviceSliceMut, View, ViewMut};
+pub(crate) use capacity::can_hold;
 pub use external::{Addresses, EmulatedSlice, External, Room};
 use heap::Heap;
 use hold::{Hold, Tie};
@@ -68,7 +70,7 @@ use smallvec::SmallVec;
 use crate::{
     device::{
         Device,
-        backend::{Address, Place},
+        backend::{Address, MOST_ALIGNMENT, Place},
     },
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
@@ -78,9 +80,79 @@ use crate::{
 
 /// Plain data: any bit pattern is a value, there is no padding, and it can be copied byte by byte. Derive
 /// [`bytemuck::Pod`] and [`bytemuck::Zeroable`] for your own types.
-pub trait Plain: bytemuck::Pod + Send + Sync + 'static {}
+///
+/// # Size and alignment
+/// Elements have at least one byte, and an alignment of at most 256: the addresses of device memory are multiples of 256
+/// (CUDA C++ Programming Guide, *Device Memory Accesses*: an address that an allocation routine of the driver or the
+/// runtime returns is aligned to at least 256 bytes), and the page-locked memory and the emulated devices of wakeline keep
+/// to the same. A buffer, an envelope or a hub of chunks of other elements does not compile:
+///
+/// ```compile_fail,E0080
+/// #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+/// #[repr(C, align(512))]
+/// struct Wide([u8; 512]);
+///
+/// let device = wakeline::Device::host();
+/// let buffer = wakeline::Buffer::<Wide>::pinned(&device, 1)?;
+/// # Ok::<(), wakeline::Error>(())
+/// ```
+///
+/// ```compile_fail,E0080
+/// let device = wakeline::Device::host();
+/// let buffer = wakeline::Buffer::<()>::pinned(&device, 1)?;
+/// # Ok::<(), wakeline::Error>(())
+/// ```
+pub trait Plain: bytemuck::Pod + Send + Sync + 'static {
+    /// Evaluated wherever memory is made for elements of the type: an error of the compiler for one that no memory is
+    /// aligned for, or that has no size.
+    #[doc(hidden)]
+    const FITS: () = {
+        assert!(size_of::<Self>() > 0, "elements of no size need no memory");
+        assert!(
+            align_of::<Self>() <= MOST_ALIGNMENT,
+            "the elements of device memory have an alignment of at most 256 bytes"
+        );
+    };
+}
 
 impl<T: bytemuck::Pod + Send + Sync + 'static> Plain for T {}
+
+/// The elements in these bytes.
+///
+/// # Errors
+/// [`Usage`](ErrorKind::Usage) if the memory is not aligned for them, or is no whole number of them: it was made for elements
+/// of another type.
+pub(crate) fn elements<T: Plain>(bytes: &[u8]) -> Result<&[T]> {
+    bytemuck::try_cast_slice(bytes).map_err(|error| not_of::<T>(error, bytes))
+}
+
+/// As [`elements`], to write to.
+pub(crate) fn elements_mut<T: Plain>(bytes: &mut [u8]) -> Result<&mut [T]> {
+    let range = bytes.as_ptr_range();
+    bytemuck::try_cast_slice_mut(bytes).map_err(|error| cannot_hold::<T>(error, range))
+}
+
+#[cold]
+fn not_of<T>(error: bytemuck::PodCastError, bytes: &[u8]) -> Error {
+    cannot_hold::<T>(error, bytes.as_ptr_range())
+}
+
+#[cold]
+fn cannot_hold<T>(error: bytemuck::PodCastError, at: std::ops::Range<*const u8>) -> Error {
+    let bytes = at.end.addr() - at.start.addr();
+    let text = format!(
+        "{bytes} bytes of memory at {:?} hold no elements of `{}` ({} bytes each, aligned to {}): {error}; it was made for \
+         elements of another type",
+        at.start,
+        std::any::type_name::<T>(),
+        size_of::<T>(),
+        align_of::<T>()
+    );
+    Error::new(ErrorKind::Usage, text)
+}
+
+/// No request for more is looked at: it is beyond any address space, and sums of such numbers would overflow.
+pub(crate) const MOST_BYTES: usize = (isize::MAX as usize) >> 15;
 
 /// Where a piece of memory lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,6 +17,7 @@ use std::{
     any::Any,
     cell::{Cell, RefCell},
     fmt,
+    mem::ManuallyDrop,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -57,8 +58,9 @@ type Launches = Box<dyn Fn() -> SmallVec<[Ticket; 3]> + Send + Sync>;
 pub(crate) type Kept = Vec<Arc<dyn Any + Send + Sync>>;
 
 thread_local! {
-    /// Those that this thread is in, the innermost last.
-    static ENTERED: RefCell<Vec<Arc<Capture>>> = const { RefCell::new(Vec::new()) };
+    /// Those that this thread is in, the innermost last. `ManuallyDrop`: without a destructor it stays usable while the
+    /// thread's other locals are destroyed, and theirs use streams. [`Entered`] empties it.
+    static ENTERED: ManuallyDrop<RefCell<Vec<Arc<Capture>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     /// Whether this thread has put work into a stream that is none of a capture's, while it is watched.
     static BESIDE: Cell<Option<bool>> = const { Cell::new(None) };
 }
@@ -105,7 +107,15 @@ pub(crate) struct Entered(());
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        let left = ENTERED.with(|entered| entered.borrow_mut().pop());
+        let left = ENTERED.try_with(|entered| {
+            let mut entered = entered.borrow_mut();
+            let left = entered.pop();
+            if entered.is_empty() {
+                // Its allocation goes, too: the thread does not release it when it ends.
+                *entered = Vec::new();
+            }
+            left
+        });
         drop(left);
     }
 }
@@ -140,7 +150,6 @@ impl Capture {
 
     /// The capture that this thread is in.
     pub(crate) fn current() -> Option<Arc<Self>> {
-        // None on a thread that ends.
         ENTERED.try_with(|entered| entered.borrow().last().cloned()).ok().flatten()
     }
 

@@ -27,7 +27,9 @@ use std::{
 use super::{Inner, Stream, completion::Completion, mark::Mark};
 use crate::{
     device::{Device, emulated},
+    error::said,
     sync::{Condvar, Level, Mutex, MutexGuard, lock},
+    thread_name::thread_name,
 };
 
 /// How often a stream that somebody waits for is asked. A query costs 1.25 us on an H200; the driver itself takes some
@@ -84,7 +86,7 @@ pub(super) struct Scan {
 impl Lookout {
     pub(super) fn new(device: &Device) -> Self {
         let shared = Shared {
-            name: format!("wakeline-lookout-{}", device.name()),
+            name: thread_name(format!("wakeline-lookout-{}", device.name())),
             list: Mutex::at(Level::Lookout, List::default()),
             news: AtomicBool::new(false),
             change: Condvar::new(),
@@ -156,7 +158,11 @@ impl Lookout {
             return true;
         }
         // A waker that panics ends a round and not the lookout.
-        let keep = move || while catch_unwind(AssertUnwindSafe(|| shared.run())).is_err() {};
+        let keep = move || {
+            while let Err(panic) = catch_unwind(AssertUnwindSafe(|| shared.run())) {
+                let _ = said(panic);
+            }
+        };
         let Err(error) = std::thread::Builder::new().name(self.shared.name.clone()).spawn(keep) else { return true };
         tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call");
         let mut list = lock(&self.shared.list);
@@ -260,7 +266,7 @@ impl Shared {
 /// looked after.
 fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
     let done = catch_unwind(AssertUnwindSafe(work));
-    done.inspect_err(|_| tracing::error!("something that the lookout has called panicked")).ok()
+    done.map_err(|panic| tracing::error!(panic = said(panic), "something that the lookout has called panicked")).ok()
 }
 
 impl Scan {

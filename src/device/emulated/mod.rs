@@ -41,6 +41,9 @@ pub use simulation::{Simulation, Task, Unfinished};
 use super::backend::Backend;
 use crate::sync::lock;
 
+/// Threads of one device at most.
+const MOST_WORKERS: usize = 256;
+
 /// How an emulated device is made.
 ///
 /// `Emulated::new()` is a device of 64 MiB with up to four workers. A small memory makes data larger than the device a
@@ -69,11 +72,11 @@ impl Emulated {
         self
     }
 
-    /// How many threads run its work: one at least. Any number of streams works with any number of workers. A simulated
+    /// How many threads run its work: one at least, 256 at most. Any number of streams works with any number of workers. A simulated
     /// device has none.
     #[must_use]
     pub fn workers(mut self, workers: usize) -> Self {
-        self.workers = workers.max(1);
+        self.workers = workers.clamp(1, MOST_WORKERS);
         self
     }
 

@@ -29,6 +29,7 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     fmt,
+    mem::ManuallyDrop,
     pin::{Pin, pin},
     sync::{Arc, OnceLock},
     task::{Context, Poll, Waker},
@@ -105,12 +106,14 @@ enum Step {
 }
 
 thread_local! {
-    static CURRENT: RefCell<Option<SimulationHandle>> = const { RefCell::new(None) };
+    /// `ManuallyDrop`: without a destructor it stays usable while the thread's other locals are destroyed, and theirs ask
+    /// for it. Nothing leaks: [`Polling`] empties it.
+    static CURRENT: ManuallyDrop<RefCell<Option<SimulationHandle>>> = const { ManuallyDrop::new(RefCell::new(None)) };
 }
 
 /// The simulation that polls the calling task.
 pub(crate) fn current() -> Option<SimulationHandle> {
-    CURRENT.with_borrow(Clone::clone)
+    CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
 }
 
 impl Simulation {
@@ -421,7 +424,7 @@ impl<'a> Polling<'a> {
         state.polling = true;
         state.waker = Some(cx.waker().clone());
         drop(state);
-        let before = CURRENT.replace(Some(SimulationHandle { core: core.clone() }));
+        let before = CURRENT.with(|current| current.replace(Some(SimulationHandle { core: core.clone() })));
         Self { core, before }
     }
 }
@@ -429,6 +432,8 @@ impl<'a> Polling<'a> {
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         lock(&self.core.state).polling = false;
-        CURRENT.set(self.before.take());
+        let before = self.before.take();
+        let polled = CURRENT.try_with(|current| current.replace(before));
+        drop(polled);
     }
 }
