@@ -47,6 +47,12 @@ pub enum Planted {
     StreamKept,
     /// A chunk that was modified is still seen elsewhere as it was.
     StaleCopy,
+    /// A caller that has its answer goes on with every message.
+    CallersKept,
+    /// Where two messages with callers become one, those callers are lost.
+    CallersLost,
+    /// A response counts for callers, too, that have their answer.
+    AnsweredTwice,
 }
 
 #[cfg(feature = "planted")]
@@ -59,7 +65,7 @@ mod field {
 
     impl Planted {
         /// All of them.
-        pub const ALL: [Self; 18] = [
+        pub const ALL: [Self; 21] = [
             Self::MissingWait,
             Self::EarlierReader,
             Self::EarlyReuse,
@@ -78,6 +84,9 @@ mod field {
             Self::Overtaking,
             Self::StreamKept,
             Self::StaleCopy,
+            Self::CallersKept,
+            Self::CallersLost,
+            Self::AnsweredTwice,
         ];
     }
 
