@@ -51,7 +51,7 @@ pub enum Planted {
     CallersKept,
     /// Where two messages with callers become one, those callers are lost.
     CallersLost,
-    /// A response counts for callers, too, that have their answer.
+    /// A second response to one request is the answer to another.
     AnsweredTwice,
 }
 

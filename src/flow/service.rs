@@ -356,8 +356,11 @@ impl<Res> Book<Res> {
 
     /// The flow has ended: whoever has no answer by now gets none.
     fn close(&self) {
-        let open: Vec<_> = lock(&self.open).iter().filter_map(|(_, request)| request.upgrade()).collect();
-        open.iter().for_each(|request| request.leave("kept it, and the flow has ended"));
+        self.requests().iter().for_each(|request| request.leave("kept it, and the flow has ended"));
+    }
+
+    fn requests(&self) -> Vec<Arc<Request<Res>>> {
+        lock(&self.open).iter().filter_map(|(_, request)| request.upgrade()).collect()
     }
 }
 
@@ -468,10 +471,14 @@ impl<Res: Message> Book<Res> {
             caller.downcast::<Request<Res>>().ok()
         });
         let own: Vec<_> = requests.filter(|request| Arc::ptr_eq(&request.book, self)).collect();
-        let waiting: Vec<_> =
-            own.iter().filter(|request| request.is_waiting() || planted::is(Planted::AnsweredTwice)).collect();
+        let waiting: Vec<_> = own.iter().filter(|request| request.is_waiting()).collect();
         let service = &*self.name;
         match &waiting[..] {
+            [] if planted::is(Planted::AnsweredTwice) => {
+                if let Some(other) = self.requests().into_iter().find(|request| request.is_waiting()) {
+                    other.answer(Ok(response));
+                }
+            }
             [] if reply.is_empty() || own.iter().any(|request| request.is_answered()) => {
                 tracing::warn!(service, "a response came that answers no request: it is dropped");
             }
