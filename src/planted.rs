@@ -53,6 +53,8 @@ pub enum Planted {
     CallersLost,
     /// A second response to one request is the answer to another.
     AnsweredTwice,
+    /// The host is lent memory that nodes of a graph use.
+    HostSliceLent,
 }
 
 #[cfg(feature = "planted")]
@@ -65,7 +67,7 @@ mod field {
 
     impl Planted {
         /// All of them.
-        pub const ALL: [Self; 21] = [
+        pub const ALL: [Self; 22] = [
             Self::MissingWait,
             Self::EarlierReader,
             Self::EarlyReuse,
@@ -87,6 +89,7 @@ mod field {
             Self::CallersKept,
             Self::CallersLost,
             Self::AnsweredTwice,
+            Self::HostSliceLent,
         ];
     }
 

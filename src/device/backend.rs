@@ -646,6 +646,13 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         let _ = (memory, bytes, write);
         Ok(())
     }
+
+    /// The host borrows such memory, as `&mut [u8]` if `exclusive`. When the borrow ends is not known: what proves its end is
+    /// a node of a graph that is added later and uses the memory in a way that the borrow would not allow. A launch of a node
+    /// that was added before the borrow may run beside it. Only the race checker listens.
+    fn host_borrow(&self, memory: *const u8, bytes: usize, exclusive: bool) {
+        let _ = (memory, bytes, exclusive);
+    }
 }
 
 #[cold]

@@ -60,9 +60,10 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// As [`Buffer::new`].
     pub fn from_slice(stream: &Stream, data: &[T]) -> Result<Self> {
-        let mut staged = Self::pinned(stream.device(), data.len())?;
+        let (bytes, len) = (bytes_of::<T>(data.len())?, data.len());
+        let mut staged = Self::of_memory(Memory::pinned_for(stream, bytes)?, len);
         staged.as_mut_slice()?.copy_from_slice(data);
-        let mut there = Self::new(stream.device(), data.len())?;
+        let mut there = Self::of_memory(Memory::on_for(stream, bytes)?, len);
         stream.copy(&staged, &mut there)?;
         Ok(there)
     }
@@ -76,7 +77,7 @@ impl<T: Plain> Buffer<T> {
     /// # Cancel safety
     /// Dropping the future gives the copy up; the elements are as they were.
     pub async fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
-        let mut here = Self::pinned(stream.device(), self.len)?;
+        let mut here = Self::of_memory(Memory::pinned_for(stream, bytes_of::<T>(self.len)?)?, self.len);
         stream.copy(self, &mut here)?;
         Ok(here.read().await?.to_vec())
     }

@@ -431,6 +431,11 @@ impl Ending {
     }
 }
 
+/// Ends what was dropped while its launches ran, as far as they are done by now.
+pub(super) fn end_what_is_over(device: &Device) {
+    Ending::look_at_all(device);
+}
+
 impl Drop for Execution {
     fn drop(&mut self) {
         let open = self.open_launches();

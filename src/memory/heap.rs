@@ -204,6 +204,17 @@ impl Heap {
         }
     }
 
+    /// Memory that is about to be used on `stream`, by whatever thread: its graph's if it is captured, no graph's if not.
+    pub(super) fn alloc_for(self: &Arc<Self>, stream: &Stream, bytes: usize) -> Result<Owned> {
+        if bytes == 0 {
+            return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element"));
+        }
+        match Hold::asked(stream.device(), Some(stream))? {
+            Some(hold) => hold.alloc(self, stream.device(), bytes, None, 0),
+            None => self.alloc_outside(stream.device(), bytes, None, 0),
+        }
+    }
+
     /// For no graph.
     #[inline]
     pub(super) fn alloc_outside(

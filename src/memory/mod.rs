@@ -161,6 +161,19 @@ impl Memory {
         Arena::of(device).pinned(device).alloc(device, bytes, None, 0)
     }
 
+    /// The same, for work that is about to be put into `stream`: the memory belongs to a graph only if that stream is
+    /// captured, whatever else the thread captures.
+    pub(crate) fn on_for(stream: &Stream, bytes: usize) -> Result<Owned> {
+        let device = stream.device();
+        Arena::of(device).own(device).alloc_for(stream, bytes)
+    }
+
+    /// As [`on_for`](Self::on_for), page-locked on the host.
+    pub(crate) fn pinned_for(stream: &Stream, bytes: usize) -> Result<Owned> {
+        let device = stream.device();
+        Arena::of(device).pinned(device).alloc_for(stream, bytes)
+    }
+
     #[inline]
     pub(crate) fn device(&self) -> &Device {
         &self.device
@@ -323,7 +336,7 @@ impl Memory {
 
     /// What the host must wait for before it reads (`write`: or writes).
     pub(crate) fn host_access(&self, write: bool) -> HostAccess {
-        let captured = Hold::open_uses(self, write);
+        let captured = Hold::captured_uses(self, write);
         let uses = self.uses();
         let open = if write { uses.all() } else { uses.write.iter().cloned().collect() };
         HostAccess::new(captured.into_iter().chain(open).collect())
@@ -356,9 +369,11 @@ impl Memory {
         self.settled(false)?;
         self.bring_over()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, false)?;
+        self.is_borrowed(pointer, false);
         // SAFETY: the memory is this value's own, `bytes` long and initialised (the seam says so). The device does not
-        // write to it: no write is in flight, no graph has it to write, and a new write needs `&mut self` while `&self` is
-        // borrowed.
+        // write to it while `&self` is borrowed: no write is in flight; no node of a graph, or of a capture that may become
+        // one, writes it (`not_of_graphs`: counted before the node is added, until no launch of it can come any more); and a
+        // new write, or a new node that writes, needs `&mut self`.
         Ok(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.bytes) })
     }
 
@@ -370,8 +385,9 @@ impl Memory {
         self.settled(true)?;
         self.bring_over()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, true)?;
-        // SAFETY: as in `host_slice`; the device neither reads nor writes it, no graph has it, and any new use needs this
-        // value, which is borrowed exclusively.
+        self.is_borrowed(pointer, true);
+        // SAFETY: as in `host_slice`; the device neither reads nor writes it, no node of a graph or of a capture uses it, and
+        // any new use needs this value, which is borrowed exclusively.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.bytes) })
     }
 
@@ -380,7 +396,7 @@ impl Memory {
         uses.forget_settled();
         let open: SmallVec<[Ticket; 3]> = if write { uses.all() } else { uses.write.iter().cloned().collect() };
         drop(uses);
-        for mut ticket in Hold::open_uses(self, write).into_iter().chain(open) {
+        for mut ticket in open {
             if ticket.look()? {
                 ticket.sound()?;
             } else {

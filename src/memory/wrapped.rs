@@ -32,7 +32,7 @@ use super::{Buffer, Home, HostAccess, Memory, Origin, Owned, Plain, access::Uses
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
-    stream::Streams,
+    stream::{Stream, Streams},
     sync::lock,
 };
 
@@ -356,11 +356,11 @@ impl Memory {
         }
     }
 
-    /// Shows where a device can copy its first `bytes` bytes from: what has come for it last and is not yet brought over;
+    /// Shows where `stream` can copy its first `bytes` bytes from: what has come for it last and is not yet brought over;
     /// before that, if that is not all of it, what came earlier, or a copy that is made now.
     pub(super) fn staged(
         &self,
-        near: &Device,
+        stream: &Stream,
         bytes: usize,
         mut show: impl FnMut(&Memory, usize) -> Result<()>,
     ) -> Result<()> {
@@ -372,7 +372,7 @@ impl Memory {
             // SAFETY: the memory is this value's own and that long, as `copy` has checked. No stream writes to it, the host
             // does so through the value alone, which is borrowed, and what arrives is brought over under the lock held here.
             let now = unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) };
-            let mut copy = Memory::pinned(near, bytes)?;
+            let mut copy = Memory::pinned_for(stream, bytes)?;
             copy.host_slice_mut()?.copy_from_slice(now);
             show(&copy, bytes)?;
         }

@@ -144,6 +144,11 @@ impl Capture {
         ENTERED.try_with(|entered| entered.borrow().last().cloned()).ok().flatten()
     }
 
+    /// All captures that this thread is in, the innermost last. None on a thread that ends.
+    pub(crate) fn entered() -> SmallVec<[Arc<Self>; 1]> {
+        ENTERED.try_with(|entered| entered.borrow().iter().cloned().collect()).unwrap_or_default()
+    }
+
     /// Until the guard is dropped this thread is in it.
     pub(crate) fn enter(self: &Arc<Self>) -> Entered {
         ENTERED.with(|entered| entered.borrow_mut().push(self.clone()));

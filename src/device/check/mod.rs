@@ -529,4 +529,10 @@ impl Backend for Checked {
             Err(race) => self.refuse(race),
         }
     }
+
+    fn host_borrow(&self, memory: *const u8, bytes: usize, exclusive: bool) {
+        let touch = Touch { side: Side::Host, start: memory.addr() as u64, bytes: bytes as u64, write: exclusive };
+        universe().host_borrow(&touch);
+        self.inner.host_borrow(memory, bytes, exclusive);
+    }
 }

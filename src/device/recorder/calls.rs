@@ -203,6 +203,10 @@ impl Backend for Recorder {
     fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
         self.inner.host_access(memory, bytes, write)
     }
+
+    fn host_borrow(&self, memory: *const u8, bytes: usize, exclusive: bool) {
+        self.inner.host_borrow(memory, bytes, exclusive);
+    }
 }
 
 fn waits(what: &str) -> Error {

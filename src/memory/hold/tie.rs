@@ -24,7 +24,8 @@ pub(in crate::memory) struct Tie {
 pub(super) struct Kept {
     /// Graphs, and captures that may become some.
     pub(super) graphs: usize,
-    /// Graphs that may be launched, and those of them whose nodes write it.
+    /// Those of them with nodes that use it, and with nodes that write it: counted before the node is added, since another
+    /// thread, or another capture, may build and launch the graph at any time after that.
     pub(super) readers: usize,
     pub(super) writers: usize,
     /// Its owner has dropped it.
@@ -74,11 +75,11 @@ impl Tie {
             return Ok(());
         }
         let text = if write {
-            "the host would write memory that a graph uses, and a launch may use it at any time: write other memory, and copy \
-             it there on a stream"
+            "the host would write memory that a graph uses, or what is captured for one, and a launch may use it at any time: \
+             write other memory, and copy it there on a stream"
         } else {
-            "the host would look at memory that a graph writes, and a launch may write it at any time: copy it out, with \
-             `Buffer::to_vec` say"
+            "the host would look at memory that a graph writes, or what is captured for one, and a launch may write it at any \
+             time: copy it out after the launch, with `Buffer::to_vec` say"
         };
         Err(Error::new(ErrorKind::Usage, text))
     }

@@ -100,7 +100,10 @@ impl Universe {
         before.merge(&past, |_, _| true);
         let new = |what| Stamp { component, tick: 0, what, in_graph: true };
         for access in &launch.accesses {
-            access.touches.iter().try_for_each(|touch| self.comes_after(&new(access.what), &before, touch))?;
+            access.touches.iter().try_for_each(|touch| {
+                self.is_not_borrowed(&new(access.what), touch, access.since)?;
+                self.comes_after(&new(access.what), &before, touch)
+            })?;
         }
         self.carry_out(&new, &launch.accesses)?;
         self.learn(component, &past);
@@ -116,7 +119,7 @@ impl Universe {
     /// What is there and holds something changes from node to node.
     fn carry_out(&mut self, new: &impl Fn(What) -> Stamp, accesses: &[Access]) -> Result<()> {
         let mut changed = Vec::new();
-        let outcome = accesses.iter().try_for_each(|Access { what, touches }| {
+        let outcome = accesses.iter().try_for_each(|Access { what, touches, .. }| {
             touches.iter().try_for_each(|touch| self.holds(&new(*what), touch))?;
             for touch in touches.iter().filter(|touch| touch.write) {
                 let Some((region, _)) = find_mut(&mut self.regions, touch) else { continue };
