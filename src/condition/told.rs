@@ -8,14 +8,14 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex},
+    sync::Arc,
     task::{Context, Waker},
 };
 
 use slab::Slab;
 
 use super::Status;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// One who may say something.
 pub(crate) struct Told<T: Copy>(Arc<Shared<T>>);

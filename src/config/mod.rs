@@ -13,14 +13,7 @@
 mod fields;
 mod layer;
 
-use std::{
-    collections::BTreeSet,
-    ffi::OsString,
-    fmt,
-    panic::Location,
-    path::Path,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::BTreeSet, ffi::OsString, fmt, panic::Location, path::Path};
 
 use figment::{
     Figment,
@@ -31,6 +24,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 
 use self::layer::Layer;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Mutex;
 
 /// Parameters of a program's operators: of one or more files, of the environment, and of the program itself. What comes
 /// later lies on top of what came before.
@@ -132,7 +126,7 @@ impl Config {
     /// missing, or of another type (and what was expected), with its key and with the file and line, the variable or the
     /// call that said so. What comes after a value of another type is not looked at.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(key.into());
+        self.asked.lock().insert(key.into());
         let (outcome, unknown) = match self.merged.find_value(key) {
             Ok(value) => read::<T>(&value),
             Err(_) => match read::<T>(&Value::Empty(Tag::Default, Empty::None)) {
@@ -159,7 +153,7 @@ impl Config {
     /// The keys that were set and that nobody has asked for, not even as a part of a section: an operator's name with a
     /// slip in it, or what was forgotten there.
     pub fn unused(&self) -> Vec<String> {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = self.asked.lock();
         let mut unused = Vec::new();
         if !asked.contains("")
             && let Ok(all) = self.merged.extract::<Dict>()

@@ -622,13 +622,15 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Enqueues a function of the host. It is called once, or never if the device is lost; it is dropped in any case.
-    /// A panic in it ends there and is logged.
-    fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()>;
+    /// Enqueues a function of the host: takes it from where it lies. It is called once, or never if the device is lost, and
+    /// dropped in any case. A panic in it ends there and is logged. One that is refused lies where it was: what it captured may
+    /// call back into the device as it is dropped, so the caller drops it once it holds no lock.
+    fn host_function(&self, stream: RawStream, function: &mut Option<HostFunction>) -> Result<()>;
 
-    /// The same for one that can be called again, as it is where this is recorded into a graph.
+    /// The same for one that can be called again, as it is where this is recorded into a graph. The caller keeps it until it
+    /// holds no lock.
     fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {
-        self.host_function(stream, Box::new(move || function()))
+        self.host_function(stream, &mut Some(Box::new(move || function())))
     }
 
     /// True where an address, a stream or an event that has ended may come again as another.

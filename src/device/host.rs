@@ -120,7 +120,7 @@ impl Backend for Host {
         none("streams")
     }
 
-    fn host_function(&self, _stream: RawStream, _function: HostFunction) -> Result<()> {
+    fn host_function(&self, _stream: RawStream, _function: &mut Option<HostFunction>) -> Result<()> {
         none("streams")
     }
 }

@@ -31,7 +31,7 @@ use std::{
     ops::RangeInclusive,
     str::FromStr,
     sync::{
-        Arc, Mutex, OnceLock, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -43,7 +43,7 @@ pub use kernel_type::KernelType;
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::lock,
+    sync::{Level, Mutex, lock},
 };
 
 /// Chooses the device of [`Device::first`]: `cuda:1`, `emulated`.
@@ -139,8 +139,8 @@ impl Device {
         #[cfg(feature = "cuda")]
         {
             // For as long as the process lives: closing a device would have to wait for its work.
-            static OPENED: std::sync::Mutex<Vec<(usize, Device)>> = std::sync::Mutex::new(Vec::new());
-            let mut opened = crate::sync::lock(&OPENED);
+            static OPENED: Mutex<Vec<(usize, Device)>> = Mutex::at(Level::Devices, Vec::new());
+            let mut opened = lock(&OPENED);
             if let Some((_, device)) = opened.iter().find(|(at, _)| *at == n) {
                 return Ok(device.clone());
             }

@@ -13,7 +13,7 @@
 use std::{
     mem,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
 
@@ -34,7 +34,7 @@ use crate::{
         lent::{Lent, Loan},
         node::Node,
     },
-    sync::lock,
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// Places that are given out at once, at most: of a hub that always has room.
@@ -101,7 +101,7 @@ impl<M: Message> Door<M> {
         Arc::new(Self {
             output: output.lend(),
             places: Arc::new(Semaphore::new(0)),
-            given_out: Mutex::new(0),
+            given_out: Mutex::at(Level::Ingress, 0),
             blank: Notify::new(),
             node: cx.node().clone(),
             owner: cx.waker(),
@@ -147,6 +147,7 @@ impl<M: Message> Door<M> {
     /// Does something with the output by which `used` places get their messages, and gives out what other places the hub
     /// has by then. The operator is woken when there are more. False if nothing can be sent any more.
     fn use_places<R>(&self, used: usize, act: impl FnOnce(&mut Output<M>) -> R) -> (Option<R>, bool) {
+        let _later = Deferred::new();
         // Held meanwhile: nobody else may see a place that is neither given out nor taken, nor one that is both.
         let mut given_out = lock(&self.given_out);
         let mut owner = Context::from_waker(&self.owner);

@@ -20,7 +20,7 @@ use std::{
     fmt,
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
@@ -47,7 +47,7 @@ use crate::{
     memory::Plain,
     operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
     planted::{self, Planted},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 impl Flow {

@@ -11,7 +11,7 @@ use std::{
     collections::VecDeque,
     fmt,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::Waker,
@@ -23,7 +23,7 @@ use crate::{
     error::Result,
     memory::{Memory, Owned},
     stream::Stream,
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// Called when an envelope has come home.

@@ -18,7 +18,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 
 use smallvec::SmallVec;
@@ -36,7 +36,7 @@ use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
     stream::{Stream, Streams, Ticket},
-    sync::lock,
+    sync::{Level, Mutex, MutexGuard, lock},
 };
 
 /// Where a heap's memory comes from.
@@ -123,7 +123,7 @@ impl Heap {
             limit,
             wants_recycled: !host && backend.wants_recycled(),
             backend,
-            state: Mutex::new(Stock::new()),
+            state: Mutex::at(Level::Heap, Stock::new()),
             sweeping: AtomicBool::new(false),
         });
         ledger.enter(&heap);
@@ -457,7 +457,7 @@ impl Heap {
             bytes,
             size,
             lane,
-            uses: Mutex::default(),
+            uses: Uses::default().locked(),
             tie: OnceLock::new(),
             account: None,
             origin: Origin::Heap(self.clone()),
@@ -506,7 +506,7 @@ fn size_of_class(bytes: u64, granularity: u64) -> u64 {
 impl Drop for Heap {
     fn drop(&mut self) {
         // Nothing is bound: the lookout's beat would hold it.
-        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let state = self.state.get_mut();
         let idle = state.drain_idle(u64::MAX);
         self.release(idle);
         // It is the driver's again, and others may wait for so much.

@@ -20,7 +20,7 @@ mod tie;
 use std::{
     fmt,
     ops::Range,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 use smallvec::SmallVec;
@@ -34,7 +34,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     stream::{Stream, Ticket, capture::Capture},
-    sync::lock,
+    sync::{Level, Mutex, lock},
 };
 
 /// See the [module](self).
@@ -81,7 +81,8 @@ struct Tied {
 impl Hold {
     /// For a capture.
     pub(crate) fn new(capture: &Capture) -> Arc<Self> {
-        let hold = Arc::new_cyclic(|this| Self { this: this.clone(), state: Mutex::default() });
+        let hold =
+            Arc::new_cyclic(|this| Self { this: this.clone(), state: Mutex::at(Level::GraphMemory, State::default()) });
         // The streams of a capture may outlive its graph.
         let weak = Arc::downgrade(&hold);
         let _ = capture.extension(move || Arc::new(weak));
@@ -317,7 +318,7 @@ impl Hold {
             memory.tie.take();
             let uses = std::mem::take(&mut *lock(&tie.uses));
             open.extend(uses.all());
-            memory.uses = Mutex::new(uses);
+            memory.uses = uses.locked();
         }
         // Somebody has used it streamed before it was dropped.
         state.outside.extend(open);
@@ -516,7 +517,7 @@ impl Drop for Tied {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let State { shelf, launches, .. } = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let State { shelf, launches, .. } = self.state.get_mut();
         let launches = launches.all();
         for mut memory in shelf.drain(..) {
             launches.iter().for_each(|launch| memory.own_uses().read_by(launch.clone()));
@@ -551,7 +552,7 @@ mod tests {
 
     impl Wake for Looks {
         fn wake(self: Arc<Self>) {
-            lock(&self.1).push(self.0.uses.try_lock().is_ok());
+            lock(&self.1).push(self.0.uses.try_lock().is_some());
         }
     }
 

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, OnceLock, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -11,7 +11,7 @@ use std::{
 use super::heap::{Heap, Kind};
 use crate::{
     device::{Device, HearsOfLoss},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// See the [module](self).

@@ -40,7 +40,7 @@ use std::{
     fmt,
     ops::{Deref, DerefMut},
     ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, OnceLock, Weak},
 };
 
 pub use access::HostAccess;
@@ -73,7 +73,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
     stream::{Stream, Ticket},
-    sync::lock,
+    sync::{Deferred, Mutex, MutexGuard, lock},
 };
 
 /// Plain data: any bit pattern is a value, there is no padding, and it can be copied byte by byte. Derive
@@ -247,7 +247,7 @@ impl Memory {
     #[inline]
     fn own_uses(&mut self) -> OwnUses<'_> {
         match self.tie.get() {
-            None => OwnUses::Own(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner)),
+            None => OwnUses::Own(self.uses.get_mut()),
             Some(tie) => OwnUses::Tied(lock(&tie.uses)),
         }
     }
@@ -317,17 +317,20 @@ impl Memory {
 
     /// Marks its uses now, for whoever comes after them elsewhere.
     pub(crate) fn commit(&mut self) -> Result<()> {
+        let _later = Deferred::new();
         self.own_uses().commit()
     }
 
     /// The same, for one of several who read it.
     pub(crate) fn commit_shared(&self) -> Result<()> {
+        let _later = Deferred::new();
         self.uses().commit()
     }
 
     /// The same; and the last write, if it is this stream's.
     #[inline]
     pub(crate) fn commit_by(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
+        let _later = Deferred::new();
         let mut uses = self.own_uses();
         uses.commit()?;
         let write = uses.write.as_ref().filter(|write| stream.is_some_and(|stream| write.stream().is(stream)));

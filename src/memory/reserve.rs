@@ -2,10 +2,7 @@
 //! operator's run ([`Reservation`]).
 
 use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicUsize, Ordering},
     task::Context,
 };
 
@@ -19,7 +16,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     stream::Stream,
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 impl Heap {

@@ -18,7 +18,7 @@ use std::{
     mem,
     pin::pin,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -37,7 +37,7 @@ use crate::{
         reply::Origin,
     },
     planted::{self, Planted},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// Messages with callers that are remembered in one run, at least; above it those are forgotten whose callers have their

@@ -4,7 +4,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, ready},
@@ -27,7 +27,7 @@ use crate::{
         },
         link::HubState,
     },
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// A flow at work: asks how it stands, pauses, resumes, stops and aborts it, from any thread or task. From

@@ -4,16 +4,16 @@
 //! changes is a matter of [`watchers`](super::watchers).
 
 use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use crate::{condition::Status, sync::lock};
+use crate::{
+    condition::Status,
+    sync::{Mutex, lock},
+};
 
 /// The state of one operator.
 #[derive(Debug)]

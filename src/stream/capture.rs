@@ -18,7 +18,7 @@ use std::{
     cell::{Cell, RefCell},
     fmt,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -29,7 +29,7 @@ use super::{Held, Stream, Streams, Ticket};
 use crate::{
     device::{Device, draft::Few, recorder::Recorder},
     error::{Error, ErrorKind, Result},
-    sync::lock,
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// See the [module](self).
@@ -116,7 +116,7 @@ impl Capture {
             device: device.clone(),
             recorder,
             streams: OnceLock::new(),
-            made: Mutex::default(),
+            made: Mutex::at(Level::CaptureStreams, Vec::new()),
             outside: Mutex::default(),
             over: AtomicBool::new(false),
             kept: Mutex::default(),
@@ -157,6 +157,7 @@ impl Capture {
 
     /// A stream of it, whose first work comes after these nodes.
     pub(crate) fn stream(self: &Arc<Self>, name: &str, after: Few) -> Result<Stream> {
+        let _later = Deferred::new();
         let mut made = lock(&self.made);
         let known = self.streams.get().and_then(std::sync::Weak::upgrade);
         let streams = known.unwrap_or_else(|| Streams::captured(&self.device, self));

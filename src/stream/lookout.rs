@@ -18,7 +18,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -27,7 +27,7 @@ use std::{
 use super::{Inner, Stream, completion::Completion, mark::Mark};
 use crate::{
     device::{Device, emulated},
-    sync::lock,
+    sync::{Condvar, Level, Mutex, MutexGuard, lock},
 };
 
 /// How often a stream that somebody waits for is asked. A query costs 1.25 us on an H200; the driver itself takes some
@@ -85,7 +85,7 @@ impl Lookout {
     pub(super) fn new(device: &Device) -> Self {
         let shared = Shared {
             name: format!("wakeline-lookout-{}", device.name()),
-            list: Mutex::default(),
+            list: Mutex::at(Level::Lookout, List::default()),
             news: AtomicBool::new(false),
             change: Condvar::new(),
             scanning: AtomicBool::new(false),
@@ -204,8 +204,7 @@ impl Shared {
             if due.is_empty() && scans.is_empty() {
                 list.asleep = Some(next);
                 let nap = next.saturating_duration_since(Instant::now());
-                let waited = self.change.wait_timeout(list, nap).unwrap_or_else(PoisonError::into_inner);
-                list = waited.0;
+                list = self.change.wait_timeout(list, nap);
                 list.asleep = None;
             }
             drop(list);

@@ -10,18 +10,14 @@
 //! comes after what is before it. So nobody waits, and clones of a [`Stream`] that was given back go on working; they
 //! share it then.
 
-use std::{
-    fmt,
-    ops::Deref,
-    sync::{Arc, Mutex},
-};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use super::{Stream, held::Held};
 use crate::{
     device::{Device, backend::StreamSpec},
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// Streams of one device, one priority, made when they are needed and used again. A cheap handle: clones are the same

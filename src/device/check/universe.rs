@@ -13,7 +13,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
     sync::{
-        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
+        Arc, LazyLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -33,6 +33,7 @@ use crate::{
         human,
     },
     error::{Error, ErrorKind, Result},
+    sync::{Mutex, MutexGuard},
 };
 
 /// A stream of one checked device.
@@ -129,7 +130,7 @@ static UNIVERSE: LazyLock<Mutex<Universe>> = LazyLock::new(|| Mutex::new(Univers
 
 /// The process's universe.
 pub(super) fn universe() -> MutexGuard<'static, Universe> {
-    UNIVERSE.lock().unwrap_or_else(PoisonError::into_inner)
+    UNIVERSE.lock()
 }
 
 /// Streams, events and memory come and go.

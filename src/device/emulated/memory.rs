@@ -19,7 +19,7 @@ use std::{
     collections::BTreeMap,
     ptr::NonNull,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -29,6 +29,7 @@ use crate::device::human;
 use crate::{
     device::backend::{Address, MemoryInfo},
     error::{Error, ErrorKind, Result},
+    sync::Mutex,
 };
 
 /// What every fresh byte holds.
@@ -254,7 +255,7 @@ impl Drop for Reserved {
 impl Drop for Memory {
     /// The device's own memory goes with it. Host memory that is still out stays valid for ever: somebody has a pointer.
     fn drop(&mut self) {
-        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let ledger = self.ledger.get_mut();
         for base in ledger.blocks.keys() {
             release(*base);
         }

@@ -31,7 +31,7 @@ mod order;
 mod tests;
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -39,6 +39,7 @@ pub use faults::Faults;
 pub use simulation::{Simulation, Task, Unfinished};
 
 use super::backend::Backend;
+use crate::sync::lock;
 
 /// How an emulated device is made.
 ///
@@ -110,9 +111,4 @@ pub(crate) fn open(config: Emulated) -> Arc<dyn Backend> {
 fn fresh_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 62);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// A lock that a panicking holder does not spoil: nothing here is left half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

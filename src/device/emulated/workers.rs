@@ -12,7 +12,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, LazyLock, Weak},
     thread::{self, JoinHandle, ThreadId},
     time::{Duration, Instant},
 };
@@ -26,10 +26,11 @@ use super::{
 use crate::{
     device::human,
     error::{Error, ErrorKind, Result},
+    sync::{Condvar, Level, Mutex, MutexGuard},
 };
 
 /// A machine and those who wait for it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Engine {
     state: Mutex<State>,
     /// Rung when something is passed, if somebody listens.
@@ -53,7 +54,7 @@ struct Crew {
     asleep: usize,
 }
 
-static THREADED: LazyLock<Arc<Engine>> = LazyLock::new(Arc::default);
+static THREADED: LazyLock<Arc<Engine>> = LazyLock::new(|| Arc::new(Engine::new(None)));
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// The engine of all devices that have threads.
@@ -66,9 +67,13 @@ fn now() -> Duration {
 }
 
 impl Engine {
+    fn new(simulation: Option<Weak<Core>>) -> Self {
+        Self { state: Mutex::at(Level::Machine, State::default()), passed: Condvar::new(), simulation }
+    }
+
     /// One without threads.
     pub(super) fn simulated(simulation: Weak<Core>) -> Self {
-        Self { simulation: Some(simulation), ..Self::default() }
+        Self::new(Some(simulation))
     }
 
     /// A change to the machine, and then a bell for everybody whom it concerns.
@@ -141,7 +146,7 @@ impl Engine {
                 continue;
             }
             state.listeners += 1;
-            state = self.passed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.passed.wait(state);
             state.listeners -= 1;
         }
     }
@@ -171,7 +176,7 @@ impl Engine {
                 return;
             } else {
                 state.sleepers(device, 1);
-                state = bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = bell.wait(state);
                 state.sleepers(device, -1);
             }
         }

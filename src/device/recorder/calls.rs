@@ -183,7 +183,7 @@ impl Backend for Recorder {
         self.inner.cuda_context()
     }
 
-    fn host_function(&self, _stream: RawStream, _function: HostFunction) -> Result<()> {
+    fn host_function(&self, _stream: RawStream, _function: &mut Option<HostFunction>) -> Result<()> {
         Err(is_called_once())
     }
 

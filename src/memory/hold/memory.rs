@@ -1,9 +1,6 @@
 //! What memory does about the graphs that use it.
 
-use std::{
-    ptr::NonNull,
-    sync::{Arc, Mutex},
-};
+use std::{ptr::NonNull, sync::Arc};
 
 use super::{
     super::{Memory, Origin, execution},
@@ -14,7 +11,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
     stream::{Stream, Ticket, capture::Capture},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 impl Memory {
@@ -25,7 +22,7 @@ impl Memory {
         }
         let mut uses = lock(&self.uses);
         self.tie.get_or_init(|| {
-            let uses = Mutex::new(std::mem::take(&mut *uses));
+            let uses = std::mem::take(&mut *uses).locked();
             let kept = Mutex::new(Kept { graphs: 0, readers: 0, writers: 0, memory: None });
             Arc::new(Tie { home: self.home, bytes: self.bytes, uses, kept })
         })
@@ -124,7 +121,7 @@ impl Memory {
         }
         drop(kept);
         self.tie.take();
-        self.uses = Mutex::new(std::mem::take(&mut *lock(&tie.uses)));
+        self.uses = std::mem::take(&mut *lock(&tie.uses)).locked();
         Some(self)
     }
 }

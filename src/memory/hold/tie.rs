@@ -1,15 +1,11 @@
 //! [`Tie`]: what binds memory to graphs; and the [`Turn`] that whoever uses such memory takes.
 
-use std::{
-    cell::Cell,
-    ops::Range,
-    sync::{Mutex, MutexGuard},
-};
+use std::{cell::Cell, ops::Range};
 
 use super::super::{Home, Memory, access::Uses};
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::lock,
+    sync::{Deferred, Level, Mutex, MutexGuard, lock},
 };
 
 /// What binds memory to graphs.
@@ -34,9 +30,13 @@ pub(super) struct Kept {
 
 /// A turn at memory that graphs use, too: from the look at its uses to the note of a new one. Taken again by whoever has it.
 #[must_use]
-pub(in crate::memory) struct Turn(#[allow(dead_code, reason = "held")] Option<MutexGuard<'static, ()>>);
+pub(in crate::memory) struct Turn {
+    taken: Option<MutexGuard<'static, ()>>,
+    /// What is woken meanwhile is woken after it. Below the guard, so that it ends later.
+    _later: Deferred,
+}
 
-static TURN: Mutex<()> = Mutex::new(());
+static TURN: Mutex<()> = Mutex::at(Level::Turn, ());
 
 thread_local! {
     static MINE: Cell<bool> = const { Cell::new(false) };
@@ -45,16 +45,15 @@ thread_local! {
 impl Turn {
     #[cold]
     pub(in crate::memory) fn take() -> Self {
-        if MINE.replace(true) {
-            return Self(None);
-        }
-        Self(Some(lock(&TURN)))
+        let _later = Deferred::new();
+        let taken = if MINE.replace(true) { None } else { Some(lock(&TURN)) };
+        Self { taken, _later }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if self.0.is_some() {
+        if self.taken.is_some() {
             MINE.set(false);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use super::{
@@ -16,6 +16,7 @@ use super::{
 use crate::{
     device::backend::{HostCallback, RawEvent, RawExec},
     error::Result,
+    sync::{Mutex, MutexGuard},
 };
 
 /// The launches that a host function has not been called for, the oldest first. Which exec calls it nobody knows, so a call
@@ -34,7 +35,7 @@ pub(super) struct Launch {
 
 impl Heard {
     pub(super) fn lock(&self) -> MutexGuard<'_, VecDeque<(RawExec, Clock)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Its node's turn has come in some launch.

@@ -30,7 +30,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, OnceLock},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -48,6 +48,7 @@ use super::{Emulated, device::Device, lock, machine::StreamId, workers::Engine};
 use crate::{
     device::backend::Backend,
     error::{Error, ErrorKind},
+    sync::{Level, Mutex},
 };
 
 /// The future that [`Simulation::run`] was given.
@@ -131,7 +132,7 @@ impl Simulation {
         let core = Arc::new_cyclic(|core| Core {
             engine: Arc::new(Engine::simulated(core.clone())),
             started: OnceLock::new(),
-            state: Mutex::new(state),
+            state: Mutex::at(Level::Simulation, state),
         });
         Self { core, seed }
     }
