@@ -93,6 +93,13 @@ impl ErrorKind {
     }
 }
 
+/// As an error without a message says it: `device lost`.
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.phrase())
+    }
+}
+
 /// What went wrong, where, and why.
 ///
 /// ```
@@ -182,6 +189,12 @@ impl Error {
     pub fn because(mut self, cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
         self.0.cause = Some(Arc::new(cause.into()));
         self
+    }
+
+    /// A failure of the same kind for a caller outside of the flow. It has this message alone: places and causes name
+    /// operators, streams, addresses and files, and belong to the log and to the flow's own error.
+    pub(crate) fn for_caller(&self, message: &str) -> Self {
+        Self::new(self.kind(), message)
     }
 
     /// What kind of failure this is.

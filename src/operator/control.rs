@@ -199,7 +199,18 @@ impl Control {
     /// It fails with this, unless it has failed before. Said before anything is let go, so that whoever loses something
     /// with it finds why. What it has failed with.
     pub(crate) fn fail(&self, error: Error) -> Error {
-        self.failure.get_or_init(|| error).again()
+        let mut first = false;
+        let failure = self.failure.get_or_init(|| {
+            first = true;
+            error
+        });
+        // Callers outside of the flow hear the kind alone, and a `Running` may have been dropped.
+        if first && failure.is_cancelled() {
+            tracing::debug!(flow = &*self.name, error = %failure, "the flow has ended early");
+        } else if first {
+            tracing::warn!(flow = &*self.name, error = %failure, "the flow has failed");
+        }
+        failure.again()
     }
 
     fn set_paused(&self, paused: bool) {
