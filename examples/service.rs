@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The service is a `tower::Service`: a request is let in when the flow has room for it. What happens to those that it has
-//! none for is a layer in front. `GET /health` tells how each operator stands, and turns red (503) when the device is lost or
-//! the flow has failed. SIGTERM and ctrl-c end it in order: no new connections, all answers, the flow, the process.
+//! none for is a layer in front. `GET /health` says how far the operators are, and turns red (503) when the device is lost or
+//! the flow has failed. Clients are given kinds of failures and no names from inside: those are in the log, on stderr. SIGTERM and ctrl-c end it in order: no new connections, all answers, the flow, the process.
 
 use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
@@ -126,7 +126,10 @@ pub(crate) async fn start(device: &Device, args: &Args) -> Result<(Router, Runni
     let shout = flow.service_with("shout", load.texts, unload.output, Hub::bounded(args.places));
     let running = flow.spawn()?;
     // Nobody is sent away while kernels are compiled; and what does not come to run says so here.
-    shout.clone().ready().await?;
+    if let Err(error) = shout.clone().ready().await {
+        // That one is for clients; the flow's own says what it was.
+        return Err(running.await.err().unwrap_or(error));
+    }
 
     let shout = match args.overload {
         Overload::Shed => BoxCloneSyncService::new(ServiceBuilder::new().load_shed().service(shout)),
@@ -159,16 +162,13 @@ async fn health(State(app): State<App>) -> Response {
     let failure = app.flow.failure().or_else(|| app.device.lost());
     let operators = app.flow.status().into_iter().map(|operator| {
         json!({
-            "name": &*operator.name,
             "status": operator.status.to_string(),
             "running": operator.running,
             "runs": operator.runs,
-            "waits_for": operator.waits_for,
         })
     });
     let told = json!({
-        "device": app.device.name(),
-        "failure": failure.as_ref().map(Error::to_string),
+        "failure": failure.as_ref().map(|failure| failure.kind().to_string()),
         "operators": operators.collect::<Vec<_>>(),
     });
     let code = if failure.is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
@@ -209,6 +209,7 @@ async fn serve(args: &Args) -> Result<Report> {
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     match serve(&Args::parse()).await {
         Ok(report) => {
             println!("{report}");

@@ -22,7 +22,13 @@
 //! | [`Cancelled`](ErrorKind::Cancelled) | the flow was aborted |
 //! | [`Driver`](ErrorKind::Driver) | a driver call failed for another reason: its name and code are there |
 
-use std::{error::Error as StdError, fmt, sync::Arc};
+use std::{
+    any::Any,
+    error::Error as StdError,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 /// The result of a wakeline call.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
@@ -84,6 +90,13 @@ impl ErrorKind {
             ErrorKind::Cancelled => "cancelled",
             ErrorKind::Driver => "driver call failed",
         }
+    }
+}
+
+/// As an error without a message says it: `device lost`.
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.phrase())
     }
 }
 
@@ -178,6 +191,12 @@ impl Error {
         self
     }
 
+    /// A failure of the same kind for a caller outside of the flow. It has this message alone: places and causes name
+    /// operators, streams, addresses and files, and belong to the log and to the flow's own error.
+    pub(crate) fn for_caller(&self, message: &str) -> Self {
+        Self::new(self.kind(), message)
+    }
+
     /// What kind of failure this is.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -241,6 +260,19 @@ impl Error {
             cause: self.0.cause.clone(),
         }))
     }
+}
+
+/// What a panic said. Its payload may be of any type and is dropped here: one whose own drop panics is forgotten.
+pub(crate) fn said(panic: Box<dyn Any + Send>) -> String {
+    let said = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(said), _) => (*said).to_owned(),
+        (_, Some(said)) => said.clone(),
+        _ => "a panic without a message".to_owned(),
+    };
+    let dropping = catch_unwind(AssertUnwindSafe(move || drop(panic)));
+    // The same may be true of this one's.
+    dropping.unwrap_or_else(std::mem::forget);
+    said
 }
 
 impl fmt::Display for Error {

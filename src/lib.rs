@@ -60,6 +60,7 @@ pub mod planted;
 mod planted;
 pub mod stream;
 mod sync;
+mod thread_name;
 
 #[cfg(feature = "config")]
 pub use config::Config;

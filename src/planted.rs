@@ -47,6 +47,14 @@ pub enum Planted {
     StreamKept,
     /// A chunk that was modified is still seen elsewhere as it was.
     StaleCopy,
+    /// A caller that has its answer goes on with every message.
+    CallersKept,
+    /// Where two messages with callers become one, those callers are lost.
+    CallersLost,
+    /// A second response to one request is the answer to another.
+    AnsweredTwice,
+    /// The host is lent memory that nodes of a graph use.
+    HostSliceLent,
 }
 
 #[cfg(feature = "planted")]
@@ -59,7 +67,7 @@ mod field {
 
     impl Planted {
         /// All of them.
-        pub const ALL: [Self; 18] = [
+        pub const ALL: [Self; 22] = [
             Self::MissingWait,
             Self::EarlierReader,
             Self::EarlyReuse,
@@ -78,6 +86,10 @@ mod field {
             Self::Overtaking,
             Self::StreamKept,
             Self::StaleCopy,
+            Self::CallersKept,
+            Self::CallersLost,
+            Self::AnsweredTwice,
+            Self::HostSliceLent,
         ];
     }
 

@@ -51,7 +51,7 @@ impl Lookout {
     fn new(done: u64) -> Arc<Self> {
         let stream = Stream { completion: Completion::new(), watched: Watched::new(), done: AtomicU64::new(done) };
         let (threads, beats) = (Mutex::new(Vec::new()), Mutex::new(0));
-        Arc::new(Self { stream, visits: Mutex::new(Visits::new()), threads, beats })
+        Arc::new(Self { stream, visits: Mutex::new(Visits::default()), threads, beats })
     }
 
     /// As `Lookout::watch`.

@@ -10,7 +10,27 @@ mod sync {
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> loom::sync::MutexGuard<'_, T> {
         mutex.lock().unwrap()
     }
+
+    pub(crate) fn assert_unlocked() {}
+
+    pub(crate) fn is_unlocked() -> bool {
+        true
+    }
+
+    pub(crate) use super::wakes::*;
+
+    pub(crate) enum Level {
+        Hub,
+    }
+
+    pub(crate) fn mutex_at<T>(_: Level, value: T) -> Mutex<T> {
+        Mutex::new(value)
+    }
 }
+
+#[allow(dead_code)]
+#[path = "../src/sync/wakes.rs"]
+mod wakes;
 
 #[allow(dead_code)]
 #[path = "../src/hub/queue.rs"]

@@ -10,7 +10,19 @@ mod sync {
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().expect("no model panics with a lock")
     }
+
+    pub(crate) fn assert_unlocked() {}
+
+    pub(crate) fn is_unlocked() -> bool {
+        true
+    }
+
+    pub(crate) use super::wakes::*;
 }
+
+#[allow(dead_code)]
+#[path = "../src/sync/wakes.rs"]
+mod wakes;
 
 #[allow(dead_code)]
 #[path = "../src/operator/quiet.rs"]

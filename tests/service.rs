@@ -268,8 +268,7 @@ async fn e1_a_batch_says_which_answer_is_whose() {
             } else {
                 let error = answer.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Usage);
-                assert!(error.to_string().contains("one response came for 4 requests"), "{error}");
-                assert!(error.to_string().contains("cx.take_replies()"), "{error}");
+                assert!(error.to_string().contains("the response cannot be distinguished from those"), "{error}");
             }
         }
         drop(service);
@@ -320,8 +319,6 @@ async fn e1_nobody_is_left_without_an_answer() {
             }
             (1, Err(error)) => {
                 assert_eq!(error.kind(), ErrorKind::Unanswered);
-                assert!(error.to_string().contains("operator `choosy`, the last to have it, sent nothing"), "{error}");
-                assert!(error.to_string().contains("service `service`"), "{error}");
             }
             (_, answer) => assert_eq!(answer.unwrap(), 2 * n as u32),
         }
@@ -405,7 +402,6 @@ async fn e1_what_is_kept_to_the_end_is_answered_then() {
     for answer in within(asked).await {
         let error = answer.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unanswered);
-        assert!(error.to_string().contains("`only`, the last to have it"), "{error}");
     }
 }
 
@@ -595,9 +591,6 @@ async fn e1_a_flow_that_ends_early_answers_all() {
         for asked in asked {
             let error = within(asked).await.unwrap_err();
             assert_eq!(error.kind(), wanted, "{how:?}: {error}");
-            if matches!(how, How::Fail | How::Panic) {
-                assert!(error.to_string().starts_with("operator `only`"), "{error}");
-            }
         }
         assert_eq!(handle.failure().unwrap().kind(), wanted);
         if let Some(running) = left {
@@ -628,9 +621,10 @@ async fn e1_what_failed_is_said_and_not_what_was_dropped_for_it() {
         let service = flow.service("service", fails.input, fails.output);
         let running = flow.spawn().unwrap();
         for answer in within(join_all((0..3).map(|n| service.ask(n)))).await {
-            assert!(answer.unwrap_err().to_string().contains("with replies in its hands"));
+            assert_eq!(answer.unwrap_err().kind(), ErrorKind::Operator, "and not that it was not answered");
         }
-        within(running).await.unwrap_err();
+        let error = within(running).await.unwrap_err();
+        assert!(error.to_string().contains("with replies in its hands"), "{error}");
     }
 }
 

@@ -173,6 +173,13 @@ async fn e1_sigterm_drains_in_order() {
     assert_eq!(reported(&said, "shout"), (answered, answered), "each was answered, and got its answer");
 }
 
+/// Clients read nothing of what is inside: no operator, kernel, device or port.
+fn says_no_names(body: &str) {
+    for name in ["load", "upper", "shout", "emulated", "cuda", "texts", "0x"] {
+        assert!(!body.contains(name), "{name}: {body}");
+    }
+}
+
 /// The example's routes in this process, on a device of ours.
 async fn serve(device: &Device, options: &[&str]) -> (String, Running) {
     let args = service::Args::parse_from([&["service"], options].concat());
@@ -235,6 +242,7 @@ async fn e1_overload_is_503_or_a_wait() {
         let (status, said) = visitor.shout("three".into()).await.unwrap();
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(said.contains("was stopped"), "{said}");
+        says_no_names(&said);
     }
 }
 
@@ -249,20 +257,20 @@ async fn e1_health_turns_red_when_the_device_is_lost() {
     }
     let (status, health) = visitor.health().await;
     assert_eq!(status, StatusCode::OK, "{health}");
-    let names: Vec<_> = health["operators"].as_array().unwrap().iter().map(|operator| &operator["name"]).collect();
-    assert_eq!(names, ["load", "upper", "unload", "shout"]);
+    says_no_names(&health.to_string());
+    assert_eq!(health["operators"].as_array().unwrap().len(), 4);
     assert_eq!(health["operators"][0]["runs"], 2);
-    let waits_for = health["operators"][3]["waits_for"].as_array().unwrap();
-    assert!(waits_for.iter().any(|it| it == "somebody outside of the flow"), "{health}");
 
     for text in ["three", "four"] {
         let (status, said) = common::within(visitor.shout(text.into())).await.unwrap();
         assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR, "{said}");
         assert!(said.contains("device lost"), "{said}");
+        says_no_names(&said);
     }
     let (status, health) = visitor.health().await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{health}");
-    assert!(health["failure"].as_str().unwrap().contains("device lost"), "{health}");
+    assert_eq!(health["failure"], "device lost");
+    says_no_names(&health.to_string());
     assert!(common::within(running).await.unwrap_err().is_device_lost());
     let (status, health) = visitor.health().await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);

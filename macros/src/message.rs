@@ -39,7 +39,7 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
                 let bytes = fields.iter().map(
                     |(field, ty)| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::size_in_bytes(#field)),
                 );
-                quote_spanned!(site=> { 0 #(+ #bytes)* })
+                quote_spanned!(site=> { 0_usize #(.saturating_add(#bytes))* })
             },
         );
         let carries =
@@ -55,7 +55,7 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
             }
 
             fn size_in_bytes(&self) -> usize {
-                ::core::mem::size_of_val(self) + match self { #bytes }
+                ::core::mem::size_of_val(self).saturating_add(match self { #bytes })
             }
         }
     });

@@ -41,5 +41,7 @@ impl Alarm {
 
 /// `span` after `at`; where no clock goes that far, in thirty years.
 pub(crate) fn after(at: Instant, span: Duration) -> Instant {
-    at.checked_add(span).unwrap_or_else(|| at + Duration::from_secs(30 * 365 * 86_400))
+    /// Far enough. Timers round up and would overflow at the clock's end.
+    const MOST: Duration = Duration::from_secs(30 * 365 * 86_400);
+    at.checked_add(span.min(MOST)).unwrap_or(at)
 }

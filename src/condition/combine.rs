@@ -239,12 +239,12 @@ impl std::fmt::Debug for Own {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::sync::lock;
+    use crate::sync::{Mutex, lock};
 
     /// A condition that does what it is told, and notes what it has given.
     #[derive(Clone, Default)]

@@ -84,7 +84,7 @@ impl Condition for Counts {
     }
 
     fn give_back(&mut self) {
-        self.left.change(|left| (left >= 0).then_some(left + 1), |left| left == 1);
+        self.left.change(|left| (left >= 0).then_some(left.saturating_add(1)), |left| left == 1);
     }
 
     fn describe(&self) -> Cow<'static, str> {

@@ -139,7 +139,7 @@ impl Counted {
             (false, false) if self.more.needs_others() => other.more,
             (false, false) => self.more,
         };
-        Self { ready: self.ready + other.ready, more }
+        Self { ready: self.ready.saturating_add(other.ready), more }
     }
 }
 

@@ -13,14 +13,7 @@
 mod fields;
 mod layer;
 
-use std::{
-    collections::BTreeSet,
-    ffi::OsString,
-    fmt,
-    panic::Location,
-    path::Path,
-    sync::{Mutex, PoisonError},
-};
+use std::{cell::RefCell, collections::BTreeSet, ffi::OsString, fmt, mem::ManuallyDrop, panic::Location, path::Path};
 
 use figment::{
     Figment,
@@ -31,6 +24,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 
 use self::layer::Layer;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Mutex;
 
 /// Parameters of a program's operators: of one or more files, of the environment, and of the program itself. What comes
 /// later lies on top of what came before.
@@ -132,7 +126,7 @@ impl Config {
     /// missing, or of another type (and what was expected), with its key and with the file and line, the variable or the
     /// call that said so. What comes after a value of another type is not looked at.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(key.into());
+        self.asked.lock().insert(key.into());
         let (outcome, unknown) = match self.merged.find_value(key) {
             Ok(value) => read::<T>(&value),
             Err(_) => match read::<T>(&Value::Empty(Tag::Default, Empty::None)) {
@@ -159,7 +153,7 @@ impl Config {
     /// The keys that were set and that nobody has asked for, not even as a part of a section: an operator's name with a
     /// slip in it, or what was forgotten there.
     pub fn unused(&self) -> Vec<String> {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = self.asked.lock();
         let mut unused = Vec::new();
         if !asked.contains("")
             && let Ok(all) = self.merged.extract::<Dict>()
@@ -270,20 +264,21 @@ fn read<T: DeserializeOwned>(value: &Value) -> (Result<T, figment::Error>, Vec<V
     struct Seen<T>(T);
 
     thread_local! {
-        static IGNORED: std::cell::RefCell<Vec<Vec<String>>> = const { std::cell::RefCell::new(Vec::new()) };
+        /// `ManuallyDrop`: usable in the destructors of the thread's other locals, too. Below it is left as it was found.
+        static IGNORED: ManuallyDrop<RefCell<Vec<Vec<String>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     }
 
     impl<'de, T: Deserialize<'de>> Deserialize<'de> for Seen<T> {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            let note = |path: serde_ignored::Path<'_>| IGNORED.with_borrow_mut(|all| all.push(keys_on(&path)));
+            let note = |path: serde_ignored::Path<'_>| IGNORED.with(|all| all.borrow_mut().push(keys_on(&path)));
             serde_ignored::deserialize(deserializer, note).map(Self)
         }
     }
 
     // A field's own `Deserialize` may read another configuration.
-    let before = IGNORED.take();
+    let before = IGNORED.with(|all| all.take());
     let outcome = value.deserialize::<Seen<T>>().map(|seen| seen.0);
-    (outcome, IGNORED.replace(before))
+    (outcome, IGNORED.with(|all| all.replace(before)))
 }
 
 fn keys_on(path: &serde_ignored::Path<'_>) -> Vec<String> {

@@ -22,6 +22,9 @@ use smallvec::SmallVec;
 use super::KernelType;
 use crate::error::{Error, ErrorKind, Result};
 
+/// What every allocation is aligned to, and so the most that elements may ask for.
+pub(crate) const MOST_ALIGNMENT: usize = 256;
+
 /// A place in a device's memory. No host pointer, even on the emulated device: only copies and kernels reach it.
 /// Addresses of all the devices of a process differ.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -364,7 +367,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Free and total bytes.
     fn memory(&self) -> Result<MemoryInfo>;
 
-    /// Device memory, aligned to 256 bytes, usable at once on any stream. `bytes` is not zero. May block shortly.
+    /// Device memory, aligned to [`MOST_ALIGNMENT`], usable at once on any stream. `bytes` is not zero. May block shortly.
     fn alloc(&self, bytes: u64) -> Result<Address>;
 
     /// Gives memory back. Never waits for the device.
@@ -406,7 +409,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Page-locked host memory, initialised, aligned to 64 bytes at least. `bytes` is not zero. May block.
+    /// Page-locked host memory, initialised, aligned to [`MOST_ALIGNMENT`]. `bytes` is not zero. May block.
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>>;
 
     /// Gives host memory back. Never waits for the device.
@@ -622,13 +625,15 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Enqueues a function of the host. It is called once, or never if the device is lost; it is dropped in any case.
-    /// A panic in it ends there and is logged.
-    fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()>;
+    /// Enqueues a function of the host: takes it from where it lies. It is called once, or never if the device is lost, and
+    /// dropped in any case. A panic in it ends there and is logged. One that is refused lies where it was: what it captured may
+    /// call back into the device as it is dropped, so the caller drops it once it holds no lock.
+    fn host_function(&self, stream: RawStream, function: &mut Option<HostFunction>) -> Result<()>;
 
-    /// The same for one that can be called again, as it is where this is recorded into a graph.
+    /// The same for one that can be called again, as it is where this is recorded into a graph. The caller keeps it until it
+    /// holds no lock.
     fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {
-        self.host_function(stream, Box::new(move || function()))
+        self.host_function(stream, &mut Some(Box::new(move || function())))
     }
 
     /// True where an address, a stream or an event that has ended may come again as another.
@@ -645,6 +650,13 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
         let _ = (memory, bytes, write);
         Ok(())
+    }
+
+    /// The host borrows such memory, as `&mut [u8]` if `exclusive`. When the borrow ends is not known: what proves its end is
+    /// a node of a graph that is added later and uses the memory in a way that the borrow would not allow. A launch of a node
+    /// that was added before the borrow may run beside it. Only the race checker listens.
+    fn host_borrow(&self, memory: *const u8, bytes: usize, exclusive: bool) {
+        let _ = (memory, bytes, exclusive);
     }
 }
 

@@ -2,22 +2,38 @@
 //!
 //! Hubs between two operators on the host allocate their envelopes here, so that nothing above needs a special case.
 
-use std::{alloc, ptr::NonNull, time::Duration};
+use std::{alloc, ptr::NonNull, sync::OnceLock, time::Duration};
 
 use super::backend::{
-    Address, Backend, HostFunction, KernelDef, Launch, MemoryInfo, Pattern, Place, RawEvent, RawStream, StreamSpec,
+    Address, Backend, HostFunction, KernelDef, Launch, MOST_ALIGNMENT, MemoryInfo, Pattern, Place, RawEvent, RawStream,
+    StreamSpec,
 };
 use crate::error::{Error, ErrorKind, Result};
 
 #[derive(Debug)]
 pub(super) struct Host;
 
+/// Bytes of memory that the machine has, or that the process may have of them; `None` where the system does not say.
+pub(crate) fn host_memory() -> Option<u64> {
+    static BYTES: OnceLock<Option<u64>> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+            let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+        });
+        // Of a container, in both versions of control groups. `max` is no number, and no limit.
+        let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+        let limits = limits.iter().filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok());
+        limits.chain(machine).min()
+    })
+}
+
 fn none<T>(what: &str) -> Result<T> {
     Err(Error::new(ErrorKind::Usage, format!("the host has no {what}: choose a device, `Device::first()` say")))
 }
 
 fn layout(bytes: usize) -> Result<alloc::Layout> {
-    alloc::Layout::from_size_align(bytes, 64)
+    alloc::Layout::from_size_align(bytes, MOST_ALIGNMENT)
         .map_err(|_| Error::new(ErrorKind::OutOfMemory, format!("{bytes} bytes are more than an address space holds")))
 }
 
@@ -120,7 +136,7 @@ impl Backend for Host {
         none("streams")
     }
 
-    fn host_function(&self, _stream: RawStream, _function: HostFunction) -> Result<()> {
+    fn host_function(&self, _stream: RawStream, _function: &mut Option<HostFunction>) -> Result<()> {
         none("streams")
     }
 }

@@ -21,6 +21,7 @@ mod host;
 pub(crate) mod human;
 mod kernel_type;
 pub(crate) mod piece;
+mod process;
 pub(crate) mod recorder;
 pub(crate) mod ticks;
 pub(crate) mod touched;
@@ -31,7 +32,7 @@ use std::{
     ops::RangeInclusive,
     str::FromStr,
     sync::{
-        Arc, Mutex, OnceLock, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -39,11 +40,12 @@ use std::{
 use backend::Backend;
 pub use backend::MemoryInfo;
 pub use emulated::{Emulated, Faults, Simulation, Task, Unfinished};
+pub(crate) use host::host_memory;
 pub use kernel_type::KernelType;
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::lock,
+    sync::{Level, Mutex, lock},
 };
 
 /// Chooses the device of [`Device::first`]: `cuda:1`, `emulated`.
@@ -52,6 +54,15 @@ const DEVICE_VARIABLE: &str = "WAKELINE_DEVICE";
 const CHECK_VARIABLE: &str = "WAKELINE_RACE_CHECK";
 
 /// A GPU, the emulated device, or the host.
+///
+/// # Forks
+/// A device works in the process that has opened it. In a child that was forked after that (`fork` without `exec`, as
+/// Python's `multiprocessing` does by default on Linux) every device is lost, those that the child opens too: making a
+/// stream, taking new memory from the driver, waiting for work that was not done, and [`Device::cuda`] are
+/// [`DeviceLost`](ErrorKind::DeviceLost) errors there that say so. Other calls may be accepted and come to nothing. As with
+/// any program of several threads, a lock that another thread held at the fork stays locked in the child. The host is no
+/// such device, and a [simulated](Device::simulated) one has no threads: they work on. A child that is started as a program
+/// of its own ([`std::process::Command`]) is not concerned.
 ///
 /// ```
 /// use wakeline::device::{Device, Emulated};
@@ -67,6 +78,8 @@ pub struct Device(Arc<Inner>);
 struct Inner {
     backend: Arc<dyn Backend>,
     kind: Kind,
+    /// It works in the process that has opened it, and in no fork of that.
+    of_process: bool,
     id: u64,
     /// Set once, by whoever learns of the fault first.
     lost: OnceLock<Error>,
@@ -94,13 +107,14 @@ enum Kind {
 }
 
 impl Device {
-    fn open(backend: Arc<dyn Backend>, kind: Kind) -> Self {
+    fn open(backend: Arc<dyn Backend>, kind: Kind, of_process: bool) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let checked = kind != Kind::Host && std::env::var(CHECK_VARIABLE).is_ok_and(|value| value != "0");
         let backend = if checked { check::checked(backend) } else { backend };
         Self(Arc::new(Inner {
             backend,
             kind,
+            of_process,
             id: IDS.fetch_add(1, Ordering::Relaxed),
             lost: OnceLock::new(),
             hearers: Mutex::default(),
@@ -139,12 +153,14 @@ impl Device {
         #[cfg(feature = "cuda")]
         {
             // For as long as the process lives: closing a device would have to wait for its work.
-            static OPENED: std::sync::Mutex<Vec<(usize, Device)>> = std::sync::Mutex::new(Vec::new());
-            let mut opened = crate::sync::lock(&OPENED);
+            static OPENED: Mutex<Vec<(usize, Device)>> = Mutex::at(Level::Devices, Vec::new());
+            let mut opened = lock(&OPENED);
             if let Some((_, device)) = opened.iter().find(|(at, _)| *at == n) {
+                device.check_process()?;
                 return Ok(device.clone());
             }
-            let device = Self::open(cuda::open(n)?, Kind::Cuda);
+            process::enter()?;
+            let device = Self::open(cuda::open(n)?, Kind::Cuda, true);
             opened.push((n, device.clone()));
             Ok(device)
         }
@@ -164,18 +180,23 @@ impl Device {
 
     /// A new emulated device: memory of its own, streams that run at once, on the CPU. See [`Emulated`].
     pub fn emulated(config: Emulated) -> Self {
-        Self::open(emulated::open(config), Kind::Emulated)
+        let here = process::enter();
+        let device = Self::open(emulated::open(config), Kind::Emulated, true);
+        if let Err(forked) = here {
+            device.set_lost(forked.at(device.name()));
+        }
+        device
     }
 
     /// A new emulated device without threads: the simulation's loop runs it. See [`Simulation`].
     pub fn simulated(simulation: &Simulation, config: Emulated) -> Self {
-        Self::open(simulation.device(config), Kind::Emulated)
+        Self::open(simulation.device(config), Kind::Emulated, false)
     }
 
     /// The host: where operators run that were given no device. It has memory but no streams.
     pub fn host() -> Self {
         static HOST: OnceLock<Device> = OnceLock::new();
-        HOST.get_or_init(|| Self::open(Arc::new(host::Host), Kind::Host)).clone()
+        HOST.get_or_init(|| Self::open(Arc::new(host::Host), Kind::Host, false)).clone()
     }
 
     /// The same hardware with the race checker before it: two accesses to one buffer that nothing orders become an
@@ -194,7 +215,11 @@ impl Device {
         if self.0.kind == Kind::Host || self.0.backend.is_checked() {
             return self;
         }
-        Self::open(check::checked(self.0.backend.clone()), self.0.kind)
+        let device = Self::open(check::checked(self.0.backend.clone()), self.0.kind, self.0.of_process);
+        if let Some(lost) = self.0.lost.get() {
+            device.set_lost(lost.again());
+        }
+        device
     }
 
     /// `cuda:0`, `emulated:3`, `host`.
@@ -247,6 +272,20 @@ impl Device {
             None => Ok(()),
             Some(error) => Err(error.again()),
         }
+    }
+
+    /// An error in a fork of the process that has opened it, where it is lost from then on. A system call: not for an
+    /// enqueue's path.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if !self.0.of_process {
+            return Ok(());
+        }
+        process::check().map_err(|forked| {
+            let forked = forked.at(self.name());
+            // Nothing else is told: whoever could be is the parent's.
+            self.set_lost(forked.again());
+            forked
+        })
     }
 
     /// The first call's error stays. True if it was this one.

@@ -24,7 +24,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::lock,
+    sync::{Level, Mutex, MutexGuard, lock},
 };
 
 /// See the [module](self).
@@ -90,24 +90,34 @@ impl Recorder {
         Arc::new(Self {
             inner: inner.clone(),
             within,
-            state: Mutex::new(State {
-                graph,
-                draft: Draft::default(),
-                open: true,
-                retired: false,
-                capturing,
-                handles: 0,
-                streams: BTreeMap::new(),
-                events: BTreeMap::new(),
-                label: None,
-                foreign: Vec::new(),
-                note: None,
-            }),
+            state: Mutex::at(
+                Level::Recorder,
+                State {
+                    graph,
+                    draft: Draft::default(),
+                    open: true,
+                    retired: false,
+                    capturing,
+                    handles: 0,
+                    streams: BTreeMap::new(),
+                    events: BTreeMap::new(),
+                    label: None,
+                    foreign: Vec::new(),
+                    note: None,
+                },
+            ),
         })
     }
 
+    #[track_caller]
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    /// Of a graph that becomes a node of another, or is compared with it: that one is locked within.
+    #[track_caller]
+    pub(crate) fn child_state(&self) -> MutexGuard<'_, State> {
+        self.state.lock_as(Level::ChildRecorder)
     }
 
     /// Whose the nodes are that come from now on; before, what was said last.

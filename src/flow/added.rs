@@ -1,10 +1,6 @@
 //! An operator that was added to a flow, and where it is to run.
 
-use std::{
-    fmt,
-    ops::Deref,
-    sync::{Arc, Mutex},
-};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use crate::{
     condition::{IntoCondition, When},
@@ -13,7 +9,7 @@ use crate::{
     memory::Allocator,
     operator::lane::OwnStreams,
     stream::StreamPool,
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// An operator that was added: its ports' handles, and where it is to run.
@@ -97,7 +93,8 @@ impl<H> Added<H> {
     /// See [`condition`](crate::condition) for all there are.
     #[must_use]
     pub fn when(self, condition: impl IntoCondition) -> Self {
-        lock(&self.place).conditions.push(condition.into_condition());
+        let condition = condition.into_condition();
+        lock(&self.place).conditions.push(condition);
         self
     }
 

@@ -32,6 +32,7 @@ pub(super) fn plan(flow: &Flow) -> Result<Planned> {
     allocators(flow, &mut problems);
     conditions(flow, &mut problems);
     own_threads(flow, &mut problems);
+    concurrency(flow, &mut problems);
     links(flow, &mut problems);
     let sections = section::plans(flow, &mut problems);
     let mut plans = hubs::plans(flow, &mut problems);
@@ -287,6 +288,18 @@ fn own_threads(flow: &Flow, problems: &mut Vec<String>) {
                 ),
             });
         }
+    }
+}
+
+/// Each run at a time is a clone of the operator and a task.
+fn concurrency(flow: &Flow, problems: &mut Vec<String>) {
+    /// For one operator.
+    const MOST: usize = 1 << 16;
+    for entry in flow.entries.iter().filter(|entry| entry.workers > MOST) {
+        problems.push(format!(
+            "operator `{}` is to have {} runs at a time, each with a clone of it: at most {MOST}",
+            entry.name, entry.workers
+        ));
     }
 }
 

@@ -13,7 +13,7 @@
 use std::{
     mem,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
 
@@ -34,7 +34,7 @@ use crate::{
         lent::{Lent, Loan},
         node::Node,
     },
-    sync::lock,
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// Places that are given out at once, at most: of a hub that always has room.
@@ -77,16 +77,19 @@ impl<M: Message> Clone for Stage<M> {
     }
 }
 
-/// Why nothing can be sent any more.
+/// Why nothing can be sent any more, for a caller outside of the flow.
 pub(super) fn ended(flow: &Handle) -> Error {
-    flow.failure().unwrap_or_else(|| {
-        let why = if flow.is_stopping() {
-            "was stopped"
-        } else {
-            "takes no more messages here: whoever reads them has ended"
-        };
-        Error::new(ErrorKind::Closed, format!("flow `{}` {why}", flow.name()))
+    failed(flow).unwrap_or_else(|| {
+        let why = if flow.is_stopping() { "the flow was stopped" } else { "the flow takes no more messages here" };
+        Error::new(ErrorKind::Closed, why)
     })
+}
+
+/// What the flow has failed with, as a caller outside of it is given it. All of it is in the log and in the flow's own error.
+pub(super) fn failed(flow: &Handle) -> Option<Error> {
+    let failure = flow.failure()?;
+    let message = if failure.is_cancelled() { "the flow was aborted" } else { "the flow has failed" };
+    Some(failure.for_caller(message))
 }
 
 pub(super) fn never_ran() -> Error {
@@ -98,7 +101,7 @@ impl<M: Message> Door<M> {
         Arc::new(Self {
             output: output.lend(),
             places: Arc::new(Semaphore::new(0)),
-            given_out: Mutex::new(0),
+            given_out: Mutex::at(Level::Ingress, 0),
             blank: Notify::new(),
             node: cx.node().clone(),
             owner: cx.waker(),
@@ -144,6 +147,7 @@ impl<M: Message> Door<M> {
     /// Does something with the output by which `used` places get their messages, and gives out what other places the hub
     /// has by then. The operator is woken when there are more. False if nothing can be sent any more.
     fn use_places<R>(&self, used: usize, act: impl FnOnce(&mut Output<M>) -> R) -> (Option<R>, bool) {
+        let _later = Deferred::new();
         // Held meanwhile: nobody else may see a place that is neither given out nor taken, nor one that is both.
         let mut given_out = lock(&self.given_out);
         let mut owner = Context::from_waker(&self.owner);
@@ -220,7 +224,10 @@ impl<M: Message> Place<M> {
         // Here, where no lock is held: a message that is dropped may send another one.
         drop(dropped);
         match (sent, place) {
-            (Some(Err(error)), _) => Err(SendError::new(None, error)),
+            (Some(Err(error)), _) => {
+                tracing::warn!(flow = door.flow.name(), %error, "a message from outside was lost on its way into the flow");
+                Err(SendError::new(None, error.for_caller("the message was lost on its way into the flow")))
+            }
             (_, None) => Ok(()),
             (_, Some(parcel)) => Err(SendError::new(Some(parcel.message), ended(&door.flow))),
         }
@@ -248,7 +255,16 @@ impl<T: Plain> Door<Envelope<T>> {
                 Ok(Some(blank))
             }
             Some(Poll::Pending) => Ok(None),
-            Some(Poll::Ready(Err(error))) if !error.is_closed() => Err(error),
+            Some(Poll::Ready(Err(error))) if !error.is_closed() => {
+                tracing::warn!(flow = self.flow.name(), %error, "no blank envelope for a caller outside of the flow");
+                let message = match error.kind() {
+                    ErrorKind::Usage => {
+                        "there are no blank envelopes here: give their hub a size, with `Hub::envelope_bytes`"
+                    }
+                    _ => "there is no blank envelope",
+                };
+                Err(error.for_caller(message))
+            }
             Some(Poll::Ready(Err(_))) | None => Err(ended(&self.flow)),
         }
     }

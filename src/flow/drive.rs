@@ -23,7 +23,7 @@ use super::{
     keeper::Keeper,
     link::{self, Attached, Linking},
     section,
-    spawn::{Threads, spawn},
+    spawn::{Threads, guarded, spawn},
     thread::{OwnThread, at_home},
 };
 use crate::{
@@ -100,9 +100,15 @@ pub(super) struct Start {
 /// Begins a run in the background.
 pub(super) fn launch(start: Start) -> Running {
     let (tell, finished) = oneshot::channel();
-    let control = start.control.clone();
-    spawn(start.threads, &format!("flow {}", control.name), async move {
-        let finished = drive(start, &tell).await;
+    let (control, failing) = (start.control.clone(), start.control.clone());
+    let threads = start.threads;
+    spawn(threads, &format!("flow {}", control.name), async move {
+        let mut driven = None;
+        guarded(failing.clone(), "its own task".into(), async { driven = Some(drive(start, &tell).await) }).await;
+        let finished = driven.unwrap_or_else(|| {
+            let outcome = Err(failing.fail(gone()));
+            Finished { outcome, seats: Vec::new() }
+        });
         // Nobody listens to a flow whose handle was dropped.
         let _ = tell.send(finished);
     });

@@ -16,7 +16,7 @@ use std::{
     future::poll_fn,
     mem,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -32,7 +32,7 @@ use crate::{
         queue::{Answer, Full, Queue},
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 impl Flow {

@@ -103,7 +103,7 @@ impl<M: Message> Ingress<M> {
     /// Dropping the future before it resolves drops the message with it, unsent.
     pub async fn send(&self, message: M) -> Result<(), SendError<M>> {
         match self.place().await {
-            Ok(place) => place.send(message, Load::of_reply(Reply::nobody(span()))),
+            Ok(place) => place.send(message, Load::of_reply(Reply::of_span(span()))),
             Err(error) => Err(SendError::new(Some(message), error)),
         }
     }
@@ -114,7 +114,7 @@ impl<M: Message> Ingress<M> {
     /// As [`Ingress::send`].
     pub fn try_send(&self, message: M) -> Result<Result<(), M>, SendError<M>> {
         match self.try_place() {
-            Ok(Some(place)) => place.send(message, Load::of_reply(Reply::nobody(span()))).map(Ok),
+            Ok(Some(place)) => place.send(message, Load::of_reply(Reply::of_span(span()))).map(Ok),
             Ok(None) => Ok(Err(message)),
             Err(error) => Err(SendError::new(Some(message), error)),
         }
@@ -172,7 +172,7 @@ impl<T: Plain> Ingress<Envelope<T>> {
     }
 }
 
-/// The caller's, if there is one that anybody looks at.
+/// The caller's, if it is enabled.
 pub(super) fn span() -> Option<Span> {
     let span = Span::current();
     (!span.is_disabled()).then_some(span)
@@ -194,7 +194,7 @@ impl<M: Message> Sink<M> for Ingress<M> {
 
     fn start_send(mut self: Pin<&mut Self>, message: M) -> Result<(), SendError<M>> {
         match self.place.take() {
-            Some(place) => place.send(message, Load::of_reply(Reply::nobody(span()))),
+            Some(place) => place.send(message, Load::of_reply(Reply::of_span(span()))),
             None => {
                 let error = Error::new(ErrorKind::Usage, "`start_send` comes after a `poll_ready` that was ready");
                 Err(SendError::new(Some(message), error))

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::{
     drive::{Ended, Member, aborted, blamed, gone, operator},
     link, section,
-    spawn::{Threads, spawn},
+    spawn::{Threads, guarded, spawn},
     thread::OwnThread,
 };
 use crate::{
@@ -70,6 +70,7 @@ impl Keeper<'_> {
                 node.end();
                 let _ = tell.send(Ended { place: operator(&member.name), member, outcome });
             };
+            let task = guarded(self.control.clone(), operator(&name), task);
             match &self.own_threads[index] {
                 Some(thread) => thread.spawn(task),
                 None => spawn(self.threads, &name, task),
@@ -80,6 +81,7 @@ impl Keeper<'_> {
             members.sort_by_key(|member| order.iter().position(|index| *index == member.index));
             let (name, node) = (section.plan.name.clone(), nodes[order[0]].clone());
             let task = section::task(section, members, node, self.control.clone(), tell.clone());
+            let task = guarded(self.control.clone(), section::place(&name), task);
             spawn(self.threads, &name, task);
         }
         drop(tell);
@@ -104,7 +106,7 @@ impl Keeper<'_> {
                     back[index] = Some(ended.member);
                 }
                 Next::Gone => {
-                    failure.get_or_insert_with(gone);
+                    failure.get_or_insert_with(|| self.control.fail(gone()));
                     break;
                 }
                 Next::Stop => {

@@ -34,7 +34,7 @@ mod wiring;
 use std::{
     fmt,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -68,7 +68,7 @@ use crate::{
         seat::{self, How, Seat, Setting, Surroundings},
     },
     stream::CompletionMode,
-    sync::lock,
+    sync::{Mutex, lock},
 };
 use added::Place;
 use spawn::Threads;

@@ -151,7 +151,10 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.operators.iter().map(|operator| operator.name.chars().count()).max().unwrap_or(0).max(8);
+        /// Longer names stand out of their column: a width of more than 65,535 would be a panic.
+        const WIDEST: usize = 64;
+        let widest = self.operators.iter().map(|operator| operator.name.chars().count()).max();
+        let width = widest.unwrap_or(0).clamp(8, WIDEST);
         writeln!(
             f,
             "{:width$} {:>10} {:>10} {:>10} {:>14} {:>14} {:>14} {:>12} {:>12}",

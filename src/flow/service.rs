@@ -8,15 +8,21 @@
 //!               └ beside the request: who asked. Operators pass it on with what they make of it; see `Reply`
 //! ```
 //!
-//! A caller hears exactly one of: a response; the error that an operator [answered](crate::operator::Reply::fail) with;
-//! what the flow failed with; that the last message which would have answered was dropped, and where; and, if an operator
-//! kept it and never did answer, that the flow has ended.
+//! A caller gets exactly one of: a response; the error that an operator [answered](crate::operator::Reply::fail) with; that
+//! the flow has failed; that the last message which would have answered was dropped; and, if an operator kept it and never
+//! did answer, that the flow has ended.
+//!
+//! A caller may be a stranger. So of a failure inside the flow it gets the kind and a general message. Which operator it was,
+//! and what went wrong there, is in the log, and a failure of the flow is in the flow's own error, too.
 
 use std::{
     any::Any,
     fmt,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
 };
 
@@ -26,16 +32,22 @@ use wakeline_macros::Ports;
 
 use super::{
     Flow, Handle, Ingress,
-    door::{Asked, Closing, Door, Place, Stage},
+    door::{Asked, Closing, Door, Place, Stage, failed},
     ingress::span,
 };
 use crate::{
     condition::{PortState, Readiness},
     error::{Error, ErrorKind, Result},
-    hub::{Envelope, Hub, Message, Reply, abroad::Abroad, baggage::Load, reply::Caller},
+    hub::{
+        Envelope, Hub, Message, Reply,
+        abroad::Abroad,
+        baggage::Load,
+        reply::{Caller, next_number},
+    },
     memory::Plain,
     operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
-    sync::lock,
+    planted::{self, Planted},
+    sync::{Mutex, lock},
 };
 
 impl Flow {
@@ -86,9 +98,38 @@ impl Flow {
 /// Sends requests through a flow and matches the responses: a [`tower_service::Service`], and [`ask`](Self::ask). From
 /// [`Flow::service`].
 ///
+/// An error says to a caller what [kind](Error::kind) of failure it was, and no more: names, causes, addresses and paths
+/// inside of the flow are in the log ([`tracing`], as warnings) and in the error that [`Running`](crate::Running) resolves to.
+/// An operator that has something to say to its callers answers with an error of its own, which they get as it is:
+/// [`Reply::fail`](crate::operator::Reply::fail).
+///
+/// ```
+/// use wakeline::prelude::*;
+///
+/// struct Root;
+///
+/// impl Operator for Root {
+///     type Ports = MapPorts<f64, f64>;
+///
+///     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+///         let number = ports.input.take()?;
+///         if number >= 0.0 {
+///             return ports.output.send(number.sqrt()).await;
+///         }
+///         for reply in cx.take_replies() {
+///             reply.fail(Error::new(ErrorKind::Usage, "no number below 0 has a root"));
+///         }
+///         Ok(())
+///     }
+/// }
+/// ```
+///
 /// Whom a message answers travels along with it: what an operator sends answers whoever asked for what it took in that
 /// run. One that takes the requests of several in a run says which of its messages answers which, with
-/// [`Cx::take_replies`](crate::Cx::take_replies).
+/// [`Cx::take_replies`](crate::Cx::take_replies). State that an operator keeps in a message, which it sends to itself, goes
+/// on with the callers of the runs that made it while they wait; what is state and no answer is sent
+/// [for](crate::Output::send_for) `Reply::default()`: then a request whose response is dropped fails at once, and not only
+/// after the next.
 ///
 /// **Back-pressure** is readiness: `poll_ready` is ready when the flow has room for the request, and keeps that for this
 /// clone, so that `call` neither waits nor fails for room. How many have room is the requests' hub's capacity
@@ -117,7 +158,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     /// The response to a request. It waits for the flow to run, for room, and for the answer.
     ///
     /// # Errors
-    /// What an operator answered with, or the flow failed with; [`Unanswered`](ErrorKind::Unanswered) if an operator dropped
+    /// What an operator answered with; the kind of what the flow failed with; [`Unanswered`](ErrorKind::Unanswered) if an operator dropped
     /// the request; [`Closed`](ErrorKind::Closed) if the flow was stopped before it had room.
     ///
     /// # Cancel safety
@@ -151,16 +192,16 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         let slot = match self.limit.clone().map(Semaphore::try_acquire_owned).transpose() {
             Ok(slot) => slot,
             Err(tokio::sync::TryAcquireError::NoPermits) => return Ok(None),
-            Err(tokio::sync::TryAcquireError::Closed) => return Err(self.book.limited_to_none()),
+            Err(tokio::sync::TryAcquireError::Closed) => return Err(Book::<Res>::limited_to_none()),
         };
         Ok(self.requests.try_place()?.map(|place| Admission { place, slot }))
     }
 
     fn some_admission(&self) -> Result<impl Future<Output = Result<Admission<Req>>> + Send + Sync + use<Req, Res>> {
-        let (place, limit, book) = (self.requests.some_place()?, self.limit.clone(), self.book.clone());
+        let (place, limit) = (self.requests.some_place()?, self.limit.clone());
         Ok(async move {
             let slot = match limit {
-                Some(limit) => Some(limit.acquire_owned().await.map_err(|_| book.limited_to_none())?),
+                Some(limit) => Some(limit.acquire_owned().await.map_err(|_| Book::<Res>::limited_to_none())?),
                 None => None,
             };
             Ok(Admission { place: place.await?, slot })
@@ -170,9 +211,10 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     fn send(&self, admission: Admission<Req>, request: Req) -> ResponseFuture<Res> {
         let Admission { place, slot } = admission;
         let (answer, response) = oneshot::channel();
-        let caller = Request::new(&self.book, answer, place.flow().clone());
+        let done = Arc::new(AtomicBool::new(false));
+        let caller = Request::new(&self.book, answer, done.clone(), place.flow().clone());
         match place.send(request, Load::of_reply(Reply::to(caller, span()))) {
-            Ok(()) => ResponseFuture { state: State::Waits(response), slot },
+            Ok(()) => ResponseFuture { state: State::Waits(Pending { response, done }), slot },
             Err(error) => ResponseFuture { state: State::Failed(Some(error.into())), slot: None },
         }
     }
@@ -243,9 +285,23 @@ pub struct ResponseFuture<Res> {
 }
 
 enum State<Res> {
-    Waits(oneshot::Receiver<Result<Res>>),
+    Waits(Pending<Res>),
     /// It was never sent.
     Failed(Option<Error>),
+}
+
+/// A caller's end of its request.
+struct Pending<Res> {
+    response: oneshot::Receiver<Result<Res>>,
+    /// The request's.
+    done: Arc<AtomicBool>,
+}
+
+/// The caller goes away, or has its answer.
+impl<Res> Drop for Pending<Res> {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Release);
+    }
 }
 
 impl<Res> Future for ResponseFuture<Res> {
@@ -254,8 +310,8 @@ impl<Res> Future for ResponseFuture<Res> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Res>> {
         let again = || Error::new(ErrorKind::Usage, "this response was awaited before");
         match &mut self.state {
-            State::Waits(response) => {
-                let answer = ready!(Pin::new(response).poll(cx)).unwrap_or_else(|_| Err(again()));
+            State::Waits(pending) => {
+                let answer = ready!(Pin::new(&mut pending.response).poll(cx)).unwrap_or_else(|_| Err(again()));
                 self.state = State::Failed(None);
                 self.slot = None;
                 Poll::Ready(answer)
@@ -281,9 +337,12 @@ struct Book<Res> {
 struct Request<Res> {
     book: Arc<Book<Res>>,
     /// Where it stands there.
-    number: usize,
+    slot: usize,
+    number: u64,
     /// `None` once there is one.
     answer: Mutex<Option<oneshot::Sender<Result<Res>>>>,
+    /// It has its answer, or its caller has gone away.
+    done: Arc<AtomicBool>,
     /// The last operator that took one of those messages.
     seen_by: Mutex<Option<Arc<str>>>,
     flow: Handle,
@@ -291,25 +350,35 @@ struct Request<Res> {
 
 impl<Res> Book<Res> {
     /// The only reason to close a limit.
-    fn limited_to_none(&self) -> Error {
-        Error::new(ErrorKind::Usage, format!("service `{}` is limited to 0 requests: at least 1", self.name))
+    fn limited_to_none() -> Error {
+        Error::new(ErrorKind::Usage, "the service is limited to 0 requests: at least 1")
     }
 
     /// The flow has ended: whoever has no answer by now gets none.
     fn close(&self) {
-        let open: Vec<_> = lock(&self.open).iter().filter_map(|(_, request)| request.upgrade()).collect();
-        open.iter().for_each(|request| request.leave("kept it, and the flow has ended"));
+        self.requests().iter().for_each(|request| request.leave("kept it, and the flow has ended"));
+    }
+
+    fn requests(&self) -> Vec<Arc<Request<Res>>> {
+        lock(&self.open).iter().filter_map(|(_, request)| request.upgrade()).collect()
     }
 }
 
 impl<Res> Request<Res> {
-    fn new(book: &Arc<Book<Res>>, answer: oneshot::Sender<Result<Res>>, flow: Handle) -> Arc<Self> {
+    fn new(
+        book: &Arc<Book<Res>>,
+        answer: oneshot::Sender<Result<Res>>,
+        done: Arc<AtomicBool>,
+        flow: Handle,
+    ) -> Arc<Self> {
         let mut open = lock(&book.open);
         let entry = open.vacant_entry();
         let request = Arc::new(Self {
             book: book.clone(),
-            number: entry.key(),
+            slot: entry.key(),
+            number: next_number(),
             answer: Mutex::new(Some(answer)),
+            done,
             seen_by: Mutex::default(),
             flow,
         });
@@ -320,10 +389,15 @@ impl<Res> Request<Res> {
     /// The first answer counts.
     fn answer(&self, answer: Result<Res>) {
         let waiting = lock(&self.answer).take();
+        self.done.store(true, Ordering::Release);
         if let Some(waiting) = waiting {
             // Nobody may listen any more.
             let _ = waiting.send(answer);
         }
+    }
+
+    fn is_waiting(&self) -> bool {
+        !self.done.load(Ordering::Acquire)
     }
 
     fn is_answered(&self) -> bool {
@@ -332,27 +406,34 @@ impl<Res> Request<Res> {
 
     /// There will be no answer, if there was none yet: since the flow has failed, or for what `last` did who had it last.
     fn leave(&self, last: &str) {
-        if self.is_answered() {
+        if !self.is_waiting() {
             return;
         }
-        let error = self.flow.failure().unwrap_or_else(|| {
-            let told = match &*lock(&self.seen_by) {
-                Some(operator) => format!("operator `{operator}`, the last to have it, {last}"),
-                None => "no operator has taken it".into(),
-            };
-            Error::new(ErrorKind::Unanswered, told).at(format!("a request of service `{}`", self.book.name))
+        let error = failed(&self.flow).unwrap_or_else(|| {
+            let (service, operator) = (&*self.book.name, lock(&self.seen_by).take());
+            match operator.as_deref() {
+                Some(operator) => {
+                    tracing::warn!(service, operator, "a request is not answered: the last operator to have it {last}")
+                }
+                None => tracing::warn!(service, "a request is not answered: no operator has taken it"),
+            }
+            Error::new(ErrorKind::Unanswered, "the request was dropped without an answer")
         });
         self.answer(Err(error));
     }
 }
 
 impl<Res: Send + 'static> Caller for Request<Res> {
-    fn fail(&self, error: Error) {
-        self.answer(Err(error));
+    fn number(&self) -> u64 {
+        self.number
     }
 
-    fn has_left(&self) -> bool {
-        lock(&self.answer).as_ref().is_none_or(oneshot::Sender::is_closed)
+    fn is_waiting(&self) -> bool {
+        Self::is_waiting(self)
+    }
+
+    fn fail(&self, error: Error) {
+        self.answer(Err(error));
     }
 
     fn seen_by(&self, operator: &Arc<str>) {
@@ -363,7 +444,7 @@ impl<Res: Send + 'static> Caller for Request<Res> {
 /// The last of its messages is gone.
 impl<Res> Drop for Request<Res> {
     fn drop(&mut self) {
-        lock(&self.book.open).try_remove(self.number);
+        lock(&self.book.open).try_remove(self.slot);
         self.leave("sent nothing for it, or a hub behind it has dropped that");
     }
 }
@@ -389,18 +470,30 @@ impl<Res: Message> Book<Res> {
             let caller: Arc<dyn Any + Send + Sync> = caller.clone();
             caller.downcast::<Request<Res>>().ok()
         });
-        let own = requests.filter(|request| Arc::ptr_eq(&request.book, self) && !request.is_answered());
-        let waiting: Vec<_> = own.collect();
+        let own: Vec<_> = requests.filter(|request| Arc::ptr_eq(&request.book, self)).collect();
+        let waiting: Vec<_> = own.iter().filter(|request| request.is_waiting()).collect();
+        let service = &*self.name;
         match &waiting[..] {
-            [] => tracing::warn!(service = self.name, "a response came that answers no request: it is dropped"),
+            [] if planted::is(Planted::AnsweredTwice) => {
+                if let Some(other) = self.requests().into_iter().find(|request| request.is_waiting()) {
+                    other.answer(Ok(response));
+                }
+            }
+            [] if reply.is_empty() || own.iter().any(|request| request.is_answered()) => {
+                tracing::warn!(service, "a response came that answers no request: it is dropped");
+            }
+            // The caller has gone away.
+            [] => {}
             [request] => request.answer(Ok(response)),
             several => {
-                let told = format!(
-                    "one response came for {} requests: an operator that takes several messages in a run says which of \
-                     its own answers which, with `cx.take_replies()` and `send_for`",
-                    several.len()
+                tracing::warn!(
+                    service,
+                    requests = several.len(),
+                    "one response came for several requests, which fail: an operator that takes several messages in a run \
+                     says which of its own answers which, with `cx.take_replies()` and `send_for`"
                 );
-                let error = Error::new(ErrorKind::Usage, told).at(format!("service `{}`", self.name));
+                let error =
+                    Error::new(ErrorKind::Usage, "the response cannot be distinguished from those to other requests");
                 several.iter().for_each(|request| request.answer(Err(error.again())));
             }
         }

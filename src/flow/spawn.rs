@@ -1,12 +1,17 @@
 //! Where a flow's tasks run: on tokio's present runtime, on the present thread of it, or in the present simulation's
 //! loop.
 
-use std::panic::catch_unwind;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use futures::FutureExt;
 
 use crate::{
     device::emulated::simulation,
-    error::{Error, ErrorKind, Result},
-    operator::seat::Spawn,
+    error::{Error, ErrorKind, Result, said},
+    operator::{control::Control, seat::Spawn},
 };
 
 /// Which of a runtime's threads may poll a flow's tasks.
@@ -46,6 +51,17 @@ pub(super) fn spawn(threads: Threads, name: &str, task: impl Future<Output = ()>
         Some(simulation) => drop(simulation.spawn(name, task)),
         None if threads == Threads::This => drop(tokio::task::spawn_local(task)),
         None => drop(tokio::spawn(task)),
+    }
+}
+
+/// A task of a flow's, `part` of it. Operators' own panics are caught where they happen; one beside them (a message's drop,
+/// a fault of this crate) ends the flow with what it said, and not as if the runtime had ended.
+pub(super) async fn guarded(control: Arc<Control>, part: String, task: impl Future<Output = ()>) {
+    if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
+        let error = Error::new(ErrorKind::Panicked, said(panic));
+        control.fail(error.at(part).at(format!("flow `{}`", control.name)));
+        // Those that are left end: nobody would tell them.
+        control.abort();
     }
 }
 

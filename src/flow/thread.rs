@@ -28,7 +28,10 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    thread_name::thread_name,
+};
 
 type Job = BoxFuture<'static, ()>;
 
@@ -55,8 +58,7 @@ impl OwnThread {
             }
             to_its_end(work(queue));
         };
-        // A name with a zero in it would be a panic.
-        let builder = thread::Builder::new().name(name.replace('\0', ""));
+        let builder = thread::Builder::new().name(thread_name(name));
         let thread = builder.spawn(body).map_err(|error| refused(error.into()))?;
         Ok(Self { jobs, thread })
     }

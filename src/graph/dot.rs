@@ -50,7 +50,8 @@ impl Graph {
     }
 }
 
-/// As DOT has strings.
+/// As DOT has strings. Names are the user's: a NUL would end the file for Graphviz.
 fn quoted(text: &str) -> String {
-    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+    let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("\"{}\"", text.replace(char::is_control, " "))
 }

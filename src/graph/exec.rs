@@ -1,6 +1,6 @@
 //! [`Exec`]: a graph as it is launched.
 
-use std::{fmt, sync::Mutex};
+use std::fmt;
 
 use super::{Graph, Node, Sketch};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::execution::{Execution, Opening, Use},
     stream::{Stream, Ticket},
-    sync::lock,
+    sync::{Level, Mutex, lock},
 };
 
 /// A graph as it can be launched, again and again.
@@ -50,7 +50,7 @@ struct Change {
 impl Exec {
     pub(super) fn new(graph: &Graph, open: &[Opening]) -> Result<Self> {
         let execution = Execution::new(&graph.0.device, &graph.0.recorder, graph.used(), open)?;
-        Ok(Self { execution, graph: graph.clone(), changes: Mutex::default() })
+        Ok(Self { execution, graph: graph.clone(), changes: Mutex::at(Level::ExecChanges, Changes::default()) })
     }
 
     pub(crate) fn execution(&self) -> &Execution {

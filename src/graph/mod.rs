@@ -288,7 +288,7 @@ impl Graph {
     /// it is, and what it is. Of several operators that whose own nodes are others; where one does more or less, those after it
     /// stand elsewhere, and are no others.
     pub(crate) fn differs_from(&self, other: &Self) -> Option<(Option<Arc<str>>, String)> {
-        let (mine, theirs) = (self.0.recorder.state(), other.0.recorder.state());
+        let (mine, theirs) = (self.0.recorder.child_state(), other.0.recorder.state());
         let [mine, theirs] = [&mine, &theirs].map(|state| state.draft.all().collect::<Vec<_>>());
         let anywhere = first_of_others(&mine, &theirs, |one, other| {
             (&one.name, &one.label, &one.after, one.digest) == (&other.name, &other.label, &other.after, other.digest)

@@ -1,12 +1,12 @@
 //! [`Registry`]: graphs by the name of their model, launched beside each other.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, sync::Mutex};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use super::{Exec, Graph};
 use crate::{
     error::{Error, ErrorKind, Result},
     stream::{Stream, Ticket},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// Graphs by model and number: several a model, to be launched beside each other on streams of their own. Used from any

@@ -8,6 +8,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::{
         Buffer, BufferState, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Owned, Plain, Sealed, View, ViewMut,
+        elements, elements_mut,
     },
     planted::{self, Planted},
     stream::{Stream, Ticket},
@@ -135,7 +136,7 @@ impl Drop for RawEnvelope {
 
 impl<T: Plain> Envelope<T> {
     pub(crate) fn of_raw(raw: RawEnvelope) -> Self {
-        const { assert!(size_of::<T>() > 0, "elements of no size need no envelope") };
+        const { T::FITS }
         Self { raw, of: PhantomData }
     }
 
@@ -282,7 +283,7 @@ impl<T: Plain> Envelope<T> {
     /// [`Usage`](ErrorKind::Usage) if it lies on a device, or while a write is in flight.
     pub fn as_slice(&self) -> Result<&[T]> {
         let valid = self.len() * size_of::<T>();
-        Ok(bytemuck::cast_slice(&self.raw.memory().host_slice()?[..valid]))
+        elements(&self.raw.memory().host_slice()?[..valid])
     }
 
     /// The valid part to write to, without waiting. On the host.
@@ -300,7 +301,7 @@ impl<T: Plain> Envelope<T> {
     /// As [`Envelope::as_mut_slice`].
     pub fn as_mut_space(&mut self) -> Result<&mut [T]> {
         let whole = self.capacity() * size_of::<T>();
-        Ok(bytemuck::cast_slice_mut(&mut self.raw.memory_mut().host_slice_mut()?[..whole]))
+        elements_mut(&mut self.raw.memory_mut().host_slice_mut()?[..whole])
     }
 }
 

@@ -210,7 +210,7 @@ impl<M: Message> Message for Vec<M> {
     }
 
     fn size_in_bytes(&self) -> usize {
-        if M::CARRIES_ENVELOPES { self.iter().map(M::size_in_bytes).sum() } else { size_of_val(&**self) }
+        if M::CARRIES_ENVELOPES { sum_of_sizes(self.iter().map(M::size_in_bytes)) } else { size_of_val(&**self) }
     }
 }
 
@@ -235,7 +235,7 @@ impl<M: Message, const N: usize> Message for [M; N] {
     }
 
     fn size_in_bytes(&self) -> usize {
-        if M::CARRIES_ENVELOPES { self.iter().map(M::size_in_bytes).sum() } else { size_of_val(self) }
+        if M::CARRIES_ENVELOPES { sum_of_sizes(self.iter().map(M::size_in_bytes)) } else { size_of_val(self) }
     }
 }
 
@@ -273,6 +273,11 @@ impl<M: Message> Message for Option<M> {
     }
 }
 
+/// What a message says of itself may be any number.
+fn sum_of_sizes(sizes: impl IntoIterator<Item = usize>) -> usize {
+    sizes.into_iter().fold(0, usize::saturating_add)
+}
+
 macro_rules! tuple_messages {
     ($($name:ident),*) => {
         impl<$($name: Message),*> Message for ($($name,)*) {
@@ -287,7 +292,7 @@ macro_rules! tuple_messages {
             #[allow(non_snake_case)]
             fn size_in_bytes(&self) -> usize {
                 let ($($name,)*) = self;
-                0 $(+ $name.size_in_bytes())*
+                sum_of_sizes([$($name.size_in_bytes()),*])
             }
         }
     };

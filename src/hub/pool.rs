@@ -20,7 +20,7 @@ use super::{envelope::RawEnvelope, free_list::FreeList, link::HubState};
 use crate::{
     device::Device,
     error::Result,
-    memory::{Memory, Owned},
+    memory::{Memory, Owned, can_hold},
     stream::Stream,
 };
 
@@ -75,6 +75,7 @@ impl Pool {
 
     /// So many more; all of them, or none. The hub's writer is for the caller to wake.
     pub(crate) fn add(&self, count: usize, at: &Device, near: &Device) -> Result<()> {
+        can_hold(if at.is_host() { near } else { at }, at.is_host(), self.bytes as u64, count)?;
         let make = || if at.is_host() { Memory::pinned(near, self.bytes) } else { Memory::on(at, self.bytes) };
         let more = (0..count).map(|_| make()).collect::<Result<Vec<_>>>()?;
         self.count.fetch_add(count, Ordering::AcqRel);

@@ -35,7 +35,7 @@
 //! another moves makes that other go round again.
 
 use super::waking::{End, Others};
-use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+use crate::sync::{AtomicUsize, Level, Mutex, Ordering, lock, mutex_at};
 use smallvec::SmallVec;
 use std::{collections::VecDeque, task::Waker};
 
@@ -140,19 +140,22 @@ impl<M> Queue<M> {
             ready: AtomicUsize::new(0),
             reader: End::new(),
             writer: End::new(),
-            state: Mutex::new(State {
-                // One more for a moment, where the oldest goes when a new one is in.
-                messages: VecDeque::with_capacity(capacity.min(1024) + usize::from(full.drops_oldest())),
-                number: 0,
-                counts: Counts::default(),
-                moving: false,
-                again: false,
-                stray: false,
-                held: 0,
-                seen: false,
-                reader: None,
-                writer: None,
-            }),
+            state: mutex_at(
+                Level::Hub,
+                State {
+                    // One more for a moment, where the oldest goes when a new one is in.
+                    messages: VecDeque::with_capacity(capacity.min(1024) + usize::from(full.drops_oldest())),
+                    number: 0,
+                    counts: Counts::default(),
+                    moving: false,
+                    again: false,
+                    stray: false,
+                    held: 0,
+                    seen: false,
+                    reader: None,
+                    writer: None,
+                },
+            ),
         }
     }
 

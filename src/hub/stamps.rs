@@ -9,13 +9,13 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
 
-use crate::{stream::Ticket, sync::lock};
+use crate::{
+    stream::Ticket,
+    sync::{Mutex, lock},
+};
 
 /// By the message's number in its queue.
 #[derive(Debug, Default)]

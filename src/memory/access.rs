@@ -14,6 +14,7 @@ use crate::{
     error::Result,
     planted::{self, Planted},
     stream::{Completed, Ticket},
+    sync::{Level, Mutex},
 };
 
 /// The last write and the reads since.
@@ -25,6 +26,12 @@ pub(super) struct Uses {
 }
 
 impl Uses {
+    /// Behind the lock that all who use the memory share.
+    #[inline]
+    pub(super) const fn locked(self) -> Mutex<Self> {
+        Mutex::at(Level::MemoryUses, self)
+    }
+
     pub(super) fn read_by(&mut self, ticket: Ticket) {
         if planted::is(Planted::EarlierReader) {
             self.reads.clear();

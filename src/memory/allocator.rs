@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 use super::{
     Buffer, MemoryStats, Plain,
     buffer::bytes_of,
+    can_hold,
     heap::{Heap, Kind},
     ledger::Arena,
 };
@@ -93,9 +94,11 @@ impl Allocator {
         }
         device.check()?;
         let kind = Kind::Blocks { bytes: block_bytes, count };
+        let place = |error: Error| error.at(format!("{count} blocks of {block_bytes} bytes"));
+        can_hold(device, host || device.is_host(), block_bytes, count).map_err(place)?;
         let made = Self::of_kind(device, kind, host, None);
-        let reserved = made.heap.reserve_blocks(device);
-        reserved.map_err(|error| error.at(format!("{count} blocks of {block_bytes} bytes"))).map(|()| made)
+        made.heap.reserve_blocks(device).map_err(place)?;
+        Ok(made)
     }
 
     fn of_kind(device: &Device, kind: Kind, host: bool, limit: Option<u64>) -> Self {

@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{Account, BufferState, HostAccess, Memory, Owned, Plain, hold::Turn};
+use super::{Account, BufferState, HostAccess, Memory, Owned, Plain, elements, elements_mut, hold::Turn};
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
@@ -31,9 +31,12 @@ pub struct Buffer<T: Plain> {
     of: PhantomData<fn() -> T>,
 }
 
-pub(super) fn bytes_of<T>(len: usize) -> Result<usize> {
+pub(super) fn bytes_of<T: Plain>(len: usize) -> Result<usize> {
+    const { T::FITS }
     len.checked_mul(size_of::<T>()).ok_or_else(|| {
-        Error::new(ErrorKind::OutOfMemory, format!("{len} elements of {} bytes overflow an address", size_of::<T>()))
+        let text =
+            format!("{len} elements of {} bytes are more than an address space holds: ask for fewer", size_of::<T>());
+        Error::new(ErrorKind::OutOfMemory, text)
     })
 }
 
@@ -60,9 +63,10 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// As [`Buffer::new`].
     pub fn from_slice(stream: &Stream, data: &[T]) -> Result<Self> {
-        let mut staged = Self::pinned(stream.device(), data.len())?;
+        let (bytes, len) = (bytes_of::<T>(data.len())?, data.len());
+        let mut staged = Self::of_memory(Memory::pinned_for(stream, bytes)?, len);
         staged.as_mut_slice()?.copy_from_slice(data);
-        let mut there = Self::new(stream.device(), data.len())?;
+        let mut there = Self::of_memory(Memory::on_for(stream, bytes)?, len);
         stream.copy(&staged, &mut there)?;
         Ok(there)
     }
@@ -76,7 +80,7 @@ impl<T: Plain> Buffer<T> {
     /// # Cancel safety
     /// Dropping the future gives the copy up; the elements are as they were.
     pub async fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
-        let mut here = Self::pinned(stream.device(), self.len)?;
+        let mut here = Self::of_memory(Memory::pinned_for(stream, bytes_of::<T>(self.len)?)?, self.len);
         stream.copy(self, &mut here)?;
         Ok(here.read().await?.to_vec())
     }
@@ -181,7 +185,7 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for device memory, or while a write is in flight.
     pub fn as_slice(&self) -> Result<&[T]> {
-        Ok(bytemuck::cast_slice(self.memory.host_slice()?))
+        elements(self.memory.host_slice()?)
     }
 
     /// The elements to write to, without waiting. For memory of the host.
@@ -189,7 +193,7 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for device memory, or while anything that uses them is in flight.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
-        Ok(bytemuck::cast_slice_mut(self.memory.host_slice_mut()?))
+        elements_mut(self.memory.host_slice_mut()?)
     }
 }
 

@@ -14,7 +14,7 @@ mod open;
 
 use std::{
     fmt, iter,
-    sync::{Arc, Mutex, OnceLock, Weak},
+    sync::{Arc, OnceLock, Weak},
 };
 
 use open::End;
@@ -39,7 +39,7 @@ use crate::{
         Stream, Streams, Ticket,
         capture::{Capture, Kept},
     },
-    sync::lock,
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// See the [module](self).
@@ -125,7 +125,7 @@ impl Execution {
             device.backend().graph_instantiate(state.graph)
         };
         let raw = Streams::of(device).heed(made)?;
-        Ok(Self { device: device.clone(), raw, uses: Mutex::new(Uses::new(graph, ends)) })
+        Ok(Self { device: device.clone(), raw, uses: Mutex::at(Level::ExecUses, Uses::new(graph, ends)) })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -148,6 +148,7 @@ impl Execution {
     /// Brings it to the device, so that its first launch need not.
     pub(crate) fn upload(&self, stream: &Stream) -> Result<()> {
         self.may_be_on(stream)?;
+        let _later = Deferred::new();
         let _uses = lock(&self.uses);
         stream.enqueue(|backend, raw| backend.exec_upload(self.raw, raw)).map(drop)
     }
@@ -256,6 +257,7 @@ impl Execution {
 
     /// Lets go what was used before a change by launches that are done now.
     fn tidy(&self) {
+        let _later = Deferred::new();
         let gone = lock(&self.uses).take_over(are_over);
         drop(gone);
     }
@@ -296,7 +298,7 @@ fn raw_of(state: &recorder::State, node: usize) -> Result<(RawNode, Kind), Refus
 
 /// Adds a node that is all of another graph.
 pub(crate) fn add_child(recorder: &Recorder, after: Few, child: &Recorder) -> Result<usize> {
-    let child = child.state();
+    let child = child.child_state();
     // SAFETY: what the child's nodes use is held by the holds of its graph, which the caller keeps with this one's.
     // The driver does not let two look at one graph at once: nobody else does.
     unsafe { recorder.add(after, &NodeWork::Child(child.graph)) }
@@ -327,7 +329,7 @@ pub(crate) fn add_alloc<T: Plain>(
         bytes,
         size: bytes as u64,
         lane: 0,
-        uses: Mutex::default(),
+        uses: super::access::Uses::default().locked(),
         tie: OnceLock::new(),
         account: None,
         origin: Origin::Node,
@@ -401,6 +403,7 @@ static ENDINGS: Mutex<Vec<Weak<Mutex<Ending>>>> = Mutex::new(Vec::new());
 impl Ending {
     /// True once it is over.
     fn look(ending: &Mutex<Self>) -> bool {
+        let _later = Deferred::new();
         let mut this = lock(ending);
         if this.raw.is_some() && !are_over(&mut this.open) {
             return false;
@@ -431,12 +434,17 @@ impl Ending {
     }
 }
 
+/// Ends what was dropped while its launches ran, as far as they are done by now.
+pub(super) fn end_what_is_over(device: &Device) {
+    Ending::look_at_all(device);
+}
+
 impl Drop for Execution {
     fn drop(&mut self) {
         let open = self.open_launches();
-        let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner));
+        let uses = std::mem::take(self.uses.get_mut());
         let backend = self.device.backend().clone();
-        let ending = Arc::new(Mutex::new(Ending { backend, raw: Some(self.raw), uses, open }));
+        let ending = Arc::new(Mutex::at(Level::EndingExec, Ending { backend, raw: Some(self.raw), uses, open }));
         if !Ending::look(&ending) {
             let mut endings = lock(&ENDINGS);
             endings.retain(|ending| ending.strong_count() > 0);

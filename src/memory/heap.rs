@@ -18,13 +18,13 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    sync::{Arc, OnceLock},
 };
 
 use smallvec::SmallVec;
 
 use super::{
-    Home, Memory, Origin, Owned,
+    Home, MOST_BYTES, Memory, Origin, Owned,
     access::Uses,
     hold::Hold,
     ledger::Ledger,
@@ -37,7 +37,7 @@ use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
     stream::{Stream, Streams, Ticket, Watched},
-    sync::lock,
+    sync::{Level, Mutex, MutexGuard, lock},
 };
 
 /// Where a heap's memory comes from.
@@ -125,7 +125,7 @@ impl Heap {
             limit,
             wants_recycled: !host && backend.wants_recycled(),
             backend,
-            state: Mutex::new(Stock::new()),
+            state: Mutex::at(Level::Heap, Stock::new()),
             line: Line::new(),
             swept: Watched::new(),
         });
@@ -198,13 +198,34 @@ impl Heap {
         stream: Option<&Stream>,
         drawn: u64,
     ) -> Result<Owned> {
-        if bytes == 0 {
-            return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element"));
+        if bytes.wrapping_sub(1) >= MOST_BYTES {
+            return Err(self.never(bytes));
         }
         match Hold::asked(device, stream)? {
             Some(hold) if self.kind != Kind::StreamOrdered => hold.alloc(self, device, bytes, stream, drawn),
             _ => self.alloc_outside(device, bytes, stream, drawn),
         }
+    }
+
+    /// Memory that is about to be used on `stream`, by whatever thread: its graph's if it is captured, no graph's if not.
+    pub(super) fn alloc_for(self: &Arc<Self>, stream: &Stream, bytes: usize) -> Result<Owned> {
+        if bytes.wrapping_sub(1) >= MOST_BYTES {
+            return Err(self.never(bytes));
+        }
+        match Hold::asked(stream.device(), Some(stream))? {
+            Some(hold) => hold.alloc(self, stream.device(), bytes, None, 0),
+            None => self.alloc_outside(stream.device(), bytes, None, 0),
+        }
+    }
+
+    /// No allocator has so much, or so little.
+    #[cold]
+    fn never(&self, bytes: usize) -> Error {
+        if bytes == 0 {
+            return Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element");
+        }
+        let text = format!("asked for {bytes} bytes, more than any address space holds: ask for less");
+        Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone())
     }
 
     /// For no graph.
@@ -449,7 +470,7 @@ impl Heap {
             bytes,
             size,
             lane,
-            uses: Mutex::default(),
+            uses: Uses::default().locked(),
             tie: OnceLock::new(),
             account: None,
             origin: Origin::Heap(self.clone()),
@@ -461,10 +482,12 @@ impl Heap {
         let Some(limit) = self.limit else { return true };
         // A block that is bound can be had, by whoever waits for it on the device.
         let taken = if self.has_blocks() && !self.host { state.out() } else { state.held - state.idle };
-        taken + state.reserved.saturating_sub(drawn) + size <= limit
+        let others = taken.saturating_add(state.reserved.saturating_sub(drawn));
+        others.saturating_add(size) <= limit
     }
 
     fn ask_driver(&self, device: &Device, size: u64) -> Result<Home> {
+        device.check_process()?;
         let made = if self.host {
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             self.backend.alloc_host(size).map(Home::Host)
@@ -498,7 +521,7 @@ fn size_of_class(bytes: u64, granularity: u64) -> u64 {
 impl Drop for Heap {
     fn drop(&mut self) {
         // Nothing is bound: the lookout's beat would hold it.
-        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let state = self.state.get_mut();
         let idle = state.drain_idle(u64::MAX);
         self.release(idle);
         // It is the driver's again, and others may wait for so much.

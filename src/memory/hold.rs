@@ -20,7 +20,7 @@ mod tie;
 use std::{
     fmt,
     ops::Range,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 use smallvec::SmallVec;
@@ -34,7 +34,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     stream::{Stream, Ticket, capture::Capture},
-    sync::lock,
+    sync::{Level, Mutex, lock},
 };
 
 /// See the [module](self).
@@ -63,9 +63,12 @@ struct State {
     over: bool,
 }
 
-/// Memory that nodes use.
+/// Memory that nodes use, or may use.
 struct Tied {
     tie: Arc<Tie>,
+    /// A node uses it, and counts as a reader of the tie.
+    used: bool,
+    /// A node writes it, and counts as a writer of the tie.
     writes: bool,
     /// Made in the capture.
     own: bool,
@@ -73,14 +76,13 @@ struct Tied {
     by: Option<Arc<str>>,
     /// Within the capture.
     uses: Uses,
-    /// That is over.
-    sealed: bool,
 }
 
 impl Hold {
     /// For a capture.
     pub(crate) fn new(capture: &Capture) -> Arc<Self> {
-        let hold = Arc::new_cyclic(|this| Self { this: this.clone(), state: Mutex::default() });
+        let hold =
+            Arc::new_cyclic(|this| Self { this: this.clone(), state: Mutex::at(Level::GraphMemory, State::default()) });
         // The streams of a capture may outlive its graph.
         let weak = Arc::downgrade(&hold);
         let _ = capture.extension(move || Arc::new(weak));
@@ -199,7 +201,7 @@ impl Hold {
                 return Err(is_over());
             }
             let tied = state.tied(tie);
-            tied.writes |= write;
+            tied.count(write);
             of_interest(&tied.uses, write)
         };
         within.iter().chain(&outside).try_for_each(|ticket| stream.wait(ticket))
@@ -216,7 +218,7 @@ impl Hold {
             return;
         }
         let tied = state.tied(tie);
-        tied.writes |= write;
+        tied.count(write);
         tied.by = by;
         if write {
             tied.uses.written_by(ticket);
@@ -291,11 +293,12 @@ impl Hold {
         all.iter().for_each(|(tie, write)| self.note_tied(tie, ticket.clone(), *write, None));
     }
 
-    /// What a look of the host at memory would have to wait for.
-    pub(super) fn open_uses(memory: &Memory, write: bool) -> SmallVec<[Ticket; 3]> {
+    /// Uses of memory within the captures that this thread is in: to wait for them is an error.
+    pub(super) fn captured_uses(memory: &Memory, write: bool) -> SmallVec<[Ticket; 3]> {
         let Some(tie) = memory.tie.get() else { return SmallVec::new() };
-        let hold = Capture::current().and_then(|capture| Self::of(&capture).ok());
-        hold.and_then(|hold| lock(&hold.state).find(tie).map(|tied| of_interest(&tied.uses, write))).unwrap_or_default()
+        let of = |hold: Arc<Self>| lock(&hold.state).find(tie).map(|tied| of_interest(&tied.uses, write));
+        let holds = Capture::entered().into_iter().filter_map(|capture| Self::of(&capture).ok());
+        holds.filter_map(of).flatten().collect()
     }
 
     /// The capture is over: its streams' tickets mean nothing any more.
@@ -315,13 +318,7 @@ impl Hold {
             memory.tie.take();
             let uses = std::mem::take(&mut *lock(&tie.uses));
             open.extend(uses.all());
-            memory.uses = Mutex::new(uses);
-        }
-        for tied in tied {
-            tied.sealed = true;
-            let mut kept = lock(&tied.tie.kept);
-            kept.readers += 1;
-            kept.writers += usize::from(tied.writes);
+            memory.uses = uses.locked();
         }
         // Somebody has used it streamed before it was dropped.
         state.outside.extend(open);
@@ -387,13 +384,20 @@ impl Hold {
 
     /// An error on the thread of a capture whose nodes use the same memory.
     pub(super) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
-        let Some(current) = Capture::current().and_then(|capture| Self::of(&capture).ok()) else { return Ok(()) };
+        if Capture::current().is_none() {
+            return Ok(());
+        }
         let ties: Vec<_> = lock(&self.state).tied.iter().map(|tied| tied.tie.clone()).collect();
-        let state = lock(&current.state);
-        match ties.iter().any(|tie| state.find(tie).is_some()) {
+        match ties.iter().any(Self::is_used_by_current) {
             true => Err(takes_no_part(stream)),
             false => Ok(()),
         }
+    }
+
+    /// Whether a node of a capture that this thread is in, the innermost or one around it, uses this memory.
+    fn is_used_by_current(tie: &Arc<Tie>) -> bool {
+        let uses = |hold: Arc<Self>| lock(&hold.state).find(tie).is_some_and(|tied| tied.used);
+        Capture::entered().iter().any(|capture| Self::of(capture).is_ok_and(uses))
     }
 
     pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
@@ -470,7 +474,7 @@ impl State {
         let at = self.tied.iter().position(|tied| Arc::ptr_eq(&tied.tie, tie)).unwrap_or_else(|| {
             lock(&tie.kept).graphs += 1;
             let (tie, uses) = (tie.clone(), Uses::default());
-            self.tied.push(Tied { tie, writes: false, own: false, by: None, uses, sealed: false });
+            self.tied.push(Tied { tie, used: false, writes: false, own: false, by: None, uses });
             self.tied.len() - 1
         });
         &mut self.tied[at]
@@ -478,6 +482,20 @@ impl State {
 }
 
 impl Tied {
+    /// A node is about to use it. From here on the host may not write it and, if the node does, may not read it: a host slice
+    /// that exists now is a shared borrow beside a read, since whoever adds the node borrows the memory in the same way; and
+    /// none is made later, until this is dropped with the capture that failed or with the graph and its last launch.
+    fn count(&mut self, write: bool) {
+        let (reads, writes) = (!self.used, write && !self.writes);
+        if reads || writes {
+            let mut kept = lock(&self.tie.kept);
+            kept.readers += usize::from(reads);
+            kept.writers += usize::from(writes);
+            self.used = true;
+            self.writes |= write;
+        }
+    }
+
     fn is_of(&self, these: &[&Memory]) -> bool {
         these.iter().any(|memory| memory.tie.get().is_some_and(|tie| Arc::ptr_eq(tie, &self.tie)))
     }
@@ -487,10 +505,8 @@ impl Drop for Tied {
     fn drop(&mut self) {
         let mut kept = lock(&self.tie.kept);
         kept.graphs -= 1;
-        if self.sealed {
-            kept.readers -= 1;
-            kept.writers -= usize::from(self.writes);
-        }
+        kept.readers -= usize::from(self.used);
+        kept.writers -= usize::from(self.writes);
         let memory = if kept.graphs == 0 { kept.memory.take() } else { None };
         drop(kept);
         if let Some(memory) = memory {
@@ -501,7 +517,7 @@ impl Drop for Tied {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let State { shelf, launches, .. } = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let State { shelf, launches, .. } = self.state.get_mut();
         let launches = launches.all();
         for mut memory in shelf.drain(..) {
             launches.iter().for_each(|launch| memory.own_uses().read_by(launch.clone()));
@@ -536,7 +552,7 @@ mod tests {
 
     impl Wake for Looks {
         fn wake(self: Arc<Self>) {
-            lock(&self.1).push(self.0.uses.try_lock().is_ok());
+            lock(&self.1).push(self.0.uses.try_lock().is_some());
         }
     }
 

@@ -128,7 +128,11 @@ impl Shape {
         /// What CUDA allows in a grid's first dimension, since compute capability 3.0.
         const MOST_BLOCKS: u64 = (1 << 31) - 1;
         let threads = self.threads.unwrap_or([256, 1, 1]);
-        let per_block = threads.iter().map(|n| u64::from(*n)).product::<u64>();
+        let product = threads.iter().try_fold(1_u64, |all, n| all.checked_mul(u64::from(*n)));
+        let Some(per_block) = product else {
+            let text = format!("a block of {threads:?} threads: a block has at most 1024 in all");
+            return Err(Error::new(ErrorKind::Usage, text));
+        };
         if per_block == 0 || self.blocks.is_some_and(|blocks| blocks.contains(&0)) {
             return Err(Error::new(
                 ErrorKind::Usage,

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, OnceLock, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     device::{Device, HearsOfLoss},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// See the [module](self).

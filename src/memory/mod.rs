@@ -16,6 +16,7 @@ mod access;
 mod account;
 mod allocator;
 mod buffer;
+mod capacity;
 #[cfg(feature = "cuda")]
 mod cudarc;
 pub(crate) mod execution;
@@ -41,7 +42,7 @@ use std::{
     fmt,
     ops::{Deref, DerefMut},
     ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, OnceLock, Weak},
 };
 
 pub use access::HostAccess;
@@ -50,6 +51,7 @@ pub(crate) use account::Account;
 pub use allocator::Allocator;
 pub(crate) use buffer::Sealed;
 pub use buffer::{Buffer, DeviceSlice, DeviceSliceMut, View, ViewMut};
+pub(crate) use capacity::can_hold;
 pub use external::{Addresses, EmulatedSlice, External, Room};
 use heap::Heap;
 use hold::{Hold, Tie};
@@ -69,19 +71,89 @@ use smallvec::SmallVec;
 use crate::{
     device::{
         Device,
-        backend::{Address, Place},
+        backend::{Address, MOST_ALIGNMENT, Place},
     },
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
     stream::{Stream, Ticket},
-    sync::lock,
+    sync::{Deferred, Mutex, MutexGuard, lock},
 };
 
 /// Plain data: any bit pattern is a value, there is no padding, and it can be copied byte by byte. Derive
 /// [`bytemuck::Pod`] and [`bytemuck::Zeroable`] for your own types.
-pub trait Plain: bytemuck::Pod + Send + Sync + 'static {}
+///
+/// # Size and alignment
+/// Elements have at least one byte, and an alignment of at most 256: the addresses of device memory are multiples of 256
+/// (CUDA C++ Programming Guide, *Device Memory Accesses*: an address that an allocation routine of the driver or the
+/// runtime returns is aligned to at least 256 bytes), and the page-locked memory and the emulated devices of wakeline keep
+/// to the same. A buffer, an envelope or a hub of chunks of other elements does not compile:
+///
+/// ```compile_fail,E0080
+/// #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+/// #[repr(C, align(512))]
+/// struct Wide([u8; 512]);
+///
+/// let device = wakeline::Device::host();
+/// let buffer = wakeline::Buffer::<Wide>::pinned(&device, 1)?;
+/// # Ok::<(), wakeline::Error>(())
+/// ```
+///
+/// ```compile_fail,E0080
+/// let device = wakeline::Device::host();
+/// let buffer = wakeline::Buffer::<()>::pinned(&device, 1)?;
+/// # Ok::<(), wakeline::Error>(())
+/// ```
+pub trait Plain: bytemuck::Pod + Send + Sync + 'static {
+    /// Evaluated wherever memory is made for elements of the type: an error of the compiler for one that no memory is
+    /// aligned for, or that has no size.
+    #[doc(hidden)]
+    const FITS: () = {
+        assert!(size_of::<Self>() > 0, "elements of no size need no memory");
+        assert!(
+            align_of::<Self>() <= MOST_ALIGNMENT,
+            "the elements of device memory have an alignment of at most 256 bytes"
+        );
+    };
+}
 
 impl<T: bytemuck::Pod + Send + Sync + 'static> Plain for T {}
+
+/// The elements in these bytes.
+///
+/// # Errors
+/// [`Usage`](ErrorKind::Usage) if the memory is not aligned for them, or is no whole number of them: it was made for elements
+/// of another type.
+pub(crate) fn elements<T: Plain>(bytes: &[u8]) -> Result<&[T]> {
+    bytemuck::try_cast_slice(bytes).map_err(|error| not_of::<T>(error, bytes))
+}
+
+/// As [`elements`], to write to.
+pub(crate) fn elements_mut<T: Plain>(bytes: &mut [u8]) -> Result<&mut [T]> {
+    let range = bytes.as_ptr_range();
+    bytemuck::try_cast_slice_mut(bytes).map_err(|error| cannot_hold::<T>(error, range))
+}
+
+#[cold]
+fn not_of<T>(error: bytemuck::PodCastError, bytes: &[u8]) -> Error {
+    cannot_hold::<T>(error, bytes.as_ptr_range())
+}
+
+#[cold]
+fn cannot_hold<T>(error: bytemuck::PodCastError, at: std::ops::Range<*const u8>) -> Error {
+    let bytes = at.end.addr() - at.start.addr();
+    let text = format!(
+        "{bytes} bytes of memory at {:?} hold no elements of `{}` ({} bytes each, aligned to {}): {error}; it was made for \
+         elements of another type",
+        at.start,
+        std::any::type_name::<T>(),
+        size_of::<T>(),
+        align_of::<T>()
+    );
+    Error::new(ErrorKind::Usage, text)
+}
+
+/// No request for more is looked at: it is beyond any address space, and sums of such numbers would overflow.
+pub(crate) const MOST_BYTES: usize = (isize::MAX as usize) >> 15;
 
 /// Where a piece of memory lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +234,19 @@ impl Memory {
         Arena::of(device).pinned(device).alloc(device, bytes, None, 0)
     }
 
+    /// The same, for work that is about to be put into `stream`: the memory belongs to a graph only if that stream is
+    /// captured, whatever else the thread captures.
+    pub(crate) fn on_for(stream: &Stream, bytes: usize) -> Result<Owned> {
+        let device = stream.device();
+        Arena::of(device).own(device).alloc_for(stream, bytes)
+    }
+
+    /// As [`on_for`](Self::on_for), page-locked on the host.
+    pub(crate) fn pinned_for(stream: &Stream, bytes: usize) -> Result<Owned> {
+        let device = stream.device();
+        Arena::of(device).pinned(device).alloc_for(stream, bytes)
+    }
+
     #[inline]
     pub(crate) fn device(&self) -> &Device {
         &self.device
@@ -235,7 +320,7 @@ impl Memory {
     #[inline]
     fn own_uses(&mut self) -> OwnUses<'_> {
         match self.tie.get() {
-            None => OwnUses::Own(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner)),
+            None => OwnUses::Own(self.uses.get_mut()),
             Some(tie) => OwnUses::Tied(lock(&tie.uses)),
         }
     }
@@ -305,17 +390,20 @@ impl Memory {
 
     /// Marks its uses now, for whoever comes after them elsewhere.
     pub(crate) fn commit(&mut self) -> Result<()> {
+        let _later = Deferred::new();
         self.own_uses().commit()
     }
 
     /// The same, for one of several who read it.
     pub(crate) fn commit_shared(&self) -> Result<()> {
+        let _later = Deferred::new();
         self.uses().commit()
     }
 
     /// The same; and the last write, if it is this stream's.
     #[inline]
     pub(crate) fn commit_by(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
+        let _later = Deferred::new();
         let mut uses = self.own_uses();
         uses.commit()?;
         let write = uses.write.as_ref().filter(|write| stream.is_some_and(|stream| write.stream().is(stream)));
@@ -324,7 +412,7 @@ impl Memory {
 
     /// What the host must wait for before it reads (`write`: or writes).
     pub(crate) fn host_access(&self, write: bool) -> HostAccess {
-        let captured = Hold::open_uses(self, write);
+        let captured = Hold::captured_uses(self, write);
         let uses = self.uses();
         let open = if write { uses.all() } else { uses.write.iter().cloned().collect() };
         HostAccess::new(captured.into_iter().chain(open).collect())
@@ -357,9 +445,11 @@ impl Memory {
         self.settled(false)?;
         self.bring_over()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, false)?;
+        self.is_borrowed(pointer, false);
         // SAFETY: the memory is this value's own, `bytes` long and initialised (the seam says so). The device does not
-        // write to it: no write is in flight, no graph has it to write, and a new write needs `&mut self` while `&self` is
-        // borrowed.
+        // write to it while `&self` is borrowed: no write is in flight; no node of a graph, or of a capture that may become
+        // one, writes it (`not_of_graphs`: counted before the node is added, until no launch of it can come any more); and a
+        // new write, or a new node that writes, needs `&mut self`.
         Ok(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.bytes) })
     }
 
@@ -371,8 +461,9 @@ impl Memory {
         self.settled(true)?;
         self.bring_over()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, true)?;
-        // SAFETY: as in `host_slice`; the device neither reads nor writes it, no graph has it, and any new use needs this
-        // value, which is borrowed exclusively.
+        self.is_borrowed(pointer, true);
+        // SAFETY: as in `host_slice`; the device neither reads nor writes it, no node of a graph or of a capture uses it, and
+        // any new use needs this value, which is borrowed exclusively.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.bytes) })
     }
 
@@ -381,7 +472,7 @@ impl Memory {
         uses.forget_settled();
         let open: SmallVec<[Ticket; 3]> = if write { uses.all() } else { uses.write.iter().cloned().collect() };
         drop(uses);
-        for mut ticket in Hold::open_uses(self, write).into_iter().chain(open) {
+        for mut ticket in open {
             if ticket.look()? {
                 ticket.sound()?;
             } else {

@@ -7,7 +7,7 @@
 //!
 //! The driver decides what is used again and when; wakeline counts what was asked for, until the free has had its turn.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use super::{Home, Memory, Origin, Owned, access::Uses, heap::Heap};
 use crate::{
@@ -69,7 +69,7 @@ impl Heap {
                     bytes,
                     size,
                     lane: stream.id(),
-                    uses: Mutex::new(uses),
+                    uses: uses.locked(),
                     tie: OnceLock::new(),
                     account: None,
                     origin: Origin::Ordered { heap: self.clone(), stream: stream.clone() },

@@ -4,7 +4,6 @@ use std::{
     fmt,
     mem::ManuallyDrop,
     ops::{Deref, DerefMut},
-    sync::PoisonError,
 };
 
 use super::{Memory, Origin};
@@ -88,7 +87,7 @@ impl Memory {
     fn give_back_to_user(self) {
         let Self { device, home, bytes, uses, origin, .. } = self;
         if let Origin::User(mut user) = origin {
-            let uses = uses.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let uses = uses.into_inner();
             user.give_back(&device, home, bytes, uses);
         }
     }

@@ -2,15 +2,12 @@
 //! operator's run ([`Reservation`]).
 
 use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicUsize, Ordering},
     task::Context,
 };
 
 use super::{
-    Allocator, Buffer, MemoryStats, Plain,
+    Allocator, Buffer, MOST_BYTES, MemoryStats, Plain,
     buffer::bytes_of,
     heap::{Heap, Kind},
     line::Place,
@@ -20,7 +17,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     stream::Stream,
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 impl Heap {
@@ -103,12 +100,15 @@ impl Heap {
         }
         let bound = if self.has_blocks() && !self.is_host() { 0 } else { state.bound };
         let limit = self.capacity().unwrap_or(u64::MAX);
-        if bound > 0 && state.out() + state.reserved + bytes <= limit {
+        if bound > 0 && state.out().saturating_add(state.reserved).saturating_add(bytes) <= limit {
             return Lacks::Streams;
         }
-        let whole =
-            if self.limit().is_some() || self.is_host() { state.in_use() } else { self.ledger.in_use() + others };
-        if state.owned(flow) >= whole + state.reserved { Lacks::OwnFlow } else { Lacks::Others }
+        let whole = if self.limit().is_some() || self.is_host() {
+            state.in_use()
+        } else {
+            self.ledger.in_use().saturating_add(others)
+        };
+        if state.owned(flow) >= whole.saturating_add(state.reserved) { Lacks::OwnFlow } else { Lacks::Others }
     }
 
     /// What others keep to themselves where all of a device have one memory. Asked with no heap's lock held.
@@ -126,8 +126,13 @@ impl Heap {
             Some(_) => self.has_room(state, bytes, 0),
             // Others of the device have their share.
             None => {
-                let used = if self.is_host() { state.out() + state.bound } else { self.ledger.in_use() + others };
-                self.capacity().is_none_or(|capacity| used + state.reserved + bytes <= capacity)
+                let used = if self.is_host() {
+                    state.out() + state.bound
+                } else {
+                    self.ledger.in_use().saturating_add(others)
+                };
+                let taken = used.saturating_add(state.reserved).saturating_add(bytes);
+                self.capacity().is_none_or(|capacity| taken <= capacity)
             }
         }
     }
@@ -136,12 +141,12 @@ impl Heap {
     fn reserve(&self, bytes: u64, flow: usize) -> bool {
         let others = self.others();
         let mut state = lock(&self.state);
-        let fits = self.fits(&state, bytes, others);
-        if fits {
-            state.reserved += bytes;
+        let reserved = state.reserved.checked_add(bytes).filter(|_| self.fits(&state, bytes, others));
+        if let Some(reserved) = reserved {
+            state.reserved = reserved;
             state.own(flow, bytes);
         }
-        fits
+        reserved.is_some()
     }
 
     /// It was not needed.
@@ -220,7 +225,10 @@ impl Reservation {
         if asked == 0 {
             return Some(format!("waits for 0 bytes of {allocator}: at least 1"));
         }
-        let capacity = allocator.heap().capacity().filter(|capacity| *capacity < self.bytes)?;
+        let capacity = allocator.heap().capacity().unwrap_or(u64::MAX).min(MOST_BYTES as u64);
+        if self.bytes <= capacity {
+            return None;
+        }
         Some(format!("waits for {asked} bytes of {allocator}, which never has more than {capacity}"))
     }
 
@@ -247,7 +255,9 @@ impl Reservation {
         if self.allocator.device().lost().is_some() {
             return true;
         }
-        let claimed = self.allocator.heap().reserve(self.bytes, self.flow());
+        // One run at a time: what an earlier one has left was not given back, where it was asked for by hand.
+        self.release();
+        let claimed = self.bytes <= MOST_BYTES as u64 && self.allocator.heap().reserve(self.bytes, self.flow());
         if claimed {
             *lock(&self.left) = self.bytes;
         }

@@ -20,7 +20,7 @@ pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize
     }
     to.writable()?;
     if from.is_staged() {
-        return from.staged(stream.device(), bytes, |staged, bytes| copy_to(stream, staged, to, bytes));
+        return from.staged(stream, bytes, |staged, bytes| copy_to(stream, staged, to, bytes));
     }
     copy_to(stream, from, to, bytes)
 }
@@ -35,7 +35,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
     }
     // After what is on its way already: what has arrived is looked at when the last of it has.
     to.before_write(stream)?;
-    let mut arrival = Memory::pinned(stream.device(), bytes)?;
+    let mut arrival = Memory::pinned_for(stream, bytes)?;
     let ticket = enqueue(stream, from, &mut arrival, bytes)?;
     to.note_write(ticket);
     to.arrives(arrival);

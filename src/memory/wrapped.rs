@@ -16,14 +16,7 @@
 //! memory, and is brought over when the host looks first ([`Buffer::read`], [`Wrapped::into_inner`]); what is copied on to a
 //! device before that goes straight from there. So streams never touch it, and it is free as soon as its buffer is dropped.
 
-use std::{
-    any::Any,
-    fmt,
-    marker::PhantomData,
-    mem::ManuallyDrop,
-    ptr::NonNull,
-    sync::{Mutex, OnceLock, PoisonError},
-};
+use std::{any::Any, fmt, marker::PhantomData, mem::ManuallyDrop, ptr::NonNull, sync::OnceLock};
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
@@ -32,8 +25,8 @@ use super::{Buffer, Home, HostAccess, Memory, Origin, Owned, Plain, access::Uses
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
-    stream::Streams,
-    sync::lock,
+    stream::{Stream, Streams},
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// The handle to memory of the user's that a buffer was made of: it gives that back.
@@ -220,11 +213,16 @@ impl<T: Plain> Buffer<T> {
             return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: at least one element"));
         }
         let (tell, back) = oneshot::channel();
-        let user =
-            User { owner: Some(owner), tell: Some(tell), staged, read_only, arrivals: Mutex::new(SmallVec::new()) };
+        let user = User {
+            owner: Some(owner),
+            tell: Some(tell),
+            staged,
+            read_only,
+            arrivals: Mutex::at(Level::Arrivals, SmallVec::new()),
+        };
         let origin = Origin::User(Box::new(user));
         let size = bytes as u64;
-        let (uses, tie) = (Mutex::default(), OnceLock::new());
+        let (uses, tie) = (Uses::default().locked(), OnceLock::new());
         let memory = Memory { device, home, bytes, size, lane: 0, uses, tie, account: None, origin };
         Ok((Self::of_memory(Owned::new(Box::new(memory)), len), Wrapped { back, of: PhantomData }))
     }
@@ -305,7 +303,7 @@ impl User {
     /// The buffer is gone.
     pub(super) fn give_back(&mut self, device: &Device, home: Home, bytes: usize, uses: Uses) {
         let owner = self.owner.take();
-        let arrivals = std::mem::take(self.arrivals.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let arrivals = std::mem::take(self.arrivals.get_mut());
         // No stream touches what is staged.
         let uses = if self.staged { Uses::default() } else { uses };
         let returned = Returned { owner, device: device.clone(), home, bytes, uses, arrivals };
@@ -356,15 +354,16 @@ impl Memory {
         }
     }
 
-    /// Shows where a device can copy its first `bytes` bytes from: what has come for it last and is not yet brought over;
+    /// Shows where `stream` can copy its first `bytes` bytes from: what has come for it last and is not yet brought over;
     /// before that, if that is not all of it, what came earlier, or a copy that is made now.
     pub(super) fn staged(
         &self,
-        near: &Device,
+        stream: &Stream,
         bytes: usize,
         mut show: impl FnMut(&Memory, usize) -> Result<()>,
     ) -> Result<()> {
         let (Some(user), Home::Host(first)) = (self.user(), self.home) else { return Ok(()) };
+        let _later = Deferred::new();
         let arrivals = lock(&user.arrivals);
         let whole = arrivals.iter().rposition(|arrival| arrival.bytes() >= bytes);
         if whole.is_none() {
@@ -372,7 +371,7 @@ impl Memory {
             // SAFETY: the memory is this value's own and that long, as `copy` has checked. No stream writes to it, the host
             // does so through the value alone, which is borrowed, and what arrives is brought over under the lock held here.
             let now = unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) };
-            let mut copy = Memory::pinned(near, bytes)?;
+            let mut copy = Memory::pinned_for(stream, bytes)?;
             copy.host_slice_mut()?.copy_from_slice(now);
             show(&copy, bytes)?;
         }
@@ -382,7 +381,7 @@ impl Memory {
     /// Something is on its way to it: enqueued, not here.
     pub(super) fn arrives(&mut self, arrival: Owned) {
         if let Origin::User(user) = &mut self.origin {
-            let arrivals = user.arrivals.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let arrivals = user.arrivals.get_mut();
             // What it covers whole is worth nothing any more.
             arrivals.retain(|before| before.bytes() > arrival.bytes());
             arrivals.push(arrival);
@@ -392,6 +391,7 @@ impl Memory {
     /// What has arrived, before the host looks. Nothing that writes to it is in flight.
     pub(super) fn bring_over(&self) -> Result<()> {
         let Some(user) = self.user().filter(|user| user.staged) else { return Ok(()) };
+        let _later = Deferred::new();
         // Whoever looks at the same time waits here until it is there.
         let mut arrivals = lock(&user.arrivals);
         if arrivals.is_empty() {

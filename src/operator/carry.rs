@@ -1,7 +1,8 @@
 //! [`Carry`]: what the messages of an operator's run brought with them, and what those that it sends take along.
 //!
 //! Three things: named values, who waits for an answer, and the span that the first of the messages was sent in. The
-//! operator is inside that span while it works on them.
+//! operator is inside that span while it works on them. A message that the operator has worked for before (it came round
+//! in a cycle) yields to one that is new to it: otherwise all runs would be in the first message's span for ever.
 //!
 //! ```text
 //!   take ──> begins anew, if it is the first of a run ──> merged ──> span entered ─┐
@@ -17,14 +18,14 @@ use std::{
     mem,
     pin::pin,
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
 };
 
 use smallvec::SmallVec;
-use tracing::{Dispatch, Span, span::Id};
+use tracing::{Dispatch, span::Id};
 
 use super::{node::Node, shown::InRun};
 use crate::{
@@ -33,10 +34,15 @@ use crate::{
     hub::{
         MergePolicy, Metadata, Reply,
         baggage::{Baggage, Load},
+        reply::Origin,
     },
     planted::{self, Planted},
-    sync::lock,
+    sync::{Mutex, lock},
 };
+
+/// Messages with callers that are remembered in one run, at least; above it those are forgotten whose callers have their
+/// answers. For an operator that takes messages without end in a single run.
+const REMEMBERED: usize = 1024;
 
 /// The load of one operator's present run.
 #[derive(Debug)]
@@ -51,6 +57,8 @@ pub(crate) struct Carry {
     running: AtomicBool,
     /// Messages taken in this run, or since it was last asked who waits for them.
     taken: AtomicUsize,
+    /// The greatest number of the origins of earlier runs.
+    newest: AtomicU64,
     held: Mutex<Held>,
 }
 
@@ -58,14 +66,24 @@ pub(crate) struct Carry {
 struct Held {
     metadata: Metadata,
     /// Of the messages that somebody waits for: which of those taken it was, and who that is.
-    replies: SmallVec<[(usize, Reply); 1]>,
+    replies: Replies,
     /// Those that the operator has taken over: what it drops in a run is dropped when that has ended. If it fails, its
     /// callers hear of that, and not of a reply that was dropped.
-    given: Vec<Reply>,
-    /// The first message's.
-    span: Option<Span>,
+    given: Replies,
+    /// Of the first message that is new to the operator, or else of the first.
+    origin: Option<Origin>,
+    /// The greatest number of the origins of this run.
+    newest: u64,
     /// The span is entered.
     inside: bool,
+}
+
+/// Who waits for answers to some of the messages, with their numbers in the run.
+#[derive(Debug, Default)]
+struct Replies {
+    all: SmallVec<[(usize, Reply); 1]>,
+    /// From this many on the answered ones are forgotten.
+    most: usize,
 }
 
 impl Carry {
@@ -78,6 +96,7 @@ impl Carry {
             any: AtomicBool::new(false),
             running: AtomicBool::new(false),
             taken: AtomicUsize::new(0),
+            newest: AtomicU64::new(0),
             held: Mutex::default(),
         }
     }
@@ -155,7 +174,9 @@ impl Carry {
         self.any.store(false, Ordering::Relaxed);
         let mut held = mem::take(&mut *lock(&self.held));
         held.leave();
-        // Callers that nobody answers hear of it here, and no lock is held.
+        // Only one thread at a time is here.
+        self.newest.store(self.newest.load(Ordering::Relaxed).max(held.newest), Ordering::Relaxed);
+        // Requests that are left without an answer fail here, and no lock is held.
         drop(held);
     }
 
@@ -185,16 +206,16 @@ impl Carry {
     fn merge(&self, load: Load, number: usize, enters: bool) -> Result<()> {
         let Load { metadata, reply } = load;
         reply.seen_by(&self.operator);
-        self.change_held(|held| {
+        let newest = self.newest.load(Ordering::Relaxed);
+        let (merged, forgotten) = self.change_held(|held| {
             let merged = held.metadata.merge(&metadata, self.policy);
-            if held.join_span(reply.span.as_ref()) && enters {
-                held.enter();
-            }
-            if !reply.is_empty() {
-                held.replies.push((number, reply));
-            }
-            merged
-        })
+            let before = held.join_origin(reply.origin.clone(), newest, enters);
+            let answered = if reply.is_empty() { Replies::default() } else { held.replies.push(number, reply) };
+            (merged, (before, answered))
+        });
+        // Where no lock is held: what a caller or a span does as it is dropped may be anything.
+        drop(forgotten);
+        merged
     }
 
     /// For a message that is sent.
@@ -211,11 +232,8 @@ impl Carry {
     fn copy(&self, reply: Option<Reply>) -> Load {
         let held = lock(&self.held);
         let metadata = held.metadata.clone();
-        let reply = reply.unwrap_or_else(|| {
-            let mut all = Reply::nobody(held.span.clone());
-            held.replies.iter().for_each(|(_, reply)| all.join(reply));
-            all
-        });
+        let reply = reply
+            .unwrap_or_else(|| Reply::merged(held.origin.clone(), held.replies.all.iter().map(|(_, reply)| reply)));
         Load { metadata, reply }
     }
 
@@ -224,12 +242,15 @@ impl Carry {
         let taken = self.taken.swap(0, Ordering::Relaxed);
         let mut replies = vec![Reply::default(); taken];
         if self.any() {
-            self.change_held(|held| {
-                for (number, reply) in mem::take(&mut held.replies) {
-                    held.given.push(reply.clone());
+            let forgotten = self.change_held(|held| {
+                let mut forgotten = SmallVec::<[Replies; 1]>::new();
+                for (number, reply) in mem::take(&mut held.replies).all {
+                    forgotten.push(held.given.push(number, reply.clone()));
                     replies[number] = reply;
                 }
+                forgotten
             });
+            drop(forgotten);
         }
         replies
     }
@@ -277,22 +298,46 @@ impl Carry {
     }
 }
 
+impl Replies {
+    /// One more. What is forgotten for it comes back: those whose callers have their answers, once there are many.
+    fn push(&mut self, number: usize, reply: Reply) -> Self {
+        let mut forgotten = Self::default();
+        if self.all.len() >= self.most.max(REMEMBERED) {
+            (self.all, forgotten.all) =
+                mem::take(&mut self.all).into_iter().partition(|(_, reply)| reply.is_waited_for());
+            self.most = 2 * self.all.len();
+        }
+        self.all.push((number, reply));
+        forgotten
+    }
+}
+
 impl Held {
     fn is_empty(&self) -> bool {
-        self.metadata.is_empty() && self.replies.is_empty() && self.given.is_empty() && self.span.is_none()
+        self.metadata.is_empty() && self.replies.all.is_empty() && self.given.all.is_empty() && self.origin.is_none()
     }
 
-    /// The span of one more message: the first's is the run's, and comes after the others. True for the first.
-    fn join_span(&mut self, span: Option<&Span>) -> bool {
-        let Some(span) = span else { return false };
-        let Some(first) = &self.span else {
-            self.span = Some(span.clone());
-            return true;
-        };
-        if first != span {
-            first.follows_from(span);
+    /// The origin of one more message. The run's is the first one's; one that is new to the operator takes the place of
+    /// one that is not, and that is given back. The run's span comes after the others.
+    fn join_origin(&mut self, origin: Option<Origin>, newest: u64, enters: bool) -> Option<Origin> {
+        let origin = origin?;
+        self.newest = self.newest.max(origin.number);
+        if let Some(first) = &self.origin {
+            let replaces = first.number <= newest && newest < origin.number;
+            let (later, earlier) = if replaces { (&origin.span, &first.span) } else { (&first.span, &origin.span) };
+            if later != earlier {
+                later.follows_from(earlier);
+            }
+            if !replaces {
+                return Some(origin);
+            }
         }
-        false
+        self.leave();
+        let before = self.origin.replace(origin);
+        if enters {
+            self.enter();
+        }
+        before
     }
 
     fn enter(&mut self) {
@@ -309,6 +354,6 @@ impl Held {
 
     /// Not with a guard: it is entered in the middle of a poll, where a message is taken, and left at its end.
     fn tell(&self, word: impl FnOnce((&Id, &Dispatch))) -> bool {
-        self.span.as_ref().is_some_and(|span| span.with_subscriber(word).is_some())
+        self.origin.as_ref().is_some_and(|origin| origin.span.with_subscriber(word).is_some())
     }
 }

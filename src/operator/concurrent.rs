@@ -61,7 +61,7 @@ pub struct Concurrent<O> {
 /// belongs to a run.
 ///
 /// What a run sends is kept until the run has ended and it is its turn: a run does not wait for room. A `run` of the operator's
-/// own is never called. 0 runs at a time are as one.
+/// own is never called. 0 runs at a time are as one, and there are at most 65,536.
 ///
 /// A run that waits for its turn keeps the blank envelopes that it has filled. So an output's hub needs as many as all
 /// runs take at a time, and has one more where nobody says how many. It is taken that a run takes one, or as many as the

@@ -4,7 +4,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, ready},
@@ -27,7 +27,7 @@ use crate::{
         },
         link::HubState,
     },
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// A flow at work: asks how it stands, pauses, resumes, stops and aborts it, from any thread or task. From
@@ -199,7 +199,18 @@ impl Control {
     /// It fails with this, unless it has failed before. Said before anything is let go, so that whoever loses something
     /// with it finds why. What it has failed with.
     pub(crate) fn fail(&self, error: Error) -> Error {
-        self.failure.get_or_init(|| error).again()
+        let mut first = false;
+        let failure = self.failure.get_or_init(|| {
+            first = true;
+            error
+        });
+        // Callers outside of the flow hear the kind alone, and a `Running` may have been dropped.
+        if first && failure.is_cancelled() {
+            tracing::debug!(flow = &*self.name, error = %failure, "the flow has ended early");
+        } else if first {
+            tracing::warn!(flow = &*self.name, error = %failure, "the flow has failed");
+        }
+        failure.again()
     }
 
     fn set_paused(&self, paused: bool) {

@@ -16,7 +16,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, OnceLock},
 };
 
 use smallvec::SmallVec;
@@ -26,7 +26,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::Message,
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket, capture::Capture},
-    sync::lock,
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// Where an operator on a device takes its streams from.
@@ -105,7 +105,7 @@ impl Lane {
             mode,
             capture: None,
             own: OnceLock::new(),
-            state: Mutex::default(),
+            state: Mutex::at(Level::Lane, State::default()),
         }))
     }
 
@@ -118,7 +118,7 @@ impl Lane {
             mode: self.mode,
             capture: Some(capture.clone()),
             own: OnceLock::new(),
-            state: Mutex::default(),
+            state: Mutex::at(Level::Lane, State::default()),
         })
     }
 
@@ -139,6 +139,7 @@ impl Lane {
         if let Some(own) = self.own.get() {
             return Ok(own.stream.clone());
         }
+        let _later = Deferred::new();
         let mut state = lock(&self.state);
         if !state.refused {
             if let Some(own) = self.take(&self.name)? {
@@ -185,6 +186,7 @@ impl Lane {
 
     /// A further stream of the pool.
     pub(super) fn named(&self, name: &str) -> Result<Stream> {
+        let _later = Deferred::new();
         let mut state = lock(&self.state);
         if let Some((_, stream)) = state.named.iter().find(|(known, _)| **known == *name) {
             return Ok(stream.stream.clone());
@@ -225,6 +227,7 @@ impl Lane {
         if let Some(own) = self.own.get() {
             return if loose { own.stream.wait(ticket) } else { Ok(()) };
         }
+        let _later = Deferred::new();
         let mut state = lock(&self.state);
         note(&mut state.received, ticket);
         if loose {
@@ -244,6 +247,7 @@ impl Lane {
 
     /// The present ends of the streams that its run may have used.
     pub(super) fn run_ends(&self) -> SmallVec<[Ticket; 2]> {
+        let _later = Deferred::new();
         let state = lock(&self.state);
         let named = state.named.iter().map(|(_, taken)| &taken.stream);
         let borrowed = state.borrowed.iter().map(|(stream, _)| stream);
@@ -252,6 +256,7 @@ impl Lane {
 
     /// The last work of each stream that it has used.
     pub(super) fn last(&self) -> Vec<Ticket> {
+        let _later = Deferred::new();
         let state = lock(&self.state);
         let named = state.named.iter().map(|(_, taken)| &taken.stream);
         self.own().into_iter().chain(named).chain(&state.lenders).map(Stream::ticket).collect()

@@ -8,7 +8,7 @@ use std::{
     any::Any,
     fmt,
     future::poll_fn,
-    sync::{Arc, Mutex},
+    sync::Arc,
     task::{Context, Poll, Waker},
 };
 
@@ -22,7 +22,7 @@ use super::{
 use crate::{
     condition::{Counted, PortState, Readiness, Status},
     error::{Error, ErrorKind, Result},
-    sync::lock,
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// A port that is lent. Its operator does not wait at it.
@@ -40,6 +40,7 @@ impl<P> Lent<P> {
 impl<P> Loan<P> {
     /// Uses the port. `None` if it was taken back.
     pub(crate) fn with<R>(&self, act: impl FnOnce(&mut P) -> R) -> Option<R> {
+        let _later = Deferred::new();
         lock(&self.0).as_mut().map(act)
     }
 }
@@ -101,7 +102,7 @@ impl<P: Port> Port for Lent<P> {
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
-        Ok(Self(Loan(Arc::new(Mutex::new(Some(P::bind(binder, name, options.optional())?))))))
+        Ok(Self(Loan(Arc::new(Mutex::at(Level::Port, Some(P::bind(binder, name, options.optional())?))))))
     }
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Readiness {

@@ -11,12 +11,12 @@
 //!
 //! Used only where somebody steps, and by one at a time: a lock for each word costs nobody anything.
 
-use std::{
-    sync::Mutex,
-    task::{Context, Poll, Waker},
-};
+use std::task::{Context, Poll, Waker};
 
-use crate::{stream::Ticket, sync::lock};
+use crate::{
+    stream::Ticket,
+    sync::{Mutex, MutexGuard, discard, lock, wake},
+};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -77,13 +77,16 @@ impl Permit {
         match inner.state {
             State::Asked => return true,
             State::Begun if !busy => {
-                inner.last = last();
-                inner.state = State::Ran;
+                // Not under the lock: it asks the operator's streams. The operator alone comes here, so it is still so.
+                drop(inner);
+                let last = last();
+                inner = lock(&self.0);
+                (inner.last, inner.state) = (last, State::Ran);
             }
             State::Begun => {}
             State::None | State::Refused | State::Ran => inner.stirred = true,
         }
-        inner.tell();
+        tell(inner);
         false
     }
 
@@ -98,7 +101,7 @@ impl Permit {
         let mut inner = lock(&self.0);
         if inner.state == State::Asked {
             inner.state = State::Refused;
-            inner.tell();
+            tell(inner);
         }
     }
 
@@ -112,7 +115,7 @@ impl Permit {
             State::Asked => inner.state = State::Refused,
             _ => inner.stirred = true,
         }
-        inner.tell();
+        tell(inner);
     }
 
     /// That was its last run, and it is about to end.
@@ -126,7 +129,7 @@ impl Permit {
         if inner.state == State::Begun {
             inner.state = State::Ran;
         }
-        inner.tell();
+        tell(inner);
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -140,8 +143,7 @@ impl Permit {
 
     /// What became of the run that was asked for.
     pub(crate) fn poll_outcome(&self, cx: &mut Context<'_>) -> Poll<Outcome> {
-        let mut inner = lock(&self.0);
-        match inner.state {
+        self.poll(cx, |inner| match inner.state {
             State::Refused if !inner.ended => {
                 inner.state = State::None;
                 Poll::Ready(Outcome::Refused)
@@ -152,11 +154,8 @@ impl Permit {
             }
             _ if inner.ended => Poll::Ready(Outcome::Ended),
             State::Begun if inner.waits => Poll::Ready(Outcome::Waits),
-            _ => {
-                inner.waker = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
+            _ => Poll::Pending,
+        })
     }
 
     /// What woke it before this is known.
@@ -166,19 +165,27 @@ impl Permit {
 
     /// Something has woken it.
     pub(crate) fn poll_stirred(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.poll(cx, |inner| if inner.stirred { Poll::Ready(()) } else { Poll::Pending })
+    }
+
+    /// Keeps the waker where `ask` has no answer.
+    fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnOnce(&mut Inner) -> Poll<T>) -> Poll<T> {
+        // Cloned before the lock, and the one that it replaces is dropped after it: both are user code.
+        let mut waker = Some(cx.waker().clone());
         let mut inner = lock(&self.0);
-        if inner.stirred {
-            return Poll::Ready(());
+        let answer = ask(&mut inner);
+        if answer.is_pending() {
+            std::mem::swap(&mut inner.waker, &mut waker);
         }
-        inner.waker = Some(cx.waker().clone());
-        Poll::Pending
+        drop(inner);
+        discard(waker);
+        answer
     }
 }
 
-impl Inner {
-    fn tell(&mut self) {
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
-    }
+/// Wakes who waits for an answer, after the lock.
+fn tell(mut inner: MutexGuard<'_, Inner>) {
+    let waker = inner.waker.take();
+    drop(inner);
+    waker.into_iter().for_each(wake);
 }

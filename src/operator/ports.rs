@@ -197,7 +197,7 @@ impl Traffic {
     #[inline]
     pub(super) fn add(&mut self, bytes: u64) {
         self.messages += 1;
-        self.bytes += bytes;
+        self.bytes = self.bytes.saturating_add(bytes);
     }
 }
 

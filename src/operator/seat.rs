@@ -17,7 +17,7 @@ use super::{
 use crate::{
     condition::{Gates, When},
     device::Device,
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Result, said},
     hub::MergePolicy,
     memory::Allocator,
     stream::{CompletionMode, DeviceTime, Ticket},
@@ -116,14 +116,8 @@ pub(crate) fn seat<O: Operator>(
 
 /// A panic becomes an error, with what it said.
 pub(crate) async fn caught(future: impl Future<Output = Result<()>>) -> Result<()> {
-    AssertUnwindSafe(future).catch_unwind().await.unwrap_or_else(|panic| {
-        let said = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-            (Some(said), _) => said,
-            (_, Some(said)) => said.as_str(),
-            _ => "it did not say why",
-        };
-        Err(Error::new(ErrorKind::Panicked, said))
-    })
+    let outcome = AssertUnwindSafe(future).catch_unwind().await;
+    outcome.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, said(panic))))
 }
 
 /// An operator with a `run` of its own has no other methods that only the trait's own `run` calls: nobody writes one that
@@ -235,7 +229,7 @@ impl<O: Operator> Seat for Place<O> {
             let traffic = port.traffic();
             let sum = if port.is_output() { &mut self.tally.sent } else { &mut self.tally.received };
             sum.messages += traffic.messages;
-            sum.bytes += traffic.bytes;
+            sum.bytes = sum.bytes.saturating_add(traffic.bytes);
         });
         if let Some(cx) = &mut self.cx {
             cx.close();

@@ -4,16 +4,16 @@
 //! changes is a matter of [`watchers`](super::watchers).
 
 use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use crate::{condition::Status, sync::lock};
+use crate::{
+    condition::Status,
+    sync::{Mutex, lock},
+};
 
 /// The state of one operator.
 #[derive(Debug)]
@@ -103,7 +103,8 @@ impl Shown {
             Status::WaitEvent => code::WAIT_EVENT,
             Status::Never => code::NEVER,
             Status::WaitTime(due) => {
-                let since = due.saturating_duration_since(self.made).as_nanos() as u64;
+                let since = due.saturating_duration_since(self.made).as_nanos();
+                let since = u64::try_from(since).unwrap_or(u64::MAX).min(u64::MAX >> code::BITS);
                 since << code::BITS | code::WAIT_TIME
             }
         })

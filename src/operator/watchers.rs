@@ -21,7 +21,9 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, fence, lock};
+use smallvec::SmallVec;
+
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, WakeList, discard, fence, lock};
 
 /// Those who want to hear of changes.
 #[derive(Debug, Default)]
@@ -107,33 +109,48 @@ impl Watchers {
     #[cold]
     fn each(&self, mut change: impl FnMut(&mut Changed)) {
         let mut all = lock(&self.all);
-        all.retain(|watcher| {
-            let Some(watcher) = watcher.upgrade() else { return false };
+        all.retain(|watcher| watcher.strong_count() > 0);
+        self.count.store(all.len(), Ordering::Relaxed);
+        let watchers: SmallVec<[_; 2]> = all.iter().filter_map(Weak::upgrade).collect();
+        // One lock after the other, and none when they are woken or dropped.
+        drop(all);
+        let mut woken = WakeList::new();
+        for watcher in &watchers {
             let mut changed = lock(&watcher.0);
             change(&mut changed);
-            let waker = changed.waker.take();
-            drop(changed);
-            waker.into_iter().for_each(Waker::wake);
-            true
-        });
-        self.count.store(all.len(), Ordering::Relaxed);
+            woken.extend(changed.waker.take());
+        }
+        discard(watchers);
+        woken.wake();
     }
 }
 
 impl Watcher {
     /// The next that has changed; `None` when nothing does any more.
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<usize>> {
-        let mut changed = lock(&self.0);
-        match changed.order.pop_front() {
-            Some(operator) => {
-                changed.is[operator] = false;
-                Poll::Ready(Some(operator))
-            }
-            None if changed.over => Poll::Ready(None),
-            None => {
-                changed.waker = Some(cx.waker().clone());
-                Poll::Pending
-            }
+        let mut waker = None;
+        loop {
+            let mut changed = lock(&self.0);
+            let answer = match changed.order.pop_front() {
+                Some(operator) => {
+                    changed.is[operator] = false;
+                    Poll::Ready(Some(operator))
+                }
+                None if changed.over => Poll::Ready(None),
+                None if waker.is_none() => {
+                    // Cloned without the lock: that is user code. Then it is asked again.
+                    drop(changed);
+                    waker = Some(cx.waker().clone());
+                    continue;
+                }
+                None => {
+                    std::mem::swap(&mut changed.waker, &mut waker);
+                    Poll::Pending
+                }
+            };
+            drop(changed);
+            discard(waker);
+            return answer;
         }
     }
 }

@@ -17,8 +17,9 @@ use std::{
     any::Any,
     cell::{Cell, RefCell},
     fmt,
+    mem::ManuallyDrop,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -29,7 +30,7 @@ use super::{Held, Stream, Streams, Ticket};
 use crate::{
     device::{Device, draft::Few, recorder::Recorder},
     error::{Error, ErrorKind, Result},
-    sync::lock,
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// See the [module](self).
@@ -57,8 +58,9 @@ type Launches = Box<dyn Fn() -> SmallVec<[Ticket; 3]> + Send + Sync>;
 pub(crate) type Kept = Vec<Arc<dyn Any + Send + Sync>>;
 
 thread_local! {
-    /// Those that this thread is in, the innermost last.
-    static ENTERED: RefCell<Vec<Arc<Capture>>> = const { RefCell::new(Vec::new()) };
+    /// Those that this thread is in, the innermost last. `ManuallyDrop`: without a destructor it stays usable while the
+    /// thread's other locals are destroyed, and theirs use streams. [`Entered`] empties it.
+    static ENTERED: ManuallyDrop<RefCell<Vec<Arc<Capture>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     /// Whether this thread has put work into a stream that is none of a capture's, while it is watched.
     static BESIDE: Cell<Option<bool>> = const { Cell::new(None) };
 }
@@ -105,7 +107,15 @@ pub(crate) struct Entered(());
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        let left = ENTERED.with(|entered| entered.borrow_mut().pop());
+        let left = ENTERED.try_with(|entered| {
+            let mut entered = entered.borrow_mut();
+            let left = entered.pop();
+            if entered.is_empty() {
+                // Its allocation goes, too: the thread does not release it when it ends.
+                *entered = Vec::new();
+            }
+            left
+        });
         drop(left);
     }
 }
@@ -116,7 +126,7 @@ impl Capture {
             device: device.clone(),
             recorder,
             streams: OnceLock::new(),
-            made: Mutex::default(),
+            made: Mutex::at(Level::CaptureStreams, Vec::new()),
             outside: Mutex::default(),
             over: AtomicBool::new(false),
             kept: Mutex::default(),
@@ -140,8 +150,12 @@ impl Capture {
 
     /// The capture that this thread is in.
     pub(crate) fn current() -> Option<Arc<Self>> {
-        // None on a thread that ends.
         ENTERED.try_with(|entered| entered.borrow().last().cloned()).ok().flatten()
+    }
+
+    /// All captures that this thread is in, the innermost last. None on a thread that ends.
+    pub(crate) fn entered() -> SmallVec<[Arc<Self>; 1]> {
+        ENTERED.try_with(|entered| entered.borrow().iter().cloned().collect()).unwrap_or_default()
     }
 
     /// Until the guard is dropped this thread is in it.
@@ -152,6 +166,7 @@ impl Capture {
 
     /// A stream of it, whose first work comes after these nodes.
     pub(crate) fn stream(self: &Arc<Self>, name: &str, after: Few) -> Result<Stream> {
+        let _later = Deferred::new();
         let mut made = lock(&self.made);
         let known = self.streams.get().and_then(std::sync::Weak::upgrade);
         let streams = known.unwrap_or_else(|| Streams::captured(&self.device, self));

@@ -22,9 +22,8 @@
 //! forgotten, and if it was the front the next one is woken. A rumour that is false costs a look, and one that comes
 //! twice or never does no harm: what never comes is caught by the lookout, which looks on a timer.
 
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, WakeList, assert_may_wake, discard, lock};
 use slab::Slab;
-use smallvec::SmallVec;
 use std::task::Waker;
 
 /// What a waiter does next.
@@ -69,9 +68,6 @@ struct Waiter {
 #[derive(Debug, Default)]
 pub(crate) struct Place(Option<usize>);
 
-/// Woken once no lock is held.
-type Woken = SmallVec<[Waker; 4]>;
-
 impl Completion {
     pub(crate) fn new() -> Self {
         Self {
@@ -102,32 +98,38 @@ impl Completion {
             self.leave(place);
             return Progress::Passed;
         }
-        let mut state = lock(&self.state);
-        // Asked again under the lock: `advance` and `fail` store first and lock then, so either this sees what they
-        // stored, or they see the waiter.
-        let passed = self.passed();
-        if passed >= ticket || self.failed() {
-            let gone = Self::remove(&mut state, place);
-            drop(state);
-            drop(gone);
-            return if passed >= ticket { Progress::Passed } else { Progress::Failed };
-        }
-        let mut old = None;
-        match place.0 {
-            Some(key) => {
-                let kept = &mut state.waiters[key];
-                match &kept.waker {
-                    Some(old) if old.will_wake(waker) => {}
-                    _ => old = kept.waker.replace(waker.clone()),
-                }
+        // A clone runs user code: it is made without the lock, before the first look or when the kept one is another's.
+        let mut new = place.0.is_none().then(|| waker.clone());
+        loop {
+            let mut state = lock(&self.state);
+            // Asked again under the lock: `advance` and `fail` store first and lock then, so either this sees what they
+            // stored, or they see the waiter.
+            let passed = self.passed();
+            if passed >= ticket || self.failed() {
+                let gone = Self::remove(&mut state, place);
+                drop(state);
+                discard(gone.and_then(|gone| gone.waker));
+                discard(new);
+                return if passed >= ticket { Progress::Passed } else { Progress::Failed };
             }
-            None => place.0 = Some(state.waiters.insert(Waiter { ticket, waker: Some(waker.clone()) })),
+            let old = match place.0.and_then(|key| state.waiters.get_mut(key)) {
+                Some(Waiter { waker: Some(kept), .. }) if kept.will_wake(waker) => new,
+                Some(_) if new.is_none() => {
+                    drop(state);
+                    new = Some(waker.clone());
+                    continue;
+                }
+                Some(waiter) => std::mem::replace(&mut waiter.waker, new),
+                None => {
+                    place.0 = Some(state.waiters.insert(Waiter { ticket, waker: new }));
+                    None
+                }
+            };
+            let front = state.front(passed).is_none_or(|front| front >= ticket);
+            drop(state);
+            discard(old);
+            return Progress::Wait { front };
         }
-        let front = state.front(passed).is_none_or(|front| front >= ticket);
-        // What a waker holds may do anything as it goes.
-        drop(state);
-        drop(old);
-        Progress::Wait { front }
     }
 
     /// Notes that a callback is under way which will say `ticket`. False if one was already: then do not start one.
@@ -159,8 +161,8 @@ impl Completion {
             _ => None,
         };
         drop(state);
-        drop(left);
-        woken.into_iter().for_each(Waker::wake);
+        discard(left.and_then(|left| left.waker));
+        woken.into_iter().collect::<WakeList>().wake();
     }
 
     fn remove(state: &mut State, place: &mut Place) -> Option<Waiter> {
@@ -173,11 +175,12 @@ impl Completion {
         state.armed.retain(|armed| *armed != ticket);
         let woken = state.take(ticket);
         drop(state);
-        woken.into_iter().for_each(Waker::wake);
+        woken.wake();
     }
 
     /// The truth: all tickets up to `ticket` have passed. False if that was known.
     pub(crate) fn advance(&self, ticket: u64) -> bool {
+        assert_may_wake();
         if self.passed.fetch_max(ticket, Ordering::AcqRel) >= ticket {
             return false;
         }
@@ -185,7 +188,7 @@ impl Completion {
         let mut woken = state.take(ticket);
         woken.extend(state.wake_front_from(0, ticket));
         drop(state);
-        woken.into_iter().for_each(Waker::wake);
+        woken.wake();
         true
     }
 
@@ -195,7 +198,7 @@ impl Completion {
         let mut state = lock(&self.state);
         let woken = state.take(u64::MAX);
         drop(state);
-        woken.into_iter().for_each(Waker::wake);
+        woken.wake();
     }
 }
 
@@ -213,7 +216,7 @@ impl State {
     }
 
     /// The wakers of all up to `ticket`; they keep their places until they poll or leave.
-    fn take(&mut self, ticket: u64) -> Woken {
+    fn take(&mut self, ticket: u64) -> WakeList {
         let concerned = self.waiters.iter_mut().filter(|(_, waiter)| waiter.ticket <= ticket);
         concerned.filter_map(|(_, waiter)| waiter.waker.take()).collect()
     }

@@ -3,10 +3,50 @@
 //! A scope sets it, for a closure or for a future; scopes nest, and the inner one counts. A future takes its stream
 //! along, to whatever thread it is polled on; a task that it spawns has none.
 
+use std::{
+    cell::RefCell,
+    future::poll_fn,
+    mem::ManuallyDrop,
+    pin::{Pin, pin},
+};
+
 use super::Stream;
 
-tokio::task_local! {
-    static CURRENT: Stream;
+thread_local! {
+    /// `ManuallyDrop`: without a destructor it stays usable while the thread's other locals are destroyed, and theirs use
+    /// streams (tokio's `task_local!` panics there, which aborts the process). [`Scope`] empties it.
+    static CURRENT: ManuallyDrop<RefCell<Option<Stream>>> = const { ManuallyDrop::new(RefCell::new(None)) };
+}
+
+/// A stream is the current one, until this is dropped.
+struct Scope(Option<Stream>);
+
+impl Scope {
+    fn enter(stream: &Stream) -> Self {
+        let stream = stream.clone();
+        Self(CURRENT.try_with(|current| current.replace(Some(stream))).unwrap_or_default())
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        let before = self.0.take();
+        let left = CURRENT.try_with(|current| current.replace(before));
+        drop(left);
+    }
+}
+
+/// A future whose polls and whose drop are within the stream's scope.
+struct Scoped<'a, F> {
+    stream: &'a Stream,
+    future: Pin<&'a mut Option<F>>,
+}
+
+impl<F> Drop for Scoped<'_, F> {
+    fn drop(&mut self) {
+        let _scope = Scope::enter(self.stream);
+        self.future.set(None);
+    }
 }
 
 impl Stream {
@@ -27,7 +67,8 @@ impl Stream {
     /// # Ok::<(), wakeline::Error>(())
     /// ```
     pub fn scope<R>(&self, function: impl FnOnce() -> R) -> R {
-        CURRENT.sync_scope(self.clone(), function)
+        let _scope = Scope::enter(self);
+        function()
     }
 
     /// Runs a future with this as the [current](Self::current) stream.
@@ -35,12 +76,22 @@ impl Stream {
     /// # Cancel safety
     /// That of the future.
     pub async fn scoped<F: Future>(&self, future: F) -> F::Output {
-        CURRENT.scope(self.clone(), future).await
+        let future = pin!(Some(future));
+        let mut scoped = Scoped { stream: self, future };
+        poll_fn(|cx| {
+            let _scope = Scope::enter(self);
+            match scoped.future.as_mut().as_pin_mut() {
+                Some(future) => future.poll(cx),
+                // It is taken out by the drop alone.
+                None => std::task::Poll::Pending,
+            }
+        })
+        .await
     }
 
     /// The stream of the innermost scope around this call. An operator's own is not set by itself: write
     /// `cx.stream()?.clone().scope(..)`.
     pub fn current() -> Option<Stream> {
-        CURRENT.try_with(Stream::clone).ok()
+        CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
     }
 }

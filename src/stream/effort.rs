@@ -154,6 +154,10 @@ impl Effort {
             Some(_) => CompletionMode::Quiet,
             None => stream.completion_mode(),
         };
+        if matches!(self.state, State::None) {
+            // In a fork nobody would ever come to say that it is done.
+            stream.device().check_process()?;
+        }
         let now = self.asked.unwrap_or(began);
         match (&self.state, mode) {
             (State::Scan | State::Called, _) => return Ok(()),

@@ -42,6 +42,7 @@ impl Held {
     /// A new stream.
     pub(crate) fn new(device: &Device, spec: &StreamSpec) -> Result<Arc<Self>> {
         device.check()?;
+        device.check_process()?;
         let raw = Streams::of(device).heed(device.backend().stream_create(spec))?;
         Ok(Arc::new(Self { backend: device.backend().clone(), raw, priority: spec.priority, owner: Owner::Here }))
     }

@@ -18,7 +18,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -27,7 +27,9 @@ use std::{
 use super::{Inner, Stream, completion::Completion, mark::Mark, watch::Visits};
 use crate::{
     device::{Device, emulated},
-    sync::lock,
+    error::said,
+    sync::{Condvar, Level, Mutex, MutexGuard, lock},
+    thread_name::thread_name,
 };
 
 /// How often a stream that somebody waits for is asked. A query costs 1.25 us on an H200; the driver itself takes some
@@ -52,6 +54,7 @@ struct Shared {
     scanning: AtomicBool,
 }
 
+#[derive(Default)]
 struct List {
     /// The streams that are asked at every beat, and whether one is kept.
     visits: Visits<Weak<Inner>>,
@@ -82,15 +85,8 @@ pub(super) struct Scan {
 impl Lookout {
     pub(super) fn new(device: &Device) -> Self {
         let shared = Shared {
-            name: format!("wakeline-lookout-{}", device.name()),
-            list: Mutex::new(List {
-                visits: Visits::new(),
-                sweeps: Vec::new(),
-                alarms: BinaryHeap::new(),
-                scans: Vec::new(),
-                asleep: None,
-                closed: false,
-            }),
+            name: thread_name(format!("wakeline-lookout-{}", device.name())),
+            list: Mutex::at(Level::Lookout, List::default()),
             news: AtomicBool::new(false),
             change: Condvar::new(),
             scanning: AtomicBool::new(false),
@@ -160,7 +156,11 @@ impl Lookout {
             return true;
         }
         // A waker that panics ends a round and not the lookout.
-        let keep = move || while catch_unwind(AssertUnwindSafe(|| shared.run())).is_err() {};
+        let keep = move || {
+            while let Err(panic) = catch_unwind(AssertUnwindSafe(|| shared.run())) {
+                let _ = said(panic);
+            }
+        };
         let Err(error) = std::thread::Builder::new().name(self.shared.name.clone()).spawn(keep) else { return true };
         tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call");
         let mut list = lock(&self.shared.list);
@@ -209,8 +209,7 @@ impl Shared {
             if due.is_empty() && scans.is_empty() {
                 list.asleep = Some(next);
                 let nap = next.saturating_duration_since(Instant::now());
-                let waited = self.change.wait_timeout(list, nap).unwrap_or_else(PoisonError::into_inner);
-                list = waited.0;
+                list = self.change.wait_timeout(list, nap);
                 list.asleep = None;
             }
             drop(list);
@@ -260,7 +259,7 @@ impl Shared {
 /// looked after.
 fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
     let done = catch_unwind(AssertUnwindSafe(work));
-    done.inspect_err(|_| tracing::error!("something that the lookout has called panicked")).ok()
+    done.map_err(|panic| tracing::error!(panic = said(panic), "something that the lookout has called panicked")).ok()
 }
 
 impl Scan {

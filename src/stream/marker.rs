@@ -7,7 +7,7 @@
 use std::{
     fmt,
     future::{IntoFuture, ready},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,7 +17,7 @@ use super::{Stream, Ticket};
 use crate::{
     device::{Device, backend::RawEvent},
     error::{Error, ErrorKind, Result},
-    sync::lock,
+    sync::{Level, Mutex, lock},
 };
 
 /// A point in a stream's work: recorded on one stream, waited for by others and by the host.
@@ -41,7 +41,6 @@ use crate::{
 /// # Ok::<(), wakeline::Error>(())
 /// # }).unwrap();
 /// ```
-#[derive(Default)]
 pub struct Event {
     timed: bool,
     record: Mutex<Option<Record>>,
@@ -62,12 +61,12 @@ struct Clock {
 impl Event {
     /// An event without a record: whoever waits for it waits for nothing.
     pub fn new() -> Self {
-        Self::default()
+        Self { timed: false, record: Mutex::at(Level::EventRecord, None) }
     }
 
     /// One whose records have a time on the device.
     pub fn timed() -> Self {
-        Self { timed: true, ..Self::default() }
+        Self { timed: true, ..Self::new() }
     }
 
     /// Records the stream's present end, in place of what was recorded before. Waits that were made before keep what
@@ -209,10 +208,16 @@ impl Drop for Clock {
     }
 }
 
+impl Default for Event {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Another event with the same record: each is recorded again by itself.
 impl Clone for Event {
     fn clone(&self) -> Self {
-        Self { timed: self.timed, record: Mutex::new(self.last()) }
+        Self { timed: self.timed, record: Mutex::at(Level::EventRecord, self.last()) }
     }
 }
 
@@ -239,7 +244,7 @@ mod tests {
 
     impl Wake for Asks {
         fn wake(self: Arc<Self>) {
-            lock(&self.1).push(self.0.record.try_lock().is_ok());
+            lock(&self.1).push(self.0.record.try_lock().is_some());
         }
     }
 

@@ -6,7 +6,7 @@ use super::{Inner, Order, Stream, mark::Mark};
 use crate::{
     error::Result,
     planted::{self, Planted},
-    sync::lock,
+    sync::{assert_may_wake, lock},
 };
 
 /// A mark that is recorded again leaves no more tickets than this without one.
@@ -15,6 +15,7 @@ pub(super) const NEAR: u64 = 64;
 impl Stream {
     /// The first mark at or after a ticket, made now if there is none: then it may come late, never early.
     pub(super) fn mark(&self, number: u64) -> Result<Arc<Mark>> {
+        assert_may_wake();
         let inner = &*self.0;
         let mut order = lock(&inner.order);
         if order.marks.back().is_some_and(|mark| mark.ticket >= number) {

@@ -40,7 +40,7 @@ use std::{
     collections::VecDeque,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -68,12 +68,12 @@ pub(crate) use watch::Watched;
 use crate::{
     device::{
         Device,
-        backend::{Backend, HostCallback, RawStream, StreamSpec},
+        backend::{Backend, HostCallback, HostFunction, RawStream, StreamSpec},
         recorder,
     },
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
-    sync::lock,
+    sync::{Level, Mutex, MutexGuard, assert_may_wake, discard, lock},
 };
 
 /// A queue of work on one device. A cheap handle: clones are the same stream.
@@ -171,15 +171,18 @@ impl Stream {
             held,
             id: IDS.fetch_add(1, Ordering::Relaxed),
             name,
-            order: Mutex::new(Order {
-                issued: 0,
-                clock: Clock::default(),
-                marks: VecDeque::new(),
-                marked: 0,
-                spares,
-                meter: None,
-                upstream: Devices::new(),
-            }),
+            order: Mutex::at(
+                Level::StreamOrder,
+                Order {
+                    issued: 0,
+                    clock: Clock::default(),
+                    marks: VecDeque::new(),
+                    marked: 0,
+                    spares,
+                    meter: None,
+                    upstream: Devices::new(),
+                },
+            ),
             issued: AtomicU64::new(0),
             completion: Arc::new(Completion::new()),
             side: OnceLock::new(),
@@ -251,8 +254,11 @@ impl Stream {
             // Before the stream's lock: what is refused is dropped without.
             return Err(recorder::is_called_once());
         }
-        let function = Box::new(function);
-        self.enqueue(|backend, raw| backend.host_function(raw, function)).map(drop)
+        let mut function: Option<HostFunction> = Some(Box::new(function));
+        let ticket = self.enqueue(|backend, raw| backend.host_function(raw, &mut function));
+        // What is refused goes here, without the stream's lock: it may have captured a buffer, whose drop takes that.
+        discard(function);
+        ticket.map(drop)
     }
 
     /// As [`host_function`](Self::host_function), for a function that can be called again: in a [graph](crate::graph) it is,
@@ -264,7 +270,9 @@ impl Stream {
         let function: HostCallback = Arc::new(function);
         // Two of it: what is refused is dropped without the stream's lock.
         let given = function.clone();
-        self.enqueue(|backend, raw| backend.host_callback(raw, given)).map(drop)
+        let ticket = self.enqueue(|backend, raw| backend.host_callback(raw, given));
+        discard(function);
+        ticket.map(drop)
     }
 
     /// The ticket of the latest work. Where others put work into the stream too, unseen, one that comes after that.
@@ -314,6 +322,7 @@ impl Stream {
 
     /// Puts one piece of work into the stream and gives it the next ticket, as one step.
     pub(crate) fn enqueue(&self, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
+        assert_may_wake();
         let inner = &*self.0;
         let mut order = lock(&inner.order);
         inner.device.check()?;
@@ -361,6 +370,7 @@ impl Stream {
 
     /// Work enqueued from now on comes after `ticket`. Says nothing to the device where that is implied already.
     pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
+        assert_may_wake();
         let (inner, other) = (&*self.0, &*ticket.stream().0);
         if inner.id == other.id || ticket.number() == 0 {
             return Ok(());
@@ -431,6 +441,7 @@ impl Stream {
 
     /// Asks the device whether a mark of this stream's has passed. An error means that the device is lost.
     fn ask(&self, mark: &Mark) -> Result<bool> {
+        assert_may_wake();
         let inner = &*self.0;
         if inner.completion.passed() >= mark.ticket {
             return Ok(true);
@@ -482,7 +493,7 @@ impl Stream {
             let backend = self.0.device.backend();
             backend.stream_wait(side, mark.event)?;
             let (completion, number) = (self.0.completion.clone(), mark.ticket);
-            backend.host_function(side, Box::new(move || completion.wake(number)))
+            backend.host_function(side, &mut Some(Box::new(move || completion.wake(number))))
         });
         if armed.is_err() {
             self.0.completion.disarm(mark.ticket);

@@ -10,19 +10,18 @@
 //! comes after what is before it. So nobody waits, and clones of a [`Stream`] that was given back go on working; they
 //! share it then.
 
-use std::{
-    fmt,
-    ops::Deref,
-    sync::{Arc, Mutex},
-};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use super::{Stream, held::Held};
 use crate::{
     device::{Device, backend::StreamSpec},
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
-    sync::lock,
+    sync::{Mutex, lock},
 };
+
+/// Streams that are made at once, at most. Others are made when they are needed.
+const MOST_RESERVED: usize = 1 << 16;
 
 /// Streams of one device, one priority, made when they are needed and used again. A cheap handle: clones are the same
 /// pool.
@@ -219,7 +218,7 @@ impl StreamPoolBuilder {
         self
     }
 
-    /// So many streams are made at once, so that the first to take one does not wait for that.
+    /// So many streams are made at once, so that the first to take one does not wait for that: at most 65,536.
     pub fn reserved(mut self, count: usize) -> Self {
         self.reserved = count;
         self
@@ -234,12 +233,15 @@ impl StreamPoolBuilder {
     /// Makes the pool and the streams that are reserved.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for the host, for a maximum of 0 and for one below what is reserved;
+    /// [`Usage`](ErrorKind::Usage) for the host, for a maximum of 0 and for one below what is reserved, and for too many of these;
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn build(self) -> Result<StreamPool> {
         let Self { device, name, priority, blocking, reserved, maximum } = self;
         let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at(format!("pool `{name}`")));
         match maximum {
+            _ if reserved > MOST_RESERVED => {
+                return wrong(format!("{reserved} streams are to be made at once: at most {MOST_RESERVED}"));
+            }
             Some(0) => return wrong("its maximum is 0, and nobody could ever take a stream: at least 1".into()),
             Some(maximum) if maximum < reserved => {
                 return wrong(format!("{reserved} streams are reserved, and its maximum is {maximum}"));

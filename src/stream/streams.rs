@@ -2,14 +2,14 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, Weak, atomic::AtomicUsize},
+    sync::{Arc, Weak, atomic::AtomicUsize},
 };
 
 use super::{Inner, Stream, capture::Capture, lookout::Lookout};
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
-    sync::lock,
+    sync::{Mutex, assert_may_wake, lock},
 };
 
 /// The streams of one device.
@@ -81,6 +81,7 @@ impl Streams {
     /// Passes a result on; if it says that the device is lost, everybody who waits there learns of it first, and the
     /// error from then on names all streams whose work was not known to be done.
     pub(crate) fn heed<T>(&self, result: Result<T>) -> Result<T> {
+        assert_may_wake();
         if let Some((own, _)) = &self.captured {
             return own.heed(result);
         }

@@ -64,11 +64,13 @@ pub(crate) struct Visits<S> {
     beating: bool,
 }
 
-impl<S> Visits<S> {
-    pub(crate) fn new() -> Self {
+impl<S> Default for Visits<S> {
+    fn default() -> Self {
         Self { streams: Vec::new(), beating: false }
     }
+}
 
+impl<S> Visits<S> {
     pub(crate) fn add(&mut self, stream: S) {
         self.streams.push(stream);
     }

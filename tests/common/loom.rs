@@ -2,41 +2,30 @@
 
 #![allow(dead_code, unused_imports, reason = "each model takes from here what its files use")]
 
-use std::task::Waker;
+#[path = "../../src/sync/wakes.rs"]
+mod wakes;
 
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence},
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
 };
+pub(crate) use wakes::*;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no model panics with a lock held")
 }
 
-/// No waker of a model panics.
-#[derive(Debug, Default)]
-pub(crate) struct WakeList(Vec<Waker>);
+pub(crate) fn assert_unlocked() {}
 
-impl WakeList {
-    pub(crate) const fn new() -> Self {
-        Self(Vec::new())
-    }
-
-    pub(crate) fn push(&mut self, waker: Waker) {
-        self.0.push(waker);
-    }
-
-    pub(crate) fn wake(self) {
-        self.0.into_iter().for_each(Waker::wake);
-    }
+pub(crate) fn is_unlocked() -> bool {
+    true
 }
 
-impl FromIterator<Waker> for WakeList {
-    fn from_iter<I: IntoIterator<Item = Waker>>(wakers: I) -> Self {
-        Self(wakers.into_iter().collect())
-    }
+/// The order of acquisition is asserted by the crate's own mutex; loom finds a deadlock itself.
+pub(crate) enum Level {
+    Hub,
 }
 
-pub(crate) fn discard<T>(value: T) {
-    drop(value);
+pub(crate) fn mutex_at<T>(_: Level, value: T) -> Mutex<T> {
+    Mutex::new(value)
 }

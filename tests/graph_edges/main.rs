@@ -50,6 +50,7 @@ mod copies;
 mod launches;
 mod memory;
 mod sets;
+mod slices;
 
 fn in_a_process(path: &str, device: impl FnOnce() -> Option<Device>, body: impl AsyncFnOnce(Device, Stream)) {
     // Tests are called without their crate.

@@ -2,7 +2,9 @@
 //!
 //! What a buffer holds is known from the calls, in the order in which they were made: that is what tracking promises,
 //! whatever streams and devices they go to. Kernels and the host look whether it is so. Futures are given up in the
-//! middle, buffers and streams dropped while they are in use.
+//! middle, buffers and streams dropped while they are in use. Graphs are made of them, launched and dropped, too ([`graphs`]).
+
+mod graphs;
 
 use std::sync::{Arc, Mutex};
 
@@ -52,6 +54,7 @@ struct Shelf {
     slots: Vec<Slot>,
     streams: Vec<Stream>,
     events: Vec<Event>,
+    graphs: Vec<graphs::Built>,
     made: u32,
 }
 
@@ -242,7 +245,7 @@ impl Hand {
     }
 
     async fn step(&mut self) -> Result<()> {
-        match self.dice.up_to(15) {
+        match self.dice.up_to(21) {
             0 | 1 => self.make().await?,
             2..=4 => self.write()?,
             5 | 6 => self.copy()?,
@@ -261,6 +264,13 @@ impl Hand {
                     let at = self.dice.up_to(many - 1);
                     let stream = self.shelf(|shelf| shelf.streams.remove(at));
                     self.note(format!("drops {stream:?}"));
+                }
+            }
+            15 | 16 => self.graph()?,
+            17..=19 => self.launch().await?,
+            20 => {
+                if self.dice.one_in(2) {
+                    self.take_apart();
                 }
             }
             _ => turns(self.dice.up_to(9) as u32).await,

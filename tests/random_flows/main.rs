@@ -27,6 +27,7 @@ mod plan;
 #[cfg(feature = "planted")]
 mod planted;
 mod run;
+mod services;
 
 use std::{
     ops::Range,

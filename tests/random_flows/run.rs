@@ -18,6 +18,7 @@ use super::{
     data::{World, world},
     flow,
     plan::{Limits, Plan},
+    services::Services,
 };
 
 /// More steps than any plan needs.
@@ -82,13 +83,15 @@ enum Scenario {
     Flow(Plan),
     ByHand(ByHand),
     Chunks(Chunks),
+    Services(Services),
 }
 
 impl Scenario {
-    /// Two seeds of ten are no flow.
+    /// Three seeds of ten are no flow of the [`Plan`]'s.
     fn new(seed: u64, limits: Limits) -> Self {
         match seed % 10 {
             4 => Self::ByHand(ByHand::new(seed, limits)),
+            7 => Self::Services(Services::new(seed, limits)),
             9 => Self::Chunks(Chunks::new(seed, limits)),
             _ => Self::Flow(Plan::new(seed, limits)),
         }
@@ -102,6 +105,10 @@ impl Scenario {
                 settle_and_judge(ran, simulation, |ran| &ran.devices, |ran| flow::judge(plan, ran)).await
             }
             Self::Chunks(plan) => {
+                let ran = in_bounds(simulation, plan.run(simulation)).await.map_err(|why| vec![why]);
+                settle_and_judge(ran, simulation, |ran| &ran.devices, |ran| plan.judge(ran)).await
+            }
+            Self::Services(plan) => {
                 let ran = in_bounds(simulation, plan.run(simulation)).await.map_err(|why| vec![why]);
                 settle_and_judge(ran, simulation, |ran| &ran.devices, |ran| plan.judge(ran)).await
             }
@@ -159,6 +166,7 @@ impl fmt::Display for Scenario {
         match self {
             Self::Flow(plan) => plan.fmt(f),
             Self::Chunks(plan) => write!(f, "  {plan:?}"),
+            Self::Services(plan) => write!(f, "  {plan:?}"),
             Self::ByHand(plan) => {
                 write!(f, "  {plan:?}")?;
                 world(|world| world.done.iter().try_for_each(|done| write!(f, "\n    {done}")))

@@ -46,7 +46,7 @@ use std::{
     fmt,
     ptr::NonNull,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -66,6 +66,7 @@ use super::{
     human,
 };
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
 
 /// The same device, watched.
 pub(crate) fn checked(inner: Arc<dyn Backend>) -> Arc<dyn Backend> {
@@ -508,13 +509,18 @@ impl Backend for Checked {
         self.inner.cuda_context()
     }
 
-    fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()> {
+    fn host_function(&self, stream: RawStream, function: &mut Option<HostFunction>) -> Result<()> {
         let past = self.call(stream)?;
-        let watched = move || {
-            universe().observe(&past);
-            function();
+        let watch = |function: HostFunction| -> HostFunction {
+            Box::new(move || {
+                universe().observe(&past);
+                function();
+            })
         };
-        self.inner.host_function(stream, Box::new(watched))
+        let mut watched = function.take().map(watch);
+        let taken = self.inner.host_function(stream, &mut watched);
+        *function = watched;
+        taken
     }
 
     fn is_checked(&self) -> bool {
@@ -528,5 +534,11 @@ impl Backend for Checked {
             Ok(()) => self.inner.host_access(memory, bytes, write),
             Err(race) => self.refuse(race),
         }
+    }
+
+    fn host_borrow(&self, memory: *const u8, bytes: usize, exclusive: bool) {
+        let touch = Touch { side: Side::Host, start: memory.addr() as u64, bytes: bytes as u64, write: exclusive };
+        universe().host_borrow(&touch);
+        self.inner.host_borrow(memory, bytes, exclusive);
     }
 }

@@ -4,16 +4,14 @@
 
 use std::{
     ptr::NonNull,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
 
 use crate::{
     device::backend::*,
     error::{Error, ErrorKind, Result},
+    sync::Mutex,
 };
 
 /// Takes everything, runs nothing.
@@ -127,8 +125,8 @@ impl Backend for Paper {
     unsafe fn exec_launch(&self, _: RawExec, _: RawStream) -> Result<()> {
         self.taken()
     }
-    fn host_function(&self, _: RawStream, function: HostFunction) -> Result<()> {
-        self.functions.lock().unwrap().push(Function(function));
+    fn host_function(&self, _: RawStream, function: &mut Option<HostFunction>) -> Result<()> {
+        self.functions.lock().extend(function.take().map(Function));
         Ok(())
     }
 }

@@ -359,7 +359,7 @@ impl Both {
                 self.observe(seen);
             }
             25 => {
-                self.devices[device].host_function(raw, Box::new(|| ())).unwrap();
+                self.devices[device].host_function(raw, &mut Some(Box::new(|| ()))).unwrap();
                 let before = self.before(line);
                 let node = self.graph.add(before);
                 self.lines[line].last = Some(node);
@@ -370,7 +370,7 @@ impl Both {
                     return;
                 }
                 let which = pick(b, self.functions[device].len());
-                let function = self.papers[device].functions.lock().unwrap().remove(which);
+                let function = self.papers[device].functions.lock().remove(which);
                 (function.0)();
                 let node = self.functions[device].remove(which);
                 self.observe([node]);

@@ -59,7 +59,7 @@ pub(super) fn written(device: &Arc<dyn Backend>, bytes: u64) -> Address {
 
 pub(super) fn hold(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()> {
     let (go, held) = mpsc::channel();
-    device.host_function(on, Box::new(move || _ = held.recv())).unwrap();
+    device.host_function(on, &mut Some(Box::new(move || _ = held.recv()))).unwrap();
     go
 }
 
@@ -167,13 +167,13 @@ fn what_the_host_has_seen_is_order() {
     fill(&device, b, memory, 4, 64).unwrap();
     // A host function that ran says so too.
     let (sender, heard) = mpsc::channel();
-    device.host_function(b, Box::new(move || sender.send(()).unwrap())).unwrap();
+    device.host_function(b, &mut Some(Box::new(move || sender.send(()).unwrap()))).unwrap();
     heard.recv().unwrap();
     fill(&device, a, memory, 5, 64).unwrap();
     // One that has not says nothing.
     let go = hold(&device, a);
     fill(&device, a, memory, 5, 64).unwrap();
-    device.host_function(a, Box::new(|| ())).unwrap();
+    device.host_function(a, &mut Some(Box::new(|| ()))).unwrap();
     assert!(fill(&device, b, memory, 6, 64).unwrap_err().is_race());
     drop(go);
 }
@@ -411,7 +411,7 @@ fn a_stream_that_was_destroyed_takes_and_tells_nothing() {
         device.event_record(event, a),
         device.stream_query(a).map(drop),
         device.stream_wait(a, event),
-        device.host_function(a, Box::new(|| ())),
+        device.host_function(a, &mut Some(Box::new(|| ()))),
     ] {
         let error = refused.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage);

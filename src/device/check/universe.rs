@@ -12,7 +12,10 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use smallvec::SmallVec;
@@ -30,6 +33,7 @@ use crate::{
         human,
     },
     error::{Error, ErrorKind, Result},
+    sync::{Mutex, MutexGuard},
 };
 
 /// A stream of one checked device.
@@ -101,6 +105,22 @@ pub(super) struct Region {
     pub(super) written: Written,
     /// A graph's, and no launch has made it, or one has given it back.
     pub(super) away: bool,
+    borrowed: Borrowed,
+}
+
+/// When the host borrowed memory last, as [`borrows`] counts: 0 for never.
+#[derive(Clone, Copy, Debug, Default)]
+struct Borrowed {
+    shared: u64,
+    exclusive: u64,
+}
+
+/// How often the host has borrowed memory of any device.
+static BORROWS: AtomicU64 = AtomicU64::new(0);
+
+/// The number of borrows so far: an access of a graph that is noted with it ends those of the same memory up to then.
+pub(super) fn borrows() -> u64 {
+    BORROWS.load(Ordering::Relaxed)
 }
 
 /// How many destroyed streams may be remembered before the memory is searched for their traces.
@@ -110,7 +130,7 @@ static UNIVERSE: LazyLock<Mutex<Universe>> = LazyLock::new(|| Mutex::new(Univers
 
 /// The process's universe.
 pub(super) fn universe() -> MutexGuard<'static, Universe> {
-    UNIVERSE.lock().unwrap_or_else(PoisonError::into_inner)
+    UNIVERSE.lock()
 }
 
 /// Streams, events and memory come and go.
@@ -387,6 +407,35 @@ impl Universe {
         Err(Error::new(ErrorKind::Race, message))
     }
 
+    /// The host borrows memory, and nothing says until when.
+    pub(super) fn host_borrow(&mut self, touch: &Touch) {
+        let number = BORROWS.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some((region, _)) = find_mut(&mut self.regions, touch) {
+            let Borrowed { shared, exclusive } = &mut region.borrowed;
+            *(if touch.write { exclusive } else { shared }) = number;
+        }
+    }
+
+    /// An error if the host may still borrow memory that a launch is about to use: it has borrowed it since the node was
+    /// added. `since`: how often it had borrowed any by then.
+    pub(super) fn is_not_borrowed(&self, new: &Stamp, touch: &Touch, since: u64) -> Result<()> {
+        let Some((region, bytes)) = self.region(touch).filter(|_| touch.side == Side::Host) else { return Ok(()) };
+        let Borrowed { shared, exclusive } = region.borrowed;
+        let exclusive = exclusive > since;
+        if !(exclusive || touch.write && shared > since) {
+            return Ok(());
+        }
+        let message = format!(
+            "{} {} bytes {bytes:?} of {}, which the host has borrowed as `{}` since the node was added; nothing orders them: \
+             a launch of a graph may run while the slice is in use",
+            self.describe(new, None),
+            verb(touch.write),
+            region.describe(touch.side),
+            if exclusive { "&mut [_]" } else { "&[_]" },
+        );
+        Err(Error::new(ErrorKind::Race, message))
+    }
+
     /// The event now stands for what `clock` says.
     pub(super) fn record(&mut self, event: RawEvent, clock: Clock) {
         if let Some((_, recorded)) = self.events.get_mut(&event) {
@@ -536,7 +585,7 @@ pub(super) fn find_mut<'a>(regions: &'a mut Regions, touch: &Touch) -> Option<(&
 impl Region {
     pub(super) fn new(device: u64, device_name: Arc<str>, number: u64, bytes: u64) -> Self {
         let (shadow, written) = (Shadow::default(), Written::default());
-        Self { device, device_name, number, bytes, shadow, written, away: false }
+        Self { device, device_name, number, bytes, shadow, written, away: false, borrowed: Borrowed::default() }
     }
 
     /// Page-locked memory of the host: it is initialised.

@@ -21,7 +21,7 @@ use std::{
     collections::BTreeMap,
     ffi::c_int,
     mem,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     thread,
 };
 
@@ -37,6 +37,7 @@ use super::{
 use crate::{
     device::backend::RawStream,
     error::{Error, ErrorKind, Result},
+    sync::Mutex,
 };
 
 /// Devices that a fault has ended in this process, by ordinal.
@@ -60,7 +61,7 @@ pub(super) struct Context {
 impl Context {
     /// Retains the primary context of the device with this ordinal.
     pub(super) fn open(driver: &'static Driver, ordinal: usize) -> Result<Self> {
-        if let Some(error) = LOST.lock().unwrap_or_else(PoisonError::into_inner).get(&ordinal) {
+        if let Some(error) = LOST.lock().get(&ordinal) {
             return Err(error.again());
         }
         let name = format!("cuda:{ordinal}");
@@ -187,7 +188,7 @@ impl Context {
             );
             Error::new(ErrorKind::DeviceLost, text).at(self.name.clone())
         });
-        LOST.lock().unwrap_or_else(PoisonError::into_inner).entry(self.ordinal).or_insert_with(|| error.again());
+        LOST.lock().entry(self.ordinal).or_insert_with(|| error.again());
         if first {
             // After `lost` is set, so that a function that is enqueued meanwhile is either seen there or sees that itself.
             // Whoever has met the fault may hold locks that a destructor of the user's asks for.

@@ -24,7 +24,10 @@ use cudarc::driver::sys::{
     CUpointer_attribute, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    device::process,
+    error::{Error, ErrorKind, Result},
+};
 
 /// What a call of the driver or of the compiler answered: any number, 0 for success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,6 +330,8 @@ impl Driver {
                  CUDA_VISIBLE_DEVICES says, or use the emulated device (WAKELINE_DEVICE=emulated)"
             )));
         }
+        // From its initialisation on the driver refuses to work in a fork.
+        process::enter()?;
         Ok(driver)
     }
 

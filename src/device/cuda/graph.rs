@@ -33,11 +33,7 @@ mod conditional;
 mod exec;
 mod node;
 
-use std::{
-    collections::HashMap,
-    ptr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, ptr, sync::Arc};
 
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphNode, CUstream_st};
 use smallvec::SmallVec;
@@ -51,10 +47,11 @@ use super::{
 use crate::{
     device::backend::{Address, HostCallback, RawExec, RawGraph, RawNode},
     error::{Error, ErrorKind, Result},
+    sync::{Level, Mutex, MutexGuard},
 };
 
 /// The graphs of one device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Graphs {
     book: Mutex<Book>,
     /// Streams to capture on, none of which is in use.
@@ -180,13 +177,19 @@ impl Book {
     }
 }
 
+impl Default for Graphs {
+    fn default() -> Self {
+        Self { book: Mutex::at(Level::DriverObjects, Book::default()), idle: Mutex::default() }
+    }
+}
+
 impl Graphs {
     fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        self.book.lock()
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Handle<CUstream_st>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock()
     }
 
     /// Destroys what its owners have left behind. The context must be current and nothing may run.

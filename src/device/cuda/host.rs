@@ -19,12 +19,10 @@
 //! or late after its slot was given to another, finds nothing and does nothing. No panic crosses into the driver.
 
 use std::{
-    any::Any,
     cell::Cell,
     ffi::c_void,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -36,6 +34,7 @@ use super::context::Context;
 use crate::{
     device::backend::{HostCallback, HostFunction},
     error::Result,
+    sync::{Mutex, MutexGuard, contained, discard, lock},
 };
 
 /// Who enqueued a function: one opening of one device. Never used twice in a process.
@@ -122,11 +121,11 @@ static PENDING: Mutex<Table<HostFunction>> = Mutex::new(Table::new());
 static REPEATED: Mutex<Table<HostCallback>> = Mutex::new(Table::new());
 
 fn pending() -> MutexGuard<'static, Table<HostFunction>> {
-    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&PENDING)
 }
 
 fn repeated() -> MutexGuard<'static, Table<HostCallback>> {
-    REPEATED.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&REPEATED)
 }
 
 thread_local! {
@@ -138,10 +137,11 @@ pub(super) fn on_callback_thread() -> bool {
     INSIDE.get()
 }
 
-/// Enqueues `function` into `stream`.
-pub(super) fn launch(cx: &Context, stream: CUstream, function: HostFunction) -> Result<()> {
+/// Enqueues `function` into `stream`. One that is refused lies where it was.
+pub(super) fn launch(cx: &Context, stream: CUstream, function: &mut Option<HostFunction>) -> Result<()> {
     let driver = cx.enter()?;
-    let key = pending().insert(cx.owner, function);
+    let Some(given) = function.take() else { return Ok(()) };
+    let key = pending().insert(cx.owner, given);
     // SAFETY: the stream is one of this context's, as the caller of the seam says by passing it. `call` may be called
     // with this or any number, once or more, at any time for the rest of the process: it only looks it up.
     let code = unsafe { (driver.launch_host_func)(stream, Some(call), key.to_user_data()) };
@@ -152,9 +152,8 @@ pub(super) fn launch(cx: &Context, stream: CUstream, function: HostFunction) -> 
         None => cx.check(code, "cuLaunchHostFunc"),
     };
     if result.is_err() {
-        // The guard is gone at the end of the first statement: what is dropped may do anything.
-        let function = pending().take(key);
-        discard(function);
+        // Nothing, if whoever saw the fault has dropped it.
+        *function = pending().take(key);
     }
     result
 }
@@ -195,7 +194,7 @@ impl Repeated {
 
 impl Drop for Repeated {
     fn drop(&mut self) {
-        // Two statements, as in `launch`.
+        // Two statements: the guard is gone at the end of the first, and what is dropped may do anything.
         let function = repeated().take(self.key);
         discard(function);
     }
@@ -214,7 +213,7 @@ unsafe extern "C" fn call_again(data: *mut c_void) {
     INSIDE.set(true);
     let function = repeated().get(Key::from_user_data(data)).cloned();
     if let Some(function) = function {
-        contain("a host function of a graph panicked", || function());
+        contained("a host function of a graph panicked", || function());
         discard(function);
     }
     INSIDE.set(false);
@@ -230,35 +229,7 @@ unsafe extern "C" fn call(data: *mut c_void) {
 fn run(key: Key) {
     let function = pending().take(key);
     if let Some(function) = function {
-        contain("a host function panicked", function);
-    }
-}
-
-/// Drops a value whose destructor is somebody else's.
-fn discard<T>(value: T) {
-    contain("a host function that is dropped uncalled panicked", move || drop(value));
-}
-
-/// Calls `f`; a panic ends here and is logged.
-fn contain(what: &str, f: impl FnOnce()) {
-    let Err(payload) = catch_unwind(AssertUnwindSafe(f)) else { return };
-    // Logging runs the user's subscriber and dropping runs the payload's destructor: they may panic too.
-    let report = catch_unwind(AssertUnwindSafe(move || {
-        tracing::error!(panic = message(&*payload), "{what}");
-        drop(payload);
-    }));
-    if let Err(second) = report {
-        std::mem::forget(second);
-    }
-}
-
-fn message(payload: &(dyn Any + Send)) -> &str {
-    if let Some(text) = payload.downcast_ref::<&str>() {
-        text
-    } else if let Some(text) = payload.downcast_ref::<String>() {
-        text
-    } else {
-        "(no text)"
+        contained("a host function panicked", function);
     }
 }
 

@@ -21,13 +21,14 @@
 use std::{
     collections::HashMap,
     fmt, ptr,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 
 use super::nvrtc::Compiler;
 use crate::{
     device::backend::{KernelDef, Source},
     error::{Error, ErrorKind, Result},
+    sync::Mutex,
 };
 
 /// Code in a form that `cuModuleLoadDataEx` takes: machine code, or PTX with its terminating NUL. Aligned for either.
@@ -61,7 +62,7 @@ static IMAGES: Mutex<Option<HashMap<(usize, u32), Slot>>> = Mutex::new(None);
 /// The kernel's code for `sm_<arch>`: compiled now, or found.
 pub(super) fn of(def: &'static KernelDef, arch: u32) -> Result<Image> {
     let slot = {
-        let mut images = IMAGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut images = IMAGES.lock();
         Arc::clone(images.get_or_insert_default().entry((ptr::from_ref(def).addr(), arch)).or_default())
     };
     match slot.get_or_init(|| make(def, arch)) {

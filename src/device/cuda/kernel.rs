@@ -14,7 +14,7 @@ use std::{
     ffi::{CString, c_int, c_uint, c_void},
     ptr,
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -31,6 +31,7 @@ use super::{
 use crate::{
     device::backend::{Arg, KernelDef, Launch, Source},
     error::{Error, ErrorKind, Result},
+    sync::{Level, Mutex, MutexGuard},
 };
 
 /// Dynamic shared memory that a kernel gets without asking for more.
@@ -69,7 +70,7 @@ struct Loaded {
 
 impl Kernels {
     pub(super) fn new(arch: u32, ordinal: usize) -> Self {
-        Self { arch, ordinal, slots: Mutex::default() }
+        Self { arch, ordinal, slots: Mutex::at(Level::DriverObjects, HashMap::new()) }
     }
 
     pub(super) fn load(&self, cx: &Context, def: &'static KernelDef) -> Result<()> {
@@ -122,7 +123,7 @@ impl Kernels {
     }
 
     fn slots(&self) -> MutexGuard<'_, HashMap<usize, &'static Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     /// Finds a launch's function, loads it if nobody has, and puts its parameters where the driver will look for them. The
@@ -239,7 +240,7 @@ impl Loaded {
                 function,
                 sizes,
                 shared_bytes: AtomicU32::new(PLAIN_SHARED_BYTES),
-                growing: Mutex::new(()),
+                growing: Mutex::at(Level::DriverObjects, ()),
             }),
             Err(error) => {
                 if cx.lost().is_none() {
@@ -295,7 +296,7 @@ impl Loaded {
         if wanted <= self.shared_bytes.load(Ordering::Acquire) {
             return Ok(());
         }
-        let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _growing = self.growing.lock();
         if wanted <= self.shared_bytes.load(Ordering::Acquire) {
             return Ok(());
         }

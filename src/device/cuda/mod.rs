@@ -41,7 +41,7 @@ use std::{
     ffi::{CStr, c_char, c_int, c_uint},
     fmt, ptr,
     ptr::NonNull,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -57,6 +57,7 @@ use super::backend::{
     Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
 };
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::{Level, Mutex};
 
 /// True where a driver's library is installed, whether or not a GPU works with it.
 pub(crate) fn driver_present() -> bool {
@@ -71,9 +72,9 @@ pub(crate) fn device_count() -> Result<usize> {
 /// The device with this ordinal: the one that is open, or opened now, which takes some tenths of a second.
 /// [`NoDevice`](ErrorKind::NoDevice) where there is none.
 pub(crate) fn open(ordinal: usize) -> Result<Arc<CudaBackend>> {
-    static OPEN: Mutex<BTreeMap<usize, Weak<CudaBackend>>> = Mutex::new(BTreeMap::new());
+    static OPEN: Mutex<BTreeMap<usize, Weak<CudaBackend>>> = Mutex::at(Level::Opening, BTreeMap::new());
     let driver = Driver::get()?;
-    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut open = OPEN.lock();
     if let Some(backend) = open.get(&ordinal).and_then(Weak::upgrade)
         && backend.cx.lost().is_none()
     {
@@ -476,7 +477,7 @@ impl Backend for CudaBackend {
         self.forget_callback(function);
     }
 
-    fn host_function(&self, raw: RawStream, function: HostFunction) -> Result<()> {
+    fn host_function(&self, raw: RawStream, function: &mut Option<HostFunction>) -> Result<()> {
         host::launch(&self.cx, stream(raw), function)
     }
 }

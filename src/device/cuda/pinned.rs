@@ -8,7 +8,6 @@
 use std::{
     ffi::c_void,
     ptr::{self, NonNull},
-    sync::{Mutex, PoisonError},
 };
 
 use cudarc::driver::sys;
@@ -20,6 +19,7 @@ use super::{
 use crate::{
     device::human,
     error::{Error, ErrorKind, Result},
+    sync::Mutex,
 };
 
 /// Bytes of spares that an allocation leaves alone.
@@ -67,7 +67,7 @@ impl Pinned {
     pub(super) fn alloc(&self, cx: &Context, bytes: usize) -> Result<NonNull<u8>> {
         let driver = cx.enter()?;
         let bytes = rounded(bytes);
-        let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spares = self.spares.lock();
         if let Some(at) = spares.iter().rposition(|spare| spare.bytes == bytes) {
             return Ok(spares.remove(at).memory);
         }
@@ -84,7 +84,7 @@ impl Pinned {
             if code != Code::OUT_OF_MEMORY || last {
                 break;
             }
-            let all = std::mem::take(&mut *self.spares.lock().unwrap_or_else(PoisonError::into_inner));
+            let all = std::mem::take(&mut *self.spares.lock());
             give_back(cx, driver, all)?;
         }
         if code == Code::OUT_OF_MEMORY {
@@ -106,12 +106,12 @@ impl Pinned {
     /// As [`Backend::free_host`](crate::device::backend::Backend::free_host).
     pub(super) unsafe fn free(&self, memory: NonNull<u8>, bytes: usize) {
         let spare = Spare { memory, bytes: rounded(bytes) };
-        self.spares.lock().unwrap_or_else(PoisonError::into_inner).push(spare);
+        self.spares.lock().push(spare);
     }
 
     /// Gives everything back. The context must be current.
     pub(super) fn close(&self, driver: &Driver) {
-        for spare in std::mem::take(&mut *self.spares.lock().unwrap_or_else(PoisonError::into_inner)) {
+        for spare in std::mem::take(&mut *self.spares.lock()) {
             // SAFETY: it came from `cuMemHostAlloc`, and the list was its only owner.
             let _ = unsafe { (driver.mem_free_host)(spare.memory.as_ptr().cast()) };
         }

@@ -298,7 +298,7 @@ fn streams_wait_for_events_and_events_tell_the_time() {
         begin.send(()).unwrap();
         opened.recv_timeout(Duration::from_secs(10)).unwrap();
     };
-    device.host_function(first, Box::new(held)).unwrap();
+    device.host_function(first, &mut Some(Box::new(held))).unwrap();
     device.event_record(end, first).unwrap();
     device.event_record(gate, first).unwrap();
     // The legacy default stream waits for a non-blocking one only because it is told to.
@@ -320,8 +320,8 @@ fn host_functions_run_and_may_panic() {
     let Some(gpu) = Gpu::get() else { return };
     let ran = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&ran);
-    gpu.device.host_function(gpu.stream, Box::new(|| panic!("from a host function"))).unwrap();
-    gpu.device.host_function(gpu.stream, Box::new(move || seen.store(true, Ordering::SeqCst))).unwrap();
+    gpu.device.host_function(gpu.stream, &mut Some(Box::new(|| panic!("from a host function")))).unwrap();
+    gpu.device.host_function(gpu.stream, &mut Some(Box::new(move || seen.store(true, Ordering::SeqCst)))).unwrap();
     gpu.device.stream_synchronize(gpu.stream).unwrap();
     assert!(ran.load(Ordering::SeqCst));
     assert_eq!(Arc::strong_count(&ran), 1);
@@ -370,7 +370,7 @@ fn a_trap_ends_the_device() {
     let launch = Launch { kernel: &TRAP, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
     // SAFETY: the arguments are the kernel's; the memory is never freed.
     unsafe { device.launch(gpu.stream, &launch).unwrap() };
-    device.host_function(gpu.stream, Box::new(move || drop(inside))).unwrap();
+    device.host_function(gpu.stream, &mut Some(Box::new(move || drop(inside)))).unwrap();
     let asked = Instant::now();
     let error = loop {
         match device.stream_query(gpu.stream) {
@@ -389,7 +389,7 @@ fn a_trap_ends_the_device() {
     let refused = unsafe { [device.free(address), device.launch(gpu.stream, &launch)] };
     assert!(refused.into_iter().all(|result| result.unwrap_err().is_device_lost()));
     assert!(device.alloc(1).unwrap_err().is_device_lost());
-    assert!(device.host_function(gpu.stream, Box::new(|| ())).unwrap_err().is_device_lost());
+    assert!(device.host_function(gpu.stream, &mut Some(Box::new(|| ()))).unwrap_err().is_device_lost());
     assert!(open(0).unwrap_err().is_device_lost());
     assert!(asked.elapsed() < Duration::from_millis(100), "{:?}", asked.elapsed());
 }

@@ -4,12 +4,7 @@
 //! threads or a simulation run it is the engine's affair. After a fault every call answers with that fault, so nothing
 //! is freed either: memory that a device lost with is never handed out again.
 
-use std::{
-    ptr::NonNull,
-    sync::{Arc, Mutex},
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::{ptr::NonNull, sync::Arc, thread::JoinHandle, time::Duration};
 
 use super::{
     Emulated,
@@ -31,6 +26,7 @@ use crate::{
         piece::hold,
     },
     error::{Error, ErrorKind, Result},
+    sync::{Level, Mutex},
 };
 
 /// Priorities as CUDA has them here: lower is more urgent.
@@ -74,7 +70,7 @@ impl Device {
             engine,
             memory: Arc::new(Memory::new(config.memory)),
             plan: Arc::new(Plan::new(config.faults)),
-            graphs: Mutex::default(),
+            graphs: Mutex::at(Level::DriverObjects, Graphs::default()),
             workers,
             lost: Mutex::default(),
         })
@@ -89,8 +85,11 @@ impl Device {
     }
 
     fn enqueue(&self, stream: RawStream, work: Work) -> Result<()> {
-        // The machine drops work that it refuses; what is dropped may be a user's, so not under the lock.
-        let mut work = Some(work);
+        self.enqueue_from(stream, &mut Some(work))
+    }
+
+    /// What the machine refuses lies where it was: it may be a user's, and is not dropped under a lock.
+    fn enqueue_from(&self, stream: RawStream, work: &mut Option<Work>) -> Result<()> {
         let stream = self.stream(stream);
         let refused = self.engine.with(|machine| {
             machine.accepts(self.id, stream)?;
@@ -268,13 +267,19 @@ impl Backend for Device {
         self.enqueue(stream, Work::External { name, args: hold(args), body, planned })
     }
 
-    fn host_function(&self, stream: RawStream, function: HostFunction) -> Result<()> {
+    fn host_function(&self, stream: RawStream, function: &mut Option<HostFunction>) -> Result<()> {
         self.alive()?;
         if self.plan.function() {
-            lock(&self.lost).push(LostFunction(function));
-            return self.enqueue(stream, Work::Lost);
+            self.enqueue(stream, Work::Lost)?;
+            lock(&self.lost).extend(function.take().map(LostFunction));
+            return Ok(());
         }
-        self.enqueue(stream, Work::Host(function))
+        let mut work = function.take().map(Work::Host);
+        let taken = self.enqueue_from(stream, &mut work);
+        if let Some(Work::Host(refused)) = work {
+            *function = Some(refused);
+        }
+        taken
     }
 
     fn graph_create(&self) -> Result<RawGraph> {

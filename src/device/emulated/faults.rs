@@ -4,9 +4,10 @@
 //! **enqueued**, from 1, so that a plan hits the same call however the worker threads happen to run. What is hit fails
 //! when it runs, as on a GPU: a trapped kernel is enqueued without an error. Nodes of a graph count at each launch.
 
-use std::{collections::BTreeMap, sync::Mutex};
+use std::collections::BTreeMap;
 
 use super::lock;
+use crate::sync::Mutex;
 
 /// What goes wrong on an emulated device, and when.
 ///

@@ -19,16 +19,17 @@ use std::{
     collections::BTreeMap,
     ptr::NonNull,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use super::lock;
-use crate::device::human;
 use crate::{
-    device::backend::{Address, MemoryInfo},
+    device::backend::{Address, MOST_ALIGNMENT, MemoryInfo},
+    device::{host_memory, human},
     error::{Error, ErrorKind, Result},
+    sync::Mutex,
 };
 
 /// What every fresh byte holds.
@@ -36,8 +37,10 @@ pub(super) const FRESH: u8 = 0xAD;
 /// What every released byte holds.
 pub(super) const RELEASED: u8 = 0xDD;
 
-const ALIGN: u64 = 256;
+const ALIGN: u64 = MOST_ALIGNMENT as u64;
 const GAP: u64 = 4096;
+/// From here on the host is asked how much memory it has.
+const LARGE: usize = 1 << 30;
 
 static SPACE: RwLock<BTreeMap<u64, Arc<Block>>> = RwLock::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(0x7e00_0000_0000_0000);
@@ -65,10 +68,16 @@ unsafe impl Sync for HostBlock {}
 impl HostBlock {
     fn new(layout: Layout) -> Result<Self> {
         assert!(layout.size() > 0);
+        let refuse = || {
+            let text = format!("the host has no {} left for an emulated device", human::bytes(layout.size() as u64));
+            Error::new(ErrorKind::OutOfMemory, text)
+        };
+        // All of it is written below: what a system promises and does not have would end the process.
+        if layout.size() > LARGE && host_memory().is_some_and(|most| layout.size() as u64 > most) {
+            return Err(refuse());
+        }
         // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(|| {
-            Error::new(ErrorKind::OutOfMemory, format!("the host has no {} left", human::bytes(layout.size() as u64)))
-        })?;
+        let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(refuse)?;
         // SAFETY: just allocated with this size, and nobody else knows it yet.
         unsafe { start.write_bytes(FRESH, layout.size()) };
         Ok(Self { start, layout })
@@ -157,9 +166,11 @@ impl Memory {
         }
         let size = usize::try_from(bytes).ok().filter(|size| *size > 0);
         let layout = size.and_then(|size| Layout::from_size_align(size, ALIGN as usize).ok());
-        let layout = layout.ok_or_else(|| Error::new(ErrorKind::Driver, format!("cannot allocate {bytes} bytes")))?;
-        let base = NEXT.fetch_add(bytes.next_multiple_of(ALIGN) + GAP, Ordering::Relaxed);
-        let block = Arc::new(Block { base, bytes, host: HostBlock::new(layout)? });
+        let layout = layout.ok_or_else(|| cannot_allocate(bytes))?;
+        // First: what there is no memory for takes no addresses either.
+        let host = HostBlock::new(layout)?;
+        let base = next_base(bytes)?;
+        let block = Arc::new(Block { base, bytes, host });
         ledger.in_use += bytes;
         ledger.blocks.insert(base, bytes);
         SPACE.write().unwrap_or_else(PoisonError::into_inner).insert(base, block);
@@ -178,8 +189,8 @@ impl Memory {
     }
 
     pub(super) fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
-        let layout = Layout::from_size_align(bytes, 64).ok().filter(|layout| layout.size() > 0);
-        let layout = layout.ok_or_else(|| Error::new(ErrorKind::Driver, format!("cannot allocate {bytes} bytes")))?;
+        let layout = Layout::from_size_align(bytes, MOST_ALIGNMENT).ok().filter(|layout| layout.size() > 0);
+        let layout = layout.ok_or_else(|| cannot_allocate(bytes as u64))?;
         let block = HostBlock::new(layout)?;
         let start = block.start;
         lock(&self.ledger).host.insert(start.as_ptr().addr(), block);
@@ -254,12 +265,30 @@ impl Drop for Reserved {
 impl Drop for Memory {
     /// The device's own memory goes with it. Host memory that is still out stays valid for ever: somebody has a pointer.
     fn drop(&mut self) {
-        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let ledger = self.ledger.get_mut();
         for base in ledger.blocks.keys() {
             release(*base);
         }
         std::mem::take(&mut ledger.host).into_values().for_each(std::mem::forget);
     }
+}
+
+#[cold]
+fn cannot_allocate(bytes: u64) -> Error {
+    let text = format!("asked for {bytes} bytes, and an allocation has from 1 to {}", isize::MAX);
+    Error::new(ErrorKind::OutOfMemory, text)
+}
+
+/// Where the next block of so many bytes lies.
+fn next_base(bytes: u64) -> Result<u64> {
+    let step = bytes.checked_next_multiple_of(ALIGN).and_then(|bytes| bytes.checked_add(GAP));
+    let next = |base: u64| base.checked_add(step?);
+    NEXT.try_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|_| {
+        Error::new(
+            ErrorKind::OutOfMemory,
+            "the emulated devices' addresses are used up: each is used once in a process",
+        )
+    })
 }
 
 fn release(base: u64) {

@@ -31,7 +31,7 @@ mod order;
 mod tests;
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -39,6 +39,10 @@ pub use faults::Faults;
 pub use simulation::{Simulation, Task, Unfinished};
 
 use super::backend::Backend;
+use crate::sync::lock;
+
+/// Threads of one device at most.
+const MOST_WORKERS: usize = 256;
 
 /// How an emulated device is made.
 ///
@@ -68,11 +72,11 @@ impl Emulated {
         self
     }
 
-    /// How many threads run its work: one at least. Any number of streams works with any number of workers. A simulated
+    /// How many threads run its work: one at least, 256 at most. Any number of streams works with any number of workers. A simulated
     /// device has none.
     #[must_use]
     pub fn workers(mut self, workers: usize) -> Self {
-        self.workers = workers.max(1);
+        self.workers = workers.clamp(1, MOST_WORKERS);
         self
     }
 
@@ -110,9 +114,4 @@ pub(crate) fn open(config: Emulated) -> Arc<dyn Backend> {
 fn fresh_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 62);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// A lock that a panicking holder does not spoil: nothing here is left half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

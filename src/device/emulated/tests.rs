@@ -80,7 +80,7 @@ pub(super) fn read(device: &Arc<dyn Backend>, on: RawStream, from: Address, byte
 /// Holds a stream up until the sender is dropped or used.
 pub(super) fn hold(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()> {
     let (go, held) = mpsc::channel();
-    device.host_function(on, Box::new(move || _ = held.recv())).unwrap();
+    device.host_function(on, &mut Some(Box::new(move || _ = held.recv()))).unwrap();
     go
 }
 
@@ -246,7 +246,7 @@ fn the_default_stream_orders_blocking_streams() {
     launch(&device, b, &INCREMENT, &bytes(memory, 8)).unwrap();
     assert!(!device.stream_query(b).unwrap());
     // A non-blocking stream takes no part.
-    device.host_function(free, Box::new(|| ())).unwrap();
+    device.host_function(free, &mut Some(Box::new(|| ()))).unwrap();
     device.stream_synchronize(free).unwrap();
     assert!(!device.stream_query(RawStream(0)).unwrap());
     drop(go);
@@ -264,7 +264,7 @@ fn urgent_streams_go_first() {
     let (sender, order) = mpsc::channel();
     for (on, name) in [(plain, "plain"), (urgent, "urgent")] {
         let sender = sender.clone();
-        device.host_function(on, Box::new(move || sender.send(name).unwrap())).unwrap();
+        device.host_function(on, &mut Some(Box::new(move || sender.send(name).unwrap()))).unwrap();
     }
     drop(go);
     assert_eq!([order.recv().unwrap(), order.recv().unwrap()], ["urgent", "plain"]);
@@ -282,7 +282,7 @@ fn a_trap_ends_this_device_and_no_other() {
     device.stream_wait(side, event).unwrap();
     // Dropped, not run: the sender goes without a word.
     let (sender, heard) = mpsc::channel::<()>();
-    device.host_function(side, Box::new(move || sender.send(()).unwrap())).unwrap();
+    device.host_function(side, &mut Some(Box::new(move || sender.send(()).unwrap()))).unwrap();
     let far = stream(&other, "far");
     other.stream_wait(far, event).unwrap();
     drop(go);
@@ -295,7 +295,7 @@ fn a_trap_ends_this_device_and_no_other() {
     assert!(device.alloc(8).unwrap_err().is_device_lost());
     assert!(device.memory().unwrap_err().is_device_lost());
     assert!(device.stream_create(&spec("new")).unwrap_err().is_device_lost());
-    assert!(device.host_function(work, Box::new(|| ())).unwrap_err().is_device_lost());
+    assert!(device.host_function(work, &mut Some(Box::new(|| ()))).unwrap_err().is_device_lost());
     // SAFETY: nothing is enqueued any more.
     assert!(unsafe { device.free(memory) }.unwrap_err().is_device_lost());
     device.stream_destroy(side);
@@ -318,7 +318,7 @@ fn planned_faults_come_as_planned() {
     let (sender, heard) = mpsc::channel();
     for number in 1..=2 {
         let sender = sender.clone();
-        device.host_function(work, Box::new(move || sender.send(number).unwrap())).unwrap();
+        device.host_function(work, &mut Some(Box::new(move || sender.send(number).unwrap()))).unwrap();
     }
     drop(sender);
     assert_eq!(heard.recv(), Ok(2));
@@ -367,7 +367,7 @@ fn streams_really_run_at_once() {
     let streams = [stream(&device, "a"), stream(&device, "b")];
     for on in streams {
         let barrier = barrier.clone();
-        device.host_function(on, Box::new(move || _ = barrier.wait())).unwrap();
+        device.host_function(on, &mut Some(Box::new(move || _ = barrier.wait()))).unwrap();
     }
     streams.iter().for_each(|on| device.stream_synchronize(*on).unwrap());
 }
@@ -385,7 +385,7 @@ fn what_is_destroyed_finishes_first() {
             done.fetch_add(1, Ordering::SeqCst);
             drop(sender);
         };
-        device.host_function(work, Box::new(function)).unwrap();
+        device.host_function(work, &mut Some(Box::new(function))).unwrap();
     }
     drop(sender);
     device.stream_destroy(work);
@@ -401,7 +401,7 @@ fn what_is_destroyed_finishes_first() {
 fn a_panicking_host_function_ends_there() {
     let device = open(Emulated::new());
     let work = stream(&device, "work");
-    device.host_function(work, Box::new(|| panic!("caught"))).unwrap();
+    device.host_function(work, &mut Some(Box::new(|| panic!("caught")))).unwrap();
     device.stream_synchronize(work).unwrap();
 }
 
@@ -415,10 +415,10 @@ fn a_device_may_be_dropped_by_its_own_host_function() {
     device
         .host_function(
             work,
-            Box::new(move || {
+            &mut Some(Box::new(move || {
                 drop(owned);
                 drop(sender);
-            }),
+            })),
         )
         .unwrap();
     drop(device);

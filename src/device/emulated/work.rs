@@ -5,7 +5,6 @@
 //! for the whole launch; a panic in it is a trap.
 
 use std::{
-    any::Any,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
@@ -19,11 +18,11 @@ use super::{
 };
 use crate::{
     device::{
-        backend::{Address, Arg, BodyArg, Emulation, HostFunction, KernelDef, Launch, Pattern, Place},
+        backend::{Address, Arg, BodyArg, Emulation, HostFunction, KernelDef, Launch, MOST_ALIGNMENT, Pattern, Place},
         human,
         piece::Held,
     },
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Result, said},
 };
 
 /// One entry of a stream.
@@ -116,7 +115,7 @@ impl Work {
             Work::Free { address, memory } => memory.free(address).map_err(|error| Fault(error.to_string())),
             Work::Host(function) => {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(function)) {
-                    tracing::error!(panic = panic_message(&*panic), "a host function panicked");
+                    tracing::error!(panic = said(panic), "a host function panicked");
                 }
                 Ok(())
             }
@@ -191,14 +190,15 @@ fn launch(args: &[Held], planned: bool, run: impl FnOnce(&[BodyArg])) -> Result<
             }
         });
     }
-    catch_unwind(AssertUnwindSafe(|| run(&body))).map_err(|panic| Fault(format!("trapped: {}", panic_message(&*panic))))
+    catch_unwind(AssertUnwindSafe(|| run(&body))).map_err(|panic| Fault(format!("trapped: {}", said(panic))))
 }
 
-/// The most that elements of this size can ask for: the largest power of two that divides it, up to 256.
+/// The most that elements of this size can ask for: the largest power of two that divides it, up to [`MOST_ALIGNMENT`],
+/// beyond which no memory is made for elements ([`Plain::FITS`](crate::memory::Plain)).
 fn alignment(len: u64, bytes: u64) -> usize {
     match bytes.checked_div(len) {
         None | Some(0) => 1,
-        Some(size) => 1 << size.trailing_zeros().min(8),
+        Some(size) => 1 << size.trailing_zeros().min(MOST_ALIGNMENT.ilog2()),
     }
 }
 
@@ -258,12 +258,4 @@ pub(super) fn check_fill(to: Address, pattern: Pattern, bytes: u64) -> Result<()
 pub(super) fn no_stand_in() -> Error {
     let message = "this device is emulated and runs no CUDA work: say with `.emulated(..)` what stands in for it";
     Error::new(ErrorKind::Usage, message)
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("a panic without a message")
 }

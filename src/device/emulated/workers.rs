@@ -12,7 +12,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, LazyLock, Weak},
     thread::{self, JoinHandle, ThreadId},
     time::{Duration, Instant},
 };
@@ -24,12 +24,14 @@ use super::{
     work::{Fault, Work},
 };
 use crate::{
-    device::human,
+    device::{human, process::is_fork as in_a_fork},
     error::{Error, ErrorKind, Result},
+    sync::{Condvar, Level, Mutex, MutexGuard},
+    thread_name::thread_name,
 };
 
 /// A machine and those who wait for it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Engine {
     state: Mutex<State>,
     /// Rung when something is passed, if somebody listens.
@@ -53,7 +55,7 @@ struct Crew {
     asleep: usize,
 }
 
-static THREADED: LazyLock<Arc<Engine>> = LazyLock::new(Arc::default);
+static THREADED: LazyLock<Arc<Engine>> = LazyLock::new(|| Arc::new(Engine::new(None)));
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// The engine of all devices that have threads.
@@ -66,9 +68,13 @@ fn now() -> Duration {
 }
 
 impl Engine {
+    fn new(simulation: Option<Weak<Core>>) -> Self {
+        Self { state: Mutex::at(Level::Machine, State::default()), passed: Condvar::new(), simulation }
+    }
+
     /// One without threads.
     pub(super) fn simulated(simulation: Weak<Core>) -> Self {
-        Self { simulation: Some(simulation), ..Self::default() }
+        Self::new(Some(simulation))
     }
 
     /// A change to the machine, and then a bell for everybody whom it concerns.
@@ -88,20 +94,29 @@ impl Engine {
         self.simulation.as_ref().and_then(Weak::upgrade).map_or(0, |simulation| simulation.draw())
     }
 
-    /// Starts a device's workers, unless it is simulated.
+    /// Starts a device's workers, unless it is simulated. Fewer will do where the system gives no more threads; a device
+    /// without any is lost.
     pub(super) fn hire(self: &Arc<Self>, device: DeviceId, name: &str, workers: usize) -> Vec<JoinHandle<()>> {
         let bell = Arc::new(Condvar::new());
         lock(&self.state).crews.insert(device, Crew { name: name.into(), bell: bell.clone(), asleep: 0 });
         let workers = if self.simulation.is_some() { 0 } else { workers.max(1) };
-        (0..workers)
-            .map(|number| {
-                let (engine, bell) = (self.clone(), bell.clone());
-                thread::Builder::new()
-                    .name(format!("{name}/{number}"))
-                    .spawn(move || engine.labour(device, &bell))
-                    .expect("a thread for an emulated device")
-            })
-            .collect()
+        let mut hired = Vec::new();
+        for number in 0..workers {
+            let (engine, bell) = (self.clone(), bell.clone());
+            let builder = thread::Builder::new().name(thread_name(format!("{name}/{number}")));
+            match builder.spawn(move || engine.labour(device, &bell)) {
+                Ok(worker) => hired.push(worker),
+                Err(error) => {
+                    tracing::error!(device = name, wanted = workers, started = number, %error, "no thread for a worker");
+                    if hired.is_empty() {
+                        let lost = Error::new(ErrorKind::DeviceLost, "the system gives it no thread").because(error);
+                        drop(self.with(|machine| machine.fail(device, lost.at(name))));
+                    }
+                    break;
+                }
+            }
+        }
+        hired
     }
 
     /// Nobody calls for a device any more. Its work is finished first; if there is none left, its workers are gone when
@@ -111,6 +126,11 @@ impl Engine {
             machine.retire(device);
             machine.is_over(device)
         });
+        if in_a_fork() {
+            // They are the parent's: here there is nobody to join.
+            std::mem::forget(workers);
+            return;
+        }
         let me: ThreadId = thread::current().id();
         // A device may be dropped by its own host function: a thread cannot wait for itself.
         if over && workers.iter().all(|worker| worker.thread().id() != me) {
@@ -141,7 +161,7 @@ impl Engine {
                 continue;
             }
             state.listeners += 1;
-            state = self.passed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.passed.wait(state);
             state.listeners -= 1;
         }
     }
@@ -171,7 +191,7 @@ impl Engine {
                 return;
             } else {
                 state.sleepers(device, 1);
-                state = bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = bell.wait(state);
                 state.sleepers(device, -1);
             }
         }

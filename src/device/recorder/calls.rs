@@ -183,7 +183,7 @@ impl Backend for Recorder {
         self.inner.cuda_context()
     }
 
-    fn host_function(&self, _stream: RawStream, _function: HostFunction) -> Result<()> {
+    fn host_function(&self, _stream: RawStream, _function: &mut Option<HostFunction>) -> Result<()> {
         Err(is_called_once())
     }
 
@@ -202,6 +202,10 @@ impl Backend for Recorder {
 
     fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
         self.inner.host_access(memory, bytes, write)
+    }
+
+    fn host_borrow(&self, memory: *const u8, bytes: usize, exclusive: bool) {
+        self.inner.host_borrow(memory, bytes, exclusive);
     }
 }
 

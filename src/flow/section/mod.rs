@@ -23,7 +23,7 @@ mod plan;
 mod run;
 mod table;
 
-use std::{fmt, sync::Arc, sync::Mutex};
+use std::{fmt, sync::Arc};
 
 pub(super) use plan::{Plan, plans};
 pub(super) use run::{Start, Told, place, task};
@@ -35,6 +35,7 @@ use crate::{
     hub::Envelope,
     memory::Plain,
     operator::{InputHandle, OutputHandle},
+    sync::Mutex,
 };
 
 /// Kinds of lengths that are captured where no buckets are said.

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -25,7 +25,7 @@ use crate::{
     memory::memory_passes,
     operator::{Blank, Passing, attend::attended, control::Control, node::Node, rounds::Rounds, seat::caught},
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// A section that is to run.

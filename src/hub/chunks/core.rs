@@ -11,7 +11,7 @@ use std::{
     fmt,
     io::Write,
     sync::{
-        Arc, Mutex, OnceLock, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -33,7 +33,7 @@ use crate::{
     },
     memory::{Plain, transfer},
     stream::Stream,
-    sync::lock,
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// An envelope, which those who peek share.
@@ -140,11 +140,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         Arc::new_cyclic(|own| Self {
             name,
             bytes,
-            inner: Mutex::new(Inner {
-                state: State::new(capacity),
-                places: Places { all: Vec::new(), of: std::marker::PhantomData },
-            }),
-            streams: Mutex::default(),
+            inner: Mutex::at(
+                Level::Hub,
+                Inner { state: State::new(capacity), places: Places { all: Vec::new(), of: std::marker::PhantomData } },
+            ),
+            streams: Mutex::at(Level::CopyStreams, HashMap::new()),
             failed: OnceLock::new(),
             log: Mutex::default(),
             logs: AtomicBool::new(false),
@@ -338,6 +338,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     }
 
     fn stream(&self, from: Place, to: Place) -> Result<Stream> {
+        let _later = Deferred::new();
         let mut streams = lock(&self.streams);
         if let Some(stream) = streams.get(&(from, to)) {
             return Ok(stream.clone());

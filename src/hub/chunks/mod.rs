@@ -161,6 +161,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
         if capacity == 0 {
             return refuse("its queue has 0 places, and nothing could ever pass: at least 1");
         }
+        const { T::FITS }
         let Some(bytes) = elements.checked_mul(size_of::<T>()).filter(|bytes| *bytes > 0) else {
             return refuse("its envelopes have room for no element: say for how many, `.elements(n)`");
         };

@@ -1,16 +1,17 @@
 //! What memory does about the graphs that use it.
 
-use std::sync::{Arc, Mutex};
+use std::{ptr::NonNull, sync::Arc};
 
 use super::{
-    super::{Memory, Origin},
+    super::{Memory, Origin, execution},
     Hold, takes_no_part,
     tie::{Kept, Tie, Turn},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
+    planted::{self, Planted},
     stream::{Stream, Ticket, capture::Capture},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 impl Memory {
@@ -21,7 +22,7 @@ impl Memory {
         }
         let mut uses = lock(&self.uses);
         self.tie.get_or_init(|| {
-            let uses = Mutex::new(std::mem::take(&mut *uses));
+            let uses = std::mem::take(&mut *uses).locked();
             let kept = Mutex::new(Kept { graphs: 0, readers: 0, writers: 0, memory: None });
             Arc::new(Tie { home: self.home, bytes: self.bytes, uses, kept })
         })
@@ -32,8 +33,21 @@ impl Memory {
     #[inline]
     pub(in crate::memory) fn not_of_graphs(&self, write: bool) -> Result<()> {
         match self.tie.get() {
-            None => Ok(()),
-            Some(tie) => tie.is_the_hosts(write),
+            Some(tie) if !planted::is(Planted::HostSliceLent) => tie.is_the_hosts(write).or_else(|_| {
+                // A graph that was dropped keeps it until its launches are known to be done: perhaps they are.
+                execution::end_what_is_over(&self.device);
+                tie.is_the_hosts(write)
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The host has a slice of it from here on. Of memory that no graph has used so far, the race checker need not know: to
+    /// add a node that uses it ends the borrow.
+    #[inline]
+    pub(in crate::memory) fn is_borrowed(&self, start: NonNull<u8>, exclusive: bool) {
+        if self.tie.get().is_some() {
+            self.device.backend().host_borrow(start.as_ptr(), self.bytes, exclusive);
         }
     }
 
@@ -76,11 +90,7 @@ impl Memory {
             );
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        let hold = Capture::current().and_then(|capture| Hold::of(&capture).ok());
-        if hold.is_none_or(|hold| lock(&hold.state).find(tie).is_none()) {
-            return Ok(());
-        }
-        Err(takes_no_part(stream))
+        if Hold::is_used_by_current(tie) { Err(takes_no_part(stream)) } else { Ok(()) }
     }
 
     /// The capture may be over: then nothing was recorded, and the enqueue has said so.
@@ -111,7 +121,7 @@ impl Memory {
         }
         drop(kept);
         self.tie.take();
-        self.uses = Mutex::new(std::mem::take(&mut *lock(&tie.uses)));
+        self.uses = std::mem::take(&mut *lock(&tie.uses)).locked();
         Some(self)
     }
 }

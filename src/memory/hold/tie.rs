@@ -1,15 +1,11 @@
 //! [`Tie`]: what binds memory to graphs; and the [`Turn`] that whoever uses such memory takes.
 
-use std::{
-    cell::Cell,
-    ops::Range,
-    sync::{Mutex, MutexGuard},
-};
+use std::{cell::Cell, ops::Range};
 
 use super::super::{Home, Memory, access::Uses};
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::lock,
+    sync::{Deferred, Level, Mutex, MutexGuard, lock},
 };
 
 /// What binds memory to graphs.
@@ -24,7 +20,8 @@ pub(in crate::memory) struct Tie {
 pub(super) struct Kept {
     /// Graphs, and captures that may become some.
     pub(super) graphs: usize,
-    /// Graphs that may be launched, and those of them whose nodes write it.
+    /// Those of them with nodes that use it, and with nodes that write it: counted before the node is added, since another
+    /// thread, or another capture, may build and launch the graph at any time after that.
     pub(super) readers: usize,
     pub(super) writers: usize,
     /// Its owner has dropped it.
@@ -33,9 +30,13 @@ pub(super) struct Kept {
 
 /// A turn at memory that graphs use, too: from the look at its uses to the note of a new one. Taken again by whoever has it.
 #[must_use]
-pub(in crate::memory) struct Turn(#[allow(dead_code, reason = "held")] Option<MutexGuard<'static, ()>>);
+pub(in crate::memory) struct Turn {
+    taken: Option<MutexGuard<'static, ()>>,
+    /// What is woken meanwhile is woken after it. Below the guard, so that it ends later.
+    _later: Deferred,
+}
 
-static TURN: Mutex<()> = Mutex::new(());
+static TURN: Mutex<()> = Mutex::at(Level::Turn, ());
 
 thread_local! {
     static MINE: Cell<bool> = const { Cell::new(false) };
@@ -44,16 +45,15 @@ thread_local! {
 impl Turn {
     #[cold]
     pub(in crate::memory) fn take() -> Self {
-        if MINE.replace(true) {
-            return Self(None);
-        }
-        Self(Some(lock(&TURN)))
+        let _later = Deferred::new();
+        let taken = if MINE.replace(true) { None } else { Some(lock(&TURN)) };
+        Self { taken, _later }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if self.0.is_some() {
+        if self.taken.is_some() {
             MINE.set(false);
         }
     }
@@ -74,11 +74,11 @@ impl Tie {
             return Ok(());
         }
         let text = if write {
-            "the host would write memory that a graph uses, and a launch may use it at any time: write other memory, and copy \
-             it there on a stream"
+            "the host would write memory that a graph uses, or what is captured for one, and a launch may use it at any time: \
+             write other memory, and copy it there on a stream"
         } else {
-            "the host would look at memory that a graph writes, and a launch may write it at any time: copy it out, with \
-             `Buffer::to_vec` say"
+            "the host would look at memory that a graph writes, or what is captured for one, and a launch may write it at any \
+             time: copy it out after the launch, with `Buffer::to_vec` say"
         };
         Err(Error::new(ErrorKind::Usage, text))
     }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use super::{
@@ -16,6 +16,7 @@ use super::{
 use crate::{
     device::backend::{HostCallback, RawEvent, RawExec},
     error::Result,
+    sync::{Mutex, MutexGuard},
 };
 
 /// The launches that a host function has not been called for, the oldest first. Which exec calls it nobody knows, so a call
@@ -34,7 +35,7 @@ pub(super) struct Launch {
 
 impl Heard {
     pub(super) fn lock(&self) -> MutexGuard<'_, VecDeque<(RawExec, Clock)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Its node's turn has come in some launch.
@@ -100,7 +101,10 @@ impl Universe {
         before.merge(&past, |_, _| true);
         let new = |what| Stamp { component, tick: 0, what, in_graph: true };
         for access in &launch.accesses {
-            access.touches.iter().try_for_each(|touch| self.comes_after(&new(access.what), &before, touch))?;
+            access.touches.iter().try_for_each(|touch| {
+                self.is_not_borrowed(&new(access.what), touch, access.since)?;
+                self.comes_after(&new(access.what), &before, touch)
+            })?;
         }
         self.carry_out(&new, &launch.accesses)?;
         self.learn(component, &past);
@@ -116,7 +120,7 @@ impl Universe {
     /// What is there and holds something changes from node to node.
     fn carry_out(&mut self, new: &impl Fn(What) -> Stamp, accesses: &[Access]) -> Result<()> {
         let mut changed = Vec::new();
-        let outcome = accesses.iter().try_for_each(|Access { what, touches }| {
+        let outcome = accesses.iter().try_for_each(|Access { what, touches, .. }| {
             touches.iter().try_for_each(|touch| self.holds(&new(*what), touch))?;
             for touch in touches.iter().filter(|touch| touch.write) {
                 let Some((region, _)) = find_mut(&mut self.regions, touch) else { continue };

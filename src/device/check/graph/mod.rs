@@ -28,7 +28,7 @@ mod nodes;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 pub(super) use self::nodes::{Clash, Graphs};
 use self::{
@@ -49,12 +49,13 @@ use crate::{
         human,
     },
     error::Result,
+    sync::MutexGuard,
 };
 
 /// The calls on graphs.
 impl Checked {
     fn graphs(&self) -> MutexGuard<'_, Graphs> {
-        self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.graphs.lock()
     }
 
     pub(super) fn watch_graph(&self, graph: RawGraph) {

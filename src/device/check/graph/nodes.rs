@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::{
     super::{
         shadow::What,
-        universe::{Touch, Touches},
+        universe::{Touch, Touches, borrows},
     },
     launch::Heard,
 };
@@ -90,6 +90,8 @@ pub(super) enum Does {
 pub(super) struct Access {
     pub(super) what: What,
     pub(super) touches: Touches,
+    /// How often the host had borrowed memory when the node was added or set.
+    pub(super) since: u64,
 }
 
 /// Two accesses in one graph that no edge orders.
@@ -131,7 +133,7 @@ impl Bits {
 
 impl Access {
     pub(super) fn new(what: What, touches: impl IntoIterator<Item = Touch>) -> Self {
-        Self { what, touches: touches.into_iter().collect() }
+        Self { what, touches: touches.into_iter().collect(), since: borrows() }
     }
 
     /// Where the two touch the same bytes and one writes.

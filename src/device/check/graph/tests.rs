@@ -519,3 +519,45 @@ fn what_a_graph_leaves_unordered_the_device_does_in_several_orders() {
     });
     assert_ne!(results[0], results[1]);
 }
+
+#[test]
+fn a_launch_beside_a_slice_of_the_hosts_is_a_race() {
+    let device = device();
+    let (memory, host, work) = (device.alloc(64).unwrap(), device.alloc_host(64).unwrap(), stream(&device, "work"));
+    let (there, here) = (Place::Device(memory), Place::Host(host.as_ptr()));
+    let (out, back) =
+        (NodeWork::Copy { to: here, from: there, bytes: 64 }, NodeWork::Copy { to: there, from: here, bytes: 64 });
+    fill(&device, work, memory, 1, 64).unwrap();
+    let made = |does: &NodeWork<'_>| {
+        let graph = device.graph_create().unwrap();
+        let node = add(&device, graph, &[], does).unwrap();
+        (device.graph_instantiate(graph).unwrap(), node)
+    };
+    // To add the node was the end of what was borrowed before.
+    device.host_borrow(host.as_ptr(), 64, true);
+    let ((writes, node), (reads, _)) = (made(&out), made(&back));
+    start(&device, writes, work).unwrap();
+    start(&device, reads, work).unwrap();
+    // Both may read.
+    device.host_borrow(host.as_ptr(), 64, false);
+    start(&device, reads, work).unwrap();
+    let error = start(&device, writes, work).unwrap_err();
+    let wanted = format!(
+        "{0}: race: copy to host of a graph on stream `work` writes bytes 0..64 of pinned host memory #2 ({0}, 64 B), which \
+         the host has borrowed as `&[_]` since the node was added; nothing orders them: a launch of a graph may run while \
+         the slice is in use",
+        device.name()
+    );
+    assert_eq!((error.kind(), error.to_string()), (ErrorKind::Race, wanted));
+    device.host_borrow(host.as_ptr(), 64, true);
+    let error = start(&device, reads, work).unwrap_err();
+    assert!(error.is_race() && error.to_string().contains("as `&mut [_]`"), "{error}");
+    // The node is set anew: that needs the memory exclusively.
+    set(&device, writes, node, &out).unwrap().unwrap();
+    start(&device, writes, work).unwrap();
+    // What the host borrows of other memory is nothing to it.
+    let other = device.alloc_host(64).unwrap();
+    device.host_borrow(other.as_ptr(), 64, true);
+    start(&device, writes, work).unwrap();
+    device.stream_synchronize(work).unwrap();
+}

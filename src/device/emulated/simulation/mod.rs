@@ -29,8 +29,9 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     fmt,
+    mem::ManuallyDrop,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, OnceLock},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -48,6 +49,7 @@ use super::{Emulated, device::Device, lock, machine::StreamId, workers::Engine};
 use crate::{
     device::backend::Backend,
     error::{Error, ErrorKind},
+    sync::{Level, Mutex},
 };
 
 /// The future that [`Simulation::run`] was given.
@@ -104,12 +106,14 @@ enum Step {
 }
 
 thread_local! {
-    static CURRENT: RefCell<Option<SimulationHandle>> = const { RefCell::new(None) };
+    /// `ManuallyDrop`: without a destructor it stays usable while the thread's other locals are destroyed, and theirs ask
+    /// for it. Nothing leaks: [`Polling`] empties it.
+    static CURRENT: ManuallyDrop<RefCell<Option<SimulationHandle>>> = const { ManuallyDrop::new(RefCell::new(None)) };
 }
 
 /// The simulation that polls the calling task.
 pub(crate) fn current() -> Option<SimulationHandle> {
-    CURRENT.with_borrow(Clone::clone)
+    CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
 }
 
 impl Simulation {
@@ -131,7 +135,7 @@ impl Simulation {
         let core = Arc::new_cyclic(|core| Core {
             engine: Arc::new(Engine::simulated(core.clone())),
             started: OnceLock::new(),
-            state: Mutex::new(state),
+            state: Mutex::at(Level::Simulation, state),
         });
         Self { core, seed }
     }
@@ -420,7 +424,7 @@ impl<'a> Polling<'a> {
         state.polling = true;
         state.waker = Some(cx.waker().clone());
         drop(state);
-        let before = CURRENT.replace(Some(SimulationHandle { core: core.clone() }));
+        let before = CURRENT.with(|current| current.replace(Some(SimulationHandle { core: core.clone() })));
         Self { core, before }
     }
 }
@@ -428,6 +432,8 @@ impl<'a> Polling<'a> {
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         lock(&self.core.state).polling = false;
-        CURRENT.set(self.before.take());
+        let before = self.before.take();
+        let polled = CURRENT.try_with(|current| current.replace(before));
+        drop(polled);
     }
 }

@@ -12,7 +12,7 @@ use std::{
     fmt,
     panic::AssertUnwindSafe,
     pin::Pin,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Weak},
     task::{Context, Poll, Wake, Waker},
 };
 
@@ -20,6 +20,7 @@ use futures::FutureExt;
 use tokio::task::coop::unconstrained;
 
 use super::{Core, lock};
+use crate::sync::Mutex;
 
 pub(super) type TaskId = u64;
 pub(super) type Body = Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -29,7 +29,7 @@ fn stream(device: &Arc<dyn Backend>, name: &str) -> RawStream {
 /// A host function as a future.
 fn done(device: &Arc<dyn Backend>, on: RawStream) -> oneshot::Receiver<()> {
     let (sender, heard) = oneshot::channel();
-    device.host_function(on, Box::new(move || _ = sender.send(()))).unwrap();
+    device.host_function(on, &mut Some(Box::new(move || _ = sender.send(())))).unwrap();
     heard
 }
 
@@ -226,7 +226,7 @@ async fn a_wait_that_nothing_ends_is_an_error() {
     let (again, outcome) = (device.clone(), Arc::new(Mutex::new(None)));
     let told = outcome.clone();
     let function = move || *told.lock().unwrap() = Some(again.stream_synchronize(on));
-    device.host_function(on, Box::new(function)).unwrap();
+    device.host_function(on, &mut Some(Box::new(function))).unwrap();
     device.stream_synchronize(on).unwrap();
     let outcome = outcome.lock().unwrap().take().unwrap();
     assert!(outcome.unwrap_err().is_stalled());

@@ -234,7 +234,7 @@ fn an_exec_never_overlaps_itself() {
         let on = streams[number % 3];
         start(&device, exec, on).unwrap();
         let order = order.clone();
-        device.host_function(on, Box::new(move || order.lock().unwrap().push(number % 3))).unwrap();
+        device.host_function(on, &mut Some(Box::new(move || order.lock().unwrap().push(number % 3)))).unwrap();
     }
     // The first is held up, and so are all.
     assert!(!device.stream_query(streams[1]).unwrap());

@@ -1,0 +1,31 @@
+//! Locks, and what must not happen while one is held.
+//!
+//! - [`Mutex`]: every lock of the crate. A debug build asserts the [order](Level) in which a thread acquires them.
+//! - [`WakeList`], [`wake`], [`discard`]: the only way to wake a waker, or to drop a value of the user's where a lock may be
+//!   held. User code runs with no lock held, and a panic of it ends there.
+//! - [`Deferred`]: a scope that holds back the wakes and drops of its thread until the locks within it are released.
+//!
+//! `stream/completion.rs`, `hub/queue.rs`, `operator/quiet.rs` and `operator/watchers.rs` use nothing else of the crate. The
+//! model checks in `tests/loom_*.rs` include those files and [`wakes`] as they stand, beside a module of this name with
+//! loom's primitives in it.
+
+mod mutex;
+mod wakes;
+
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+
+pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
+pub(crate) use wakes::{Deferred, WakeList, assert_may_wake, contained, discard, discard_all, wake, wake_by_ref};
+
+/// [`Mutex::at`], for the protocols, whose model checks have another mutex.
+#[inline]
+pub(crate) const fn mutex_at<T>(level: Level, value: T) -> Mutex<T> {
+    Mutex::at(level, value)
+}
+
+/// Acquires a lock. A poisoned one is acquired as well: the protocols keep their state whole at every step.
+#[inline]
+#[track_caller]
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock()
+}

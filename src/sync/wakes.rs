@@ -1,0 +1,207 @@
+//! Waking wakers and dropping what is the user's: with no lock held, and whatever that code does.
+//!
+//! A waker's `wake` and `drop`, and the destructors of what the user gave away, are user code: they may panic, call back into
+//! the crate, drop a buffer. So:
+//!
+//! - they run with no lock of the crate held, which a debug build asserts;
+//! - a panic of one ends there. It is logged as a `tracing` error and the others are woken as well. It is not resumed: the
+//!   thread that wakes is rarely the one that the waker belongs to, is often a worker of the device's or a destructor, and
+//!   has changes of its own to complete.
+//!
+//! ```text
+//!   wake, discard ──> a Deferred scope on this thread? ── no ───────────────────────> run now
+//!                                   └── yes ──> queued ──> end of the outermost scope ──^
+//! ```
+//!
+//! A function that wakes and may be called under its caller's lock needs no list handed back: the caller opens a [`Deferred`]
+//! scope before it acquires the lock.
+
+use std::{
+    any::Any,
+    cell::{Cell, RefCell},
+    marker::PhantomData,
+    mem::ManuallyDrop,
+    panic::{AssertUnwindSafe, catch_unwind},
+    task::Waker,
+};
+
+use smallvec::SmallVec;
+
+use crate::sync::{assert_unlocked, is_unlocked};
+
+/// Wakers that were taken out under a lock, to be woken after it. Dropped without a wake, they are dropped one by one in the
+/// same way.
+#[derive(Debug, Default)]
+#[must_use = "it wakes when `wake` is called"]
+pub(crate) struct WakeList(SmallVec<[Waker; 4]>);
+
+/// What a scope holds back.
+enum Held {
+    Wake(Waker),
+    Drop(#[allow(dead_code, reason = "dropped")] Box<dyn Any>),
+}
+
+thread_local! {
+    /// Scopes that are open on this thread.
+    static SCOPES: Cell<usize> = const { Cell::new(0) };
+    /// What they hold back. Without a destructor, so that it is there for destructors that run at the thread's end; the
+    /// outermost scope leaves it empty.
+    static QUEUE: RefCell<ManuallyDrop<Vec<Held>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
+}
+
+/// While one of these is open on a thread, what is woken or discarded there is held back; the end of the outermost one runs
+/// it. Open it before the lock that it is for, so that it ends after that.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Deferred(PhantomData<*mut ()>);
+
+impl WakeList {
+    pub(crate) fn new() -> Self {
+        Self(SmallVec::new())
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, waker: Waker) {
+        self.0.push(waker);
+    }
+
+    /// Wakes all.
+    #[inline]
+    pub(crate) fn wake(mut self) {
+        assert_may_wake();
+        if !self.0.is_empty() {
+            self.0.drain(..).for_each(wake);
+        }
+    }
+}
+
+impl Extend<Waker> for WakeList {
+    fn extend<I: IntoIterator<Item = Waker>>(&mut self, wakers: I) {
+        self.0.extend(wakers);
+    }
+}
+
+impl FromIterator<Waker> for WakeList {
+    fn from_iter<I: IntoIterator<Item = Waker>>(wakers: I) -> Self {
+        Self(wakers.into_iter().collect())
+    }
+}
+
+impl Drop for WakeList {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            discard_all(self.0.drain(..));
+        }
+    }
+}
+
+/// Wakes one.
+pub(crate) fn wake(waker: Waker) {
+    if SCOPES.get() > 0 {
+        hold_back(Held::Wake(waker));
+    } else {
+        assert_unlocked();
+        contained("a waker panicked", || waker.wake());
+    }
+}
+
+/// Wakes one that stays.
+pub(crate) fn wake_by_ref(waker: &Waker) {
+    if SCOPES.get() > 0 {
+        // Its clone is user code as well.
+        assert_unlocked();
+        contained("a waker panicked", || hold_back(Held::Wake(waker.clone())));
+    } else {
+        assert_unlocked();
+        contained("a waker panicked", || waker.wake_by_ref());
+    }
+}
+
+/// Drops a value whose destructor is the user's: a waker that was replaced, a closure that was refused.
+pub(crate) fn discard<T: 'static>(value: T) {
+    if !std::mem::needs_drop::<T>() {
+        return;
+    }
+    if SCOPES.get() > 0 {
+        hold_back(Held::Drop(Box::new(value)));
+    } else {
+        assert_unlocked();
+        contained("a destructor panicked", || drop(value));
+    }
+}
+
+/// The same, one by one.
+pub(crate) fn discard_all<T: 'static>(values: impl IntoIterator<Item = T>) {
+    values.into_iter().for_each(discard);
+}
+
+/// Asserts, in a debug build, that what may wake is called with no lock held, or within a [`Deferred`] scope.
+#[inline]
+#[track_caller]
+pub(crate) fn assert_may_wake() {
+    if cfg!(debug_assertions) && !is_unlocked() && SCOPES.get() == 0 {
+        assert_unlocked();
+    }
+}
+
+/// Calls user code. A panic of it ends here and is logged. False if there was one.
+#[inline]
+pub(crate) fn contained(what: &'static str, call: impl FnOnce()) -> bool {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(()) => true,
+        Err(payload) => {
+            report(what, payload);
+            false
+        }
+    }
+}
+
+#[cold]
+fn report(what: &'static str, payload: Box<dyn Any + Send>) {
+    // The subscriber and the payload's destructor are user code, too.
+    let reported = catch_unwind(AssertUnwindSafe(move || {
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no text)");
+        tracing::error!(panic = text, "{what}");
+        drop(payload);
+    }));
+    if let Err(second) = reported {
+        std::mem::forget(second);
+    }
+}
+
+#[cold]
+fn hold_back(held: Held) {
+    QUEUE.with_borrow_mut(|queue| queue.push(held));
+}
+
+impl Deferred {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        SCOPES.set(SCOPES.get() + 1);
+        Self(PhantomData)
+    }
+}
+
+impl Drop for Deferred {
+    #[inline]
+    fn drop(&mut self) {
+        let outer = SCOPES.get() - 1;
+        SCOPES.set(outer);
+        if outer == 0 {
+            assert_unlocked();
+            run_held();
+        }
+    }
+}
+
+fn run_held() {
+    // What runs here may hold back more, within scopes of its own, which run that.
+    let queue = QUEUE.with_borrow_mut(|queue| if queue.is_empty() { Vec::new() } else { std::mem::take(&mut **queue) });
+    for held in queue {
+        match held {
+            Held::Wake(waker) => wake(waker),
+            Held::Drop(value) => discard(value),
+        }
+    }
+}

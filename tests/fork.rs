@@ -1,0 +1,122 @@
+//! A process that forks after it has opened a device: in the child that device, and every other, is an error that says so.
+//!
+//! One test, so that no other thread holds a lock at the fork. The functions that fork are C's own: Rust has none.
+
+#![cfg(unix)]
+
+mod common;
+
+use std::io::{Read, Write, pipe};
+
+use common::*;
+use wakeline::{device::Simulation, memory::Allocator, prelude::*};
+
+unsafe extern "C" {
+    fn fork() -> i32;
+    fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
+    fn _exit(status: i32) -> !;
+    fn alarm(seconds: u32) -> u32;
+}
+
+/// What `work` says in a fork of this process.
+fn in_a_fork(work: impl FnOnce() -> String) -> String {
+    let (mut read, mut write) = pipe().unwrap();
+    // SAFETY: the child runs `work` on its only thread and leaves by `_exit`: no destructor of the parent's runs there. The
+    // parent's other threads sleep, so none of them holds a lock that the child could wait for; should it, the alarm ends it.
+    match unsafe { fork() } {
+        0 => {
+            // SAFETY: it sets a timer.
+            unsafe { alarm(30) };
+            let said = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            let _ = write.write_all(said.unwrap_or_else(|_| "it panicked".into()).as_bytes());
+            drop(write);
+            // SAFETY: it ends the process.
+            unsafe { _exit(0) }
+        }
+        child => {
+            assert!(child > 0, "no fork");
+            drop(write);
+            let (mut said, mut status) = (String::new(), 0);
+            read.read_to_string(&mut said).unwrap();
+            // SAFETY: the child is this process's own, and `status` outlives the call.
+            assert_eq!(unsafe { waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0, "the child was killed: it hangs. It had said: {said}");
+            said
+        }
+    }
+}
+
+fn says<T>(outcome: Result<T>) -> String {
+    match outcome {
+        Ok(_) => "nothing is wrong".into(),
+        Err(error) => format!("{:?}: {error}", error.kind()),
+    }
+}
+
+#[track_caller]
+fn is_lost(said: &str) {
+    assert!(said.starts_with("DeviceLost: ") && said.contains("forked from process"), "{said}");
+}
+
+/// What a child may try with a device of its parent's.
+fn tried_in_a_fork(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let known = Buffer::from_slice(&stream, &[1_u32; 64]).unwrap();
+    futures::executor::block_on(known.to_vec(&stream)).unwrap();
+
+    is_lost(&in_a_fork(|| says(Stream::new(device))));
+    is_lost(&in_a_fork(|| says(Buffer::<u8>::new(device, 1 << 20))));
+    is_lost(&in_a_fork(|| says(Buffer::<u8>::pinned(device, 1 << 20))));
+    is_lost(&in_a_fork(|| says(Allocator::blocks(device, 1 << 10, 2))));
+    is_lost(&in_a_fork(|| says(StreamPool::builder(device).reserved(1).build())));
+    is_lost(&in_a_fork(|| {
+        // Once it is known, it is known everywhere, and a drop waits for no thread that is not there.
+        drop(Stream::new(device));
+        let lost = device.lost().map_or("it is not lost".into(), |error| says::<()>(Err(error)));
+        drop((known, stream, device.clone()));
+        lost
+    }));
+
+    // Work in flight, of which nobody in the child will ever hear.
+    let stream = Stream::new(device).unwrap();
+    let held = hold(&stream);
+    is_lost(&in_a_fork(|| says(futures::executor::block_on(stream.completed()))));
+    drop(held);
+    futures::executor::block_on(stream.completed()).unwrap();
+    let checked = device.clone().race_checked();
+    is_lost(&in_a_fork(|| says(Stream::new(&checked))));
+}
+
+#[test]
+fn devices_are_lost_in_a_fork_and_say_so() {
+    assert_eq!(in_a_fork(|| says(Stream::new(&Device::emulated(Emulated::new())))), "nothing is wrong");
+
+    let device = Device::emulated(Emulated::new().workers(1));
+    tried_in_a_fork(&device);
+    is_lost(&in_a_fork(|| says(Stream::new(&Device::emulated(Emulated::new())))));
+    is_lost(&in_a_fork(|| {
+        let own = Device::emulated(Emulated::new());
+        let lost = own.lost().map_or("it is not lost".into(), |error| says::<()>(Err(error)));
+        drop(own);
+        lost
+    }));
+    // These have no threads, and nothing to lose.
+    let host = in_a_fork(|| {
+        says(Buffer::<u8>::pinned(&Device::host(), 16).and_then(|mut mine| mine.as_mut_slice().map(drop)))
+    });
+    assert_eq!(host, "nothing is wrong");
+    let simulated = in_a_fork(|| {
+        let simulation = Simulation::new(1);
+        let device = Device::simulated(&simulation, Emulated::new());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let run =
+            async { Buffer::from_slice(&Stream::new(&device)?, &[1_u8; 4])?.to_vec(&Stream::new(&device)?).await };
+        says(runtime.block_on(simulation.run(run)))
+    });
+    assert_eq!(simulated, "nothing is wrong");
+
+    if let Some(device) = common::cuda() {
+        tried_in_a_fork(&device);
+        is_lost(&in_a_fork(|| says(Device::cuda(0))));
+    }
+}

@@ -1,0 +1,305 @@
+//! Slices of the host's memory beside graphs that use it: a slice that exists is never written, and one of the memory that a
+//! launch may read is never written through. In every way to add a node: a builder, a capture of another thread, a capture
+//! within a capture, a change of an exec, a child.
+
+use super::*;
+
+const WRITES: &str = "a graph writes";
+const USES: &str = "a graph uses";
+
+/// Page-locked memory of the host with this in it.
+fn host(device: &Device, value: u32) -> Buffer<u32> {
+    let mut host = Buffer::<u32>::pinned(device, 64).unwrap();
+    host.as_mut_slice().unwrap().fill(value);
+    host
+}
+
+/// Neither a look at it nor a write is given out.
+async fn is_written_by_a_graph(host: &mut Buffer<u32>) {
+    refused(host.as_slice().map(drop), &[WRITES]);
+    refused(host.read().await.map(drop), &[WRITES]);
+    refused(host.as_mut_slice().map(drop), &[USES]);
+    refused(host.write().await.map(drop), &[USES]);
+}
+
+/// The host may look at it, and may not write.
+fn is_read_by_a_graph(host: &mut Buffer<u32>) {
+    assert_eq!(host.as_slice().unwrap().len(), 64);
+    refused(host.as_mut_slice().map(drop), &[USES]);
+}
+
+/// All of it is the host's again.
+fn is_the_hosts(host: &mut Buffer<u32>) {
+    host.as_slice().unwrap();
+    host.as_mut_slice().unwrap().fill(1);
+}
+
+// A node is added by a builder, the host asks for a slice before the graph is built, and a launch writes there.
+alone!(a_slice_of_what_a_builders_node_writes, async |device: Device, stream: Stream| {
+    let x = buffer(&stream, 7).await;
+    let mut out = host(&device, 1);
+    let mut graph = Graph::builder(&device).unwrap();
+    graph.add(&[], |stream| stream.copy(&x, &mut out)).unwrap();
+    is_written_by_a_graph(&mut out).await;
+    let exec = graph.build().unwrap().instantiate().unwrap();
+    is_written_by_a_graph(&mut out).await;
+    exec.launch(&stream).unwrap();
+    drop(exec);
+    assert_eq!(out.read().await.unwrap(), [7; 64]);
+    is_the_hosts(&mut out);
+});
+
+// The same, of what a launch reads: it would read what the host has half written.
+alone!(a_slice_to_write_of_what_a_builders_node_reads, async |device: Device, stream: Stream| {
+    let mut x = buffer(&stream, 0).await;
+    let mut from = host(&device, 5);
+    let mut graph = Graph::builder(&device).unwrap();
+    // A slice that is there before is as shared as the read.
+    let seen = from.as_slice().unwrap();
+    graph.add(&[], |stream| stream.copy(&from, &mut x)).unwrap();
+    assert_eq!(seen, [5; 64]);
+    is_read_by_a_graph(&mut from);
+    let exec = graph.build().unwrap().instantiate().unwrap();
+    exec.launch(&stream).unwrap();
+    is_read_by_a_graph(&mut from);
+    drop(exec);
+    from.write().await.unwrap().fill(6);
+    assert_eq!(x.to_vec(&stream).await.unwrap(), [5; 64]);
+});
+
+// A builder that is given up leaves the memory as it was.
+alone!(a_slice_after_the_builder_was_dropped, async |device: Device, stream: Stream| {
+    let x = buffer(&stream, 7).await;
+    let (mut out, mut from) = (host(&device, 1), host(&device, 2));
+    let mut y = buffer(&stream, 0).await;
+    let mut graph = Graph::builder(&device).unwrap();
+    graph.add(&[], |stream| stream.copy(&x, &mut out)).unwrap();
+    graph.add(&[], |stream| stream.copy(&from, &mut y)).unwrap();
+    drop(graph);
+    is_the_hosts(&mut out);
+    is_the_hosts(&mut from);
+});
+
+// A capture of another thread: this one is in no capture, and its guard would see nothing.
+alone!(a_slice_while_another_thread_captures, async |device: Device, stream: Stream| {
+    let x = buffer(&stream, 7).await;
+    let mut out = host(&device, 1);
+    let (graph, ()) = Graph::capture(&device, |capture| {
+        capture.output(&mut out)?;
+        capture.stream().copy(&x, &mut out)?;
+        std::thread::scope(|scope| {
+            let looks = || {
+                refused(out.as_slice().map(drop), &[WRITES]);
+                refused(out.as_mut_slice().map(drop), &[USES]);
+            };
+            scope.spawn(looks).join().unwrap();
+        });
+        Ok(())
+    })
+    .unwrap();
+    is_written_by_a_graph(&mut out).await;
+    drop(graph);
+    is_the_hosts(&mut out);
+});
+
+// A capture within a capture: the guard of the innermost sees nothing of the one around it.
+alone!(a_slice_within_a_capture_within_a_capture, async |device: Device, stream: Stream| {
+    let x = buffer(&stream, 7).await;
+    let (mut out, mut from) = (host(&device, 1), host(&device, 2));
+    let mut y = buffer(&stream, 0).await;
+    let (outer, inner) = Graph::capture(&device, |capture| {
+        capture.output(&mut out)?;
+        capture.stream().copy(&x, &mut out)?;
+        capture.stream().copy(&from, &mut y)?;
+        let mut other = buffer_of_zeros(&device);
+        let (inner, ()) = Graph::capture(&device, |within| {
+            refused(out.as_slice().map(drop), &[WRITES]);
+            is_read_by_a_graph(&mut from);
+            within.stream().fill(&mut other, 1)
+        })?;
+        Ok(inner)
+    })
+    .unwrap();
+    is_written_by_a_graph(&mut out).await;
+    is_read_by_a_graph(&mut from);
+    drop(inner);
+    is_written_by_a_graph(&mut out).await;
+    drop(outer);
+    is_the_hosts(&mut out);
+    is_the_hosts(&mut from);
+});
+
+// A capture that fails after its nodes were added: nothing will ever launch them.
+alone!(a_slice_after_a_capture_that_failed, async |device: Device, stream: Stream| {
+    let x = buffer(&stream, 7).await;
+    let (mut out, mut from) = (host(&device, 1), host(&device, 2));
+    let mut y = buffer(&stream, 0).await;
+    let failed = Graph::capture(&device, |capture| {
+        capture.stream().copy(&x, &mut out)?;
+        capture.stream().copy(&from, &mut y)?;
+        Err::<(), _>(Error::new(ErrorKind::Usage, "given up"))
+    });
+    refused(failed, &["given up"]);
+    is_the_hosts(&mut out);
+    is_the_hosts(&mut from);
+    // And one whose copy to the host is no output.
+    refused(Graph::capture(&device, |capture| capture.stream().copy(&x, &mut out)), &["output"]);
+    is_the_hosts(&mut out);
+});
+
+// A node of an exec is set to write other memory of the host: launches write that from then on, and some may still write the
+// memory from before.
+alone!(a_slice_of_what_a_node_is_set_to_write, async |device: Device, stream: Stream| {
+    let x = buffer(&stream, 7).await;
+    let (mut first, mut second) = (host(&device, 1), host(&device, 2));
+    let (graph, ()) = Graph::capture(&device, |capture| {
+        capture.output(&mut first)?;
+        capture.stream().copy(&x, &mut first)
+    })
+    .unwrap();
+    let exec = graph.instantiate().unwrap();
+    exec.set(first_node(&graph), |stream| stream.copy(&x, &mut second)).unwrap();
+    is_written_by_a_graph(&mut second).await;
+    exec.launch(&stream).unwrap();
+    is_written_by_a_graph(&mut second).await;
+    is_written_by_a_graph(&mut first).await;
+    drop((exec, graph));
+    assert_eq!(second.read().await.unwrap(), [7; 64]);
+    assert_eq!(first.read().await.unwrap(), [1; 64]);
+    is_the_hosts(&mut first);
+});
+
+// A change that is refused leaves the memory as it was.
+alone!(a_slice_after_a_change_that_was_refused, async |device: Device, stream: Stream| {
+    let x = buffer(&stream, 7).await;
+    let mut filled = buffer(&stream, 0).await;
+    let mut out = host(&device, 1);
+    let graph = fills(&mut filled, 3);
+    let exec = graph.instantiate().unwrap();
+    assert!(exec.set(first_node(&graph), |stream| stream.copy(&x, &mut out)).is_err());
+    is_the_hosts(&mut out);
+});
+
+// A child is dropped after it was added: the parent's launches write what the child's nodes write.
+alone!(a_slice_of_what_a_childs_node_writes, async |device: Device, stream: Stream| {
+    let x = buffer(&stream, 7).await;
+    let mut out = host(&device, 1);
+    let (child, ()) = Graph::capture(&device, |capture| {
+        capture.output(&mut out)?;
+        capture.stream().copy(&x, &mut out)
+    })
+    .unwrap();
+    let mut graph = Graph::builder(&device).unwrap();
+    graph.child(&[], &child).unwrap();
+    drop(child);
+    is_written_by_a_graph(&mut out).await;
+    let exec = graph.build().unwrap().instantiate().unwrap();
+    exec.launch(&stream).unwrap();
+    is_written_by_a_graph(&mut out).await;
+    drop(exec);
+    assert_eq!(out.read().await.unwrap(), [7; 64]);
+});
+
+// A string of the host's memory stays one: safe code holds a `&str` of it across launches.
+alone!(a_string_of_memory_that_launches_would_write, async |device: Device, stream: Stream| {
+    let mut bytes = Buffer::<u8>::pinned(&device, 4).unwrap();
+    bytes.as_mut_slice().unwrap().copy_from_slice(b"true");
+    let mut x = Buffer::<u8>::new(&device, 4).unwrap();
+    stream.fill(&mut x, 0xff).unwrap();
+    let mut graph = Graph::builder(&device).unwrap();
+    graph.add(&[], |stream| stream.copy(&x, &mut bytes)).unwrap();
+    let text = bytes.as_slice().map(|bytes| std::str::from_utf8(bytes).unwrap());
+    let exec = graph.build().unwrap().instantiate().unwrap();
+    exec.launch(&stream).unwrap();
+    stream.completed().await.unwrap();
+    if let Ok(text) = text {
+        assert_eq!(text, "true");
+        panic!("a slice is given out of what a node writes");
+    }
+});
+
+// Memory that is made in a capture is the host's until a node uses it.
+alone!(holds_memory_made_in_a_capture_is_written_before_its_first_node, async |device: Device, stream: Stream| {
+    let mut x = buffer(&stream, 0).await;
+    let (graph, ()) = Graph::capture(&device, |capture| {
+        let mut constant = Buffer::<u32>::pinned(&device, 64)?;
+        constant.as_mut_slice()?.fill(9);
+        assert_eq!(constant.as_slice()?, [9; 64]);
+        capture.stream().copy(&constant, &mut x)?;
+        is_read_by_a_graph(&mut constant);
+        Ok(())
+    })
+    .unwrap();
+    graph.instantiate().unwrap().launch(&stream).unwrap();
+    assert_eq!(x.to_vec(&stream).await.unwrap(), [9; 64]);
+});
+
+// Within a capture, work that is none of its business: a copy to the host and back on a stream of somebody else's.
+alone!(work_on_another_stream_within_a_capture_is_refused, async |device: Device, stream: Stream| {
+    let mut filled = buffer(&stream, 0).await;
+    let free = buffer(&stream, 4).await;
+    let other = Stream::named(&device, "other").unwrap();
+    let own_before = device.pinned_memory_stats().in_use;
+    let (graph, (mut there, back)) = Graph::capture(&device, |capture| {
+        capture.stream().fill(&mut filled, 3)?;
+        let back = pinned_copy(&free, &other)?;
+        let there = Buffer::from_slice(&other, &[5_u32; 64])?;
+        // Memory that was made in the capture by hand, and that no node uses.
+        let mut between = Buffer::<u32>::new(&device, 64)?;
+        other.copy(&there, &mut between)?;
+        other.fill(&mut between, 6)?;
+        Ok((there, back))
+    })
+    .unwrap();
+    assert_eq!(back.await.unwrap(), [4; 64]);
+    assert_eq!(there.to_vec(&other).await.unwrap(), [5; 64]);
+    other.fill(&mut there, 8).unwrap();
+    assert_eq!(there.to_vec(&other).await.unwrap(), [8; 64]);
+    // What the copies went through is not the graph's.
+    other.completed().await.unwrap();
+    assert_eq!(device.pinned_memory_stats().in_use, own_before);
+    graph.instantiate().unwrap().launch(&stream).unwrap();
+    assert_eq!(filled.to_vec(&stream).await.unwrap(), [3; 64]);
+});
+
+// Memory that nodes use is still refused there, also of the capture around.
+alone!(holds_another_streams_work_with_memory_of_the_capture_is_refused, async |device: Device, stream: Stream| {
+    let mut filled = buffer(&stream, 0).await;
+    let other = Stream::named(&device, "other").unwrap();
+    let captured = Graph::capture(&device, |capture| {
+        capture.stream().fill(&mut filled, 3)?;
+        refused(other.fill(&mut filled, 4), &["takes no part in the capture"]);
+        Graph::capture(&device, |_| {
+            refused(other.fill(&mut filled, 4), &["takes no part in the capture"]);
+            Ok(())
+        })
+        .map(drop)
+    });
+    captured.unwrap();
+    other.fill(&mut filled, 4).unwrap();
+    assert_eq!(filled.to_vec(&stream).await.unwrap(), [4; 64]);
+});
+
+fn first_node(graph: &Graph) -> Node {
+    super::first(graph)
+}
+
+fn buffer_of_zeros(device: &Device) -> Buffer<u32> {
+    Buffer::<u32>::new(device, 64).unwrap()
+}
+
+/// The copy of a buffer, begun now and awaited later.
+fn pinned_copy<'a>(
+    from: &'a Buffer<u32>,
+    stream: &'a Stream,
+) -> Result<impl Future<Output = Result<Vec<u32>>> + use<'a>> {
+    let mut copy = Box::pin(from.to_vec(stream));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let begun = copy.as_mut().poll(&mut context);
+    Ok(async move {
+        match begun {
+            std::task::Poll::Ready(done) => done,
+            std::task::Poll::Pending => copy.await,
+        }
+    })
+}

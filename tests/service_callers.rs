@@ -1,0 +1,347 @@
+//! Scenario E1: callers of a service, and those who send into a flow, may be strangers. They get the kind of a failure and a
+//! general message; names, causes, addresses and paths inside of the flow are in the log and in the flow's own error.
+
+mod common;
+
+use std::{
+    error::Error as StdError,
+    fmt::{self, Write},
+    future::ready,
+    sync::{Mutex, OnceLock},
+};
+
+use common::*;
+use futures::future::join_all;
+use tracing::field::{Field, Visit};
+use tracing_subscriber::{
+    Layer, Registry,
+    layer::{Context, SubscriberExt},
+};
+use wakeline::{
+    Ingress, Running, Service,
+    device::{Emulated, Faults},
+    prelude::*,
+};
+
+const SECRET: &str = "the password is hunter2";
+
+/// What stands inside of the flows here: names of operators, streams, kernels, ports, hubs and the flow.
+const INSIDE: [&str; 12] = [
+    SECRET,
+    "inner-flow",
+    "inner-operator",
+    "inner-service",
+    "inner-ingress",
+    "inner-read",
+    "increment",
+    "emulated",
+    "cuda",
+    "0x",
+    "/srv/keys",
+    ".rs:",
+];
+
+/// All that is logged in this process, a line an event.
+static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Logs;
+
+impl<S: tracing::Subscriber> Layer<S> for Logs {
+    fn on_event(&self, event: &tracing::Event<'_>, _context: Context<'_, S>) {
+        struct Line(String);
+
+        impl Visit for Line {
+            fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+                let _ = write!(self.0, "{field}={value:?} ");
+            }
+        }
+
+        if *event.metadata().level() <= tracing::Level::WARN {
+            let mut line = Line(String::new());
+            event.record(&mut line);
+            lock(&LOG).push(line.0);
+        }
+    }
+}
+
+/// The tests take turns: there is one log for all of them.
+async fn logged() -> tokio::sync::MutexGuard<'static, ()> {
+    static ONE: OnceLock<()> = OnceLock::new();
+    static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    ONE.get_or_init(|| tracing::subscriber::set_global_default(Registry::default().with(Logs)).unwrap());
+    let turn = TURN.lock().await;
+    lock(&LOG).clear();
+    turn
+}
+
+/// How often that stands in the log.
+fn in_log(what: &str) -> usize {
+    lock(&LOG).iter().filter(|line| line.contains(what)).count()
+}
+
+/// All that a caller can get out of an error.
+fn clean(error: &(dyn StdError + 'static)) {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        for text in [error.to_string(), format!("{error:?}"), format!("{error:#?}")] {
+            let leaked = INSIDE.iter().find(|inside| text.contains(**inside));
+            assert_eq!(leaked, None, "a caller is given: {text}");
+        }
+        next = error.source();
+    }
+}
+
+/// A cause with a chain of its own.
+#[derive(Debug)]
+struct Cause(std::io::Error);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot open /srv/keys at {:p}: {}", self, self.0)
+    }
+}
+
+impl StdError for Cause {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&self.0)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum How {
+    Fails,
+    Panics,
+    Drops,
+    /// One response for several requests.
+    Mixes,
+}
+
+#[derive(Ports)]
+struct BatchPorts {
+    #[input(capacity = 2, at_least = 2)]
+    input: Input<u32>,
+    #[output]
+    output: Output<u32>,
+}
+
+struct Inner(How);
+
+impl Operator for Inner {
+    type Ports = BatchPorts;
+
+    async fn compute(&mut self, ports: &mut BatchPorts, _cx: &mut Cx) -> Result<()> {
+        let numbers: Vec<_> = ports.input.take_batch()?.collect();
+        match self.0 {
+            How::Fails => Err(Error::other(Cause(std::io::Error::other(SECRET)))),
+            How::Panics => panic!("{SECRET}, in /srv/keys"),
+            How::Drops => Ok(()),
+            How::Mixes => ports.output.send(numbers[0]).await,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e1_callers_are_given_the_kind_and_the_log_has_the_rest() {
+    let _turn = logged().await;
+    for how in [How::Fails, How::Panics, How::Drops, How::Mixes] {
+        lock(&LOG).clear();
+        let mut flow = Flow::new("inner-flow");
+        let inner = flow.add("inner-operator", Inner(how));
+        let service = flow.service_with("inner-service", inner.input, inner.output, Hub::bounded(2));
+        let running = flow.spawn().unwrap();
+        let (kind, in_error, times) = match how {
+            How::Fails => (ErrorKind::Operator, true, 1),
+            How::Panics => (ErrorKind::Panicked, true, 1),
+            // For each of the requests.
+            How::Drops => (ErrorKind::Unanswered, false, 2),
+            How::Mixes => (ErrorKind::Usage, false, 1),
+        };
+        for answer in within(join_all([service.ask(1), service.ask(2)])).await {
+            let error = answer.unwrap_err();
+            assert_eq!(error.kind(), kind, "{how:?}: {error}");
+            clean(&error);
+        }
+        if in_error {
+            let late = within(service.ask(3)).await.unwrap_err();
+            assert_eq!(late.kind(), kind, "{how:?}: {late}");
+            clean(&late);
+            assert_eq!(in_log(SECRET), 1, "{how:?}: {:?}", lock(&LOG));
+            let error = within(running).await.unwrap_err().to_string();
+            assert!(error.contains(SECRET) && error.contains("inner-operator"), "{error}");
+        } else {
+            let wanted = if how == How::Mixes { "inner-service" } else { "inner-operator" };
+            assert_eq!(in_log(wanted), times, "{how:?}: {:?}", lock(&LOG));
+            drop(service);
+            within(running).await.unwrap();
+        }
+    }
+}
+
+/// A service and an ingress of one flow, over a device.
+fn on_device(device: &Device) -> (Running, Service<Envelope<u32>, u32>, Ingress<Envelope<u32>>) {
+    let mut flow = Flow::new("inner-flow");
+    let inner = flow.add("inner-operator", Increment).on(device);
+    let read = flow.add(
+        "inner-read",
+        map(async |envelope: Envelope<u32>| {
+            let first = envelope.read().await?[0];
+            Ok(first)
+        }),
+    );
+    let other = flow.add("other", sink(|_: Envelope<u32>| ready(Ok(()))));
+    flow.connect(inner.output, read.input);
+    let service = flow.service_with("inner-service", inner.input, read.output, Hub::bounded(1).envelope_bytes(64));
+    let ingress = flow.ingress_with("inner-ingress", other.input, Hub::bounded(1).envelope_bytes(64));
+    (flow.spawn().unwrap(), service, ingress)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e1_callers_of_a_lost_device_are_given_no_names() {
+    let _turn = logged().await;
+    let faults = [Faults::new().trap_kernel("increment", 1), Faults::new().fail_copy(1), Faults::new().fail_alloc(1)];
+    for faults in faults {
+        lock(&LOG).clear();
+        let device = emulated_with(Emulated::new().workers(2).faults(faults));
+        let (running, service, ingress) = on_device(&device);
+        let ask = async || {
+            let mut request = service.blank().await?;
+            request.space().await?[0] = 1;
+            request.set_len(1)?;
+            service.ask(request).await
+        };
+        let error = within(ask()).await.unwrap_err();
+        assert!(error.is_device_lost() || error.is_out_of_memory(), "{error}");
+        clean(&error);
+        let own = within(running).await.unwrap_err();
+        assert_eq!(own.kind(), error.kind());
+        assert!(own.to_string().contains("inner-"), "{own}");
+        assert_eq!(in_log("the flow has failed"), 1, "{:?}", lock(&LOG));
+        assert!(in_log("inner-") > 0, "{:?}", lock(&LOG));
+        for error in [within(ask()).await.unwrap_err(), within(ingress.blank()).await.unwrap_err()] {
+            assert_eq!(error.kind(), own.kind(), "{error}");
+            clean(&error);
+        }
+    }
+}
+
+/// One whose CUDA source does not compile, and says where it stands.
+#[kernel(unsafe(cuda = "kernels/trap_at.cu"))]
+fn trap_at(x: &mut [u32]) {
+    x[0] += 1;
+}
+
+struct DoesNotCompile;
+
+impl Operator for DoesNotCompile {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut envelope = ports.input.take()?;
+        trap_at::launch(cx.stream()?, &mut envelope)?;
+        ports.output.send(envelope).await
+    }
+}
+
+#[tokio::test]
+async fn e1_callers_are_given_no_compiler_log() {
+    let _turn = logged().await;
+    let Some(device) = cuda() else { return };
+    let mut flow = Flow::new("inner-flow");
+    let inner = flow.add("inner-operator", DoesNotCompile).on(&device);
+    let hub = Hub::bounded(1).envelope_bytes(64);
+    let service = flow.service_with("inner-service", inner.input, inner.output, hub);
+    let running = flow.spawn().unwrap();
+    let blank = async {
+        let mut request = service.blank().await?;
+        request.set_len(1)?;
+        service.ask(request).await.map(drop)
+    };
+    let error = within(blank).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Kernel, "{error}");
+    clean(&error);
+    let own = within(running).await.unwrap_err().to_string();
+    assert!(own.contains("trap_at"), "{own}");
+    assert!(in_log("trap_at") > 0);
+}
+
+#[tokio::test]
+async fn e2_senders_from_outside_are_given_no_names() {
+    let _turn = logged().await;
+    // Stopped, aborted, never run, and failed.
+    for how in 0..4 {
+        let mut flow = Flow::new("inner-flow");
+        let inner = flow.add("inner-operator", sink(|_: u32| ready(Err(Error::other(SECRET)))));
+        let ingress = flow.ingress("inner-ingress", inner.input);
+        let running = flow.spawn().unwrap();
+        let kind = match how {
+            0 => {
+                running.stop();
+                within(running).await.unwrap();
+                ErrorKind::Closed
+            }
+            1 => {
+                running.abort();
+                within(running).await.unwrap_err();
+                ErrorKind::Cancelled
+            }
+            2 => {
+                drop(running);
+                until("it is cancelled", || ingress.is_closed()).await;
+                ErrorKind::Cancelled
+            }
+            _ => {
+                within(ingress.send(1)).await.unwrap();
+                let error = within(running).await.unwrap_err().to_string();
+                assert!(error.contains(SECRET), "{error}");
+                ErrorKind::Operator
+            }
+        };
+        let unsent = within(ingress.send(2)).await.unwrap_err();
+        assert_eq!(unsent.error().kind(), kind, "{unsent}");
+        clean(&unsent);
+        clean(&Error::from(unsent));
+    }
+    // A hub without sizes: what is wrong is said, and not where.
+    let mut flow = Flow::new("inner-flow");
+    let inner = flow.add("inner-operator", sink(|_: Envelope<u32>| ready(Ok(()))));
+    let ingress = flow.ingress("inner-ingress", inner.input);
+    let running = flow.spawn().unwrap();
+    let error = within(ingress.blank()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+    clean(&error);
+    assert!(in_log("inner-operator") > 0, "{:?}", lock(&LOG));
+    drop(ingress);
+    within(running).await.unwrap();
+}
+
+/// What an operator has to say to its callers reaches them as it is, and the flow goes on.
+#[tokio::test]
+async fn e1_an_operator_gives_its_callers_a_text_of_its_own() {
+    struct Refuses;
+
+    impl Operator for Refuses {
+        type Ports = MapPorts<u32, u32>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+            let n = ports.input.take()?;
+            if n < 10 {
+                return ports.output.send(n).await;
+            }
+            for reply in cx.take_replies() {
+                reply.fail(Error::new(ErrorKind::Usage, "numbers below 10, please").because(std::fmt::Error));
+            }
+            Ok(())
+        }
+    }
+
+    let mut flow = Flow::new("inner-flow");
+    let refuses = flow.add("inner-operator", Refuses);
+    let service = flow.service("inner-service", refuses.input, refuses.output);
+    let running = flow.spawn().unwrap();
+    let error = within(service.ask(10)).await.unwrap_err();
+    assert!(error.to_string().starts_with("wrong use: numbers below 10, please"), "{error}");
+    assert!(error.downcast_ref::<std::fmt::Error>().is_some());
+    assert_eq!(within(service.ask(9)).await.unwrap(), 9);
+    drop(service);
+    within(running).await.unwrap();
+}
