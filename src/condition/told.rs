@@ -7,14 +7,14 @@
 //!      └────────────────────┴──────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! While a handle exists the value may change from outside, so an operator that waits for it waits for an event. When the
+//! As long as a handle exists the value may change from outside, so an operator that waits for it waits for an event. When the
 //! last handle is dropped the observers are woken, and from then on wait for nothing that comes by itself.
 //!
 //! An observer is woken by every change, whatever the value was when it polled: an operator that waits for something else
 //! meanwhile shows at once that it is paused, and ends at once if its gate has ended.
 //!
-//! A waker is registered and the value read under one lock: so a change is either seen by the poll or wakes it. The value of
-//! a lost race costs a second lock: a waker is cloned with no lock held, as it is woken and dropped.
+//! A waker is registered and the value read under one lock: so a change is either seen by the poll or wakes it. Wakers are
+//! cloned, woken and dropped with no lock held; a poll with a new waker releases the lock to clone it, and looks again.
 //!
 //! Knows no operator: `tests/loom_watch.rs` includes it as it stands.
 

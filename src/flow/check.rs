@@ -1,7 +1,12 @@
 //! What can be known before a flow runs: every problem is found and all are reported at once; then each
 //! [hub's](super::hubs) size and place follow.
 
-use std::{collections::HashSet, io, thread::available_parallelism};
+use std::{
+    collections::HashSet,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    thread::available_parallelism,
+};
 
 use super::{Checked, Connection, Flow, hubs, link, section, spawn, thread, wiring::Wiring};
 use crate::{
@@ -157,9 +162,15 @@ fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
         }
         let mut own = Vec::new();
         let find = |port| known.iter().find(|(id, _)| *id == port).and_then(|(_, facts)| *facts);
-        for when in &lock(&entry.place).conditions {
-            when.problems(&find, &mut own);
-        }
+        // A condition of the user's own is asked with no lock held, and is put back whatever it does.
+        let mut conditions = std::mem::take(&mut lock(&entry.place).conditions);
+        let asked =
+            catch_unwind(AssertUnwindSafe(|| conditions.iter().for_each(|when| when.problems(&find, &mut own))));
+        let mut place = lock(&entry.place);
+        conditions.append(&mut place.conditions);
+        place.conditions = conditions;
+        drop(place);
+        asked.unwrap_or_else(|panic| resume_unwind(panic));
         problems.extend(own.into_iter().map(|problem| format!("operator `{}` {problem}", entry.name)));
     }
 }

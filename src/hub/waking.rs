@@ -9,7 +9,7 @@
 //!                                                         └─┘
 //! ```
 //!
-//! Knows no device, as [`queue`](super::queue), and is model-checked with it.
+//! Knows no device, as [`queue`](super::queue), and is model-checked with it, in `tests/loom_queue.rs`.
 
 use crate::sync::{AtomicBool, Ordering};
 use std::{sync::OnceLock, task::Waker};

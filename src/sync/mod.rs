@@ -5,9 +5,10 @@
 //!   held. User code runs with no lock held, and a panic of it ends there.
 //! - [`Deferred`]: a scope that holds back the wakes and drops of its thread until the locks within it are released.
 //!
-//! `stream/completion.rs`, `hub/queue.rs`, `operator/quiet.rs` and `operator/watchers.rs` use nothing else of the crate. The
-//! model checks in `tests/loom_*.rs` include those files and [`wakes`] as they stand, beside a module of this name with
-//! loom's primitives in it.
+//! The protocols that are model-checked use nothing else of the crate: `stream/completion.rs`, `stream/watch.rs`,
+//! `hub/queue.rs`, `hub/waking.rs`, `hub/free_list.rs`, `memory/line.rs`, `condition/told.rs`, `operator/quiet.rs`,
+//! `operator/only_others.rs`, `operator/watchers.rs`. The model checks in `tests/loom_*.rs` include those files and [`wakes`]
+//! as they stand, beside a module of this name with loom's primitives in it.
 
 mod mutex;
 mod wakes;
