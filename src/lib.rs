@@ -2,8 +2,8 @@
 //!
 //! An application is a [`Flow`] of [`Operator`]s. Each operator is one async task; what it waits for are conditions, and
 //! conditions are futures. The completion of work on a CUDA stream is a waker. Operators are joined by [hubs](hub):
-//! async channels of device-resident [`Envelope`]s, which are copied to where the next reader is, ahead of time. Nobody
-//! writes a wait, a synchronise, an event or a copy to get the order right, and nobody can get it wrong in safe code.
+//! async channels of device-resident [`Envelope`]s, which are copied to where the next reader is, ahead of time. Order on the
+//! device follows from the data: safe code needs no wait, synchronise, event or copy for it, and cannot get it wrong.
 //!
 //! Begin with [`Flow`] and [`Operator`]; the folder `examples` has whole programs.
 //!
@@ -28,9 +28,28 @@
 //!
 //! - An operator enqueues and sends; it does not wait for the GPU unless it asks.
 //! - What a device may still touch is owned by the runtime until it is done, whatever is dropped or forgotten.
-//! - Idle costs nothing. A fault resolves everybody. Nothing blocks in a `Drop`.
+//! - An idle flow uses no processor. A device fault fails every pending future. Nothing waits for a device in a `Drop`.
 //! - The emulated device is a device: what runs there runs on a GPU, and a race is found without one.
 //! - `unsafe` is in [`device`] and [`memory`], and where a kernel's author vouches for its device code.
+
+//!
+//! # What safe code can rely on
+//!
+//! Each promise with the tests that would fail without it, in the folder `tests`. "Safe code" is code without `unsafe`, with
+//! kernels whose authors keep to the contract of [`kernel`](macro@kernel).
+//!
+//! | promise | tests |
+//! |---|---|
+//! | Work that shares memory is ordered, on any streams and devices. | `streams.rs` (`s7_*`), `memory.rs` (`m1_*` to `m4_*`), `random_flows` |
+//! | The race checker refuses two accesses that nothing orders among the calls that it sees, in every run that makes those calls, however they are timed. What a kernel does within its arguments, it does not see. | `streams.rs` (`m12_*`), the model in `device/check/reference.rs`, `random_flows` with planted bugs |
+//! | A slice of host memory that exists is not written, and memory that is lent to be written is not used, by streams or by launches of graphs. | `graph_edges/slices.rs`, `random_flows/by_hand` |
+//! | A fault of a device fails every future that waits for it, with the error; on CUDA once the driver reports the fault. | `faults.rs` (`f1_*`, `f3_*`), `fault_*.rs`, `hostile_wakers.rs` |
+//! | A drop does not wait for a device, and memory that a device may still use is neither freed nor handed out again. | `dropping.rs`, `memory.rs`, `calls_that_wait.rs` |
+//! | A waker, a closure or a destructor of the user's that panics or calls back harms itself only: it runs with no lock held, and the others are served. | `hostile_wakers.rs`, `hostile_conditions`, and the lock order that every debug build asserts |
+//! | A hub holds no more messages and envelopes than it is allowed, and a service forgets the callers that it has answered. | `hubs.rs` (`h13`), `queues.rs` (`q1_*`), `service_loops.rs` |
+//! | The caller of a service is given an error's kind and no names, pointers or paths of the flow. | `service_callers.rs` |
+//! | Sizes, counts, names, alignments and durations at the ends of their ranges are errors, or work. | `extremes.rs` |
+//! | The protocols of completion, queues, rest, watchers, pools, memory queues, watch values, the lookout and wakers are right in every interleaving of their models. | `loom_*.rs` |
 
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
