@@ -262,7 +262,11 @@ fn bytes_at(offset: usize) -> impl AsRef<[u8]> + Send + 'static {
 on_both!(buffers_of_any_size_are_refused_with_the_numbers, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let half = MOST / 2 + 1;
-    for len in [MOST, MOST - 1, half, half - 1, MOST / 4, MOST / 8, MOST / 16, 1 << 48, (1 << 48) - 1] {
+    // Up to here a driver is asked.
+    refused("Buffer::new", Buffer::<u8>::new(&device, (1 << 48) - 1));
+    refused("Buffer::pinned", Buffer::<u8>::pinned(&device, (1 << 48) - 1));
+    refused("stream-ordered", Allocator::stream_ordered(&device).alloc::<u8>(&stream, (1 << 48) - 1));
+    for len in [MOST, MOST - 1, half, half - 1, MOST / 4, MOST / 8, MOST / 16, 1 << 48] {
         out_of_memory("Buffer::new", Buffer::<u8>::new(&device, len));
         out_of_memory("Buffer::new", Buffer::<u64>::new(&device, len));
         out_of_memory("Buffer::new", Buffer::<Wide>::new(&device, len));
@@ -364,6 +368,11 @@ on_both!(launches_of_any_shape_are_refused, async |device: Device| {
         Grid::default().threads([most, 1, 1]),
         Grid::default().threads([1 << 31, 1 << 31, 4]),
         Grid::default().threads([0, most, most]),
+        Grid::default().threads([1025, 1, 1]),
+        Grid::default().threads([32, 32, 2]),
+        Grid::blocks([most, 1, 1]),
+        Grid::blocks([1, 65_536, 1]),
+        Grid::blocks([1, 1, most]),
         Grid::blocks([most; 3]).threads([most; 3]),
         Grid::blocks([0; 3]),
         Grid::default().shared_bytes(most),

@@ -127,12 +127,21 @@ impl Shape {
     fn resolve(&self, elements: u64) -> Result<Option<([u32; 3], [u32; 3])>> {
         /// What CUDA allows in a grid's first dimension, since compute capability 3.0.
         const MOST_BLOCKS: u64 = (1 << 31) - 1;
+        /// And in all of them (CUDA C++ Programming Guide, technical specifications; the same for all GPUs that CUDA 12 knows).
+        const MOST_GRID: [u64; 3] = [MOST_BLOCKS, 65_535, 65_535];
+        /// Of a block.
+        const MOST_THREADS: u64 = 1024;
         let threads = self.threads.unwrap_or([256, 1, 1]);
-        let product = threads.iter().try_fold(1_u64, |all, n| all.checked_mul(u64::from(*n)));
-        let Some(per_block) = product else {
-            let text = format!("a block of {threads:?} threads: a block has at most 1024 in all");
+        let per_block = threads.iter().try_fold(1_u64, |all, n| all.checked_mul(u64::from(*n)));
+        let Some(per_block) = per_block.filter(|all| *all <= MOST_THREADS) else {
+            let text = format!("a block of {threads:?} threads: at most {MOST_THREADS} in all");
             return Err(Error::new(ErrorKind::Usage, text));
         };
+        let over = |grid: &[u32; 3]| grid.iter().zip(MOST_GRID).any(|(blocks, most)| u64::from(*blocks) > most);
+        if let Some(blocks) = self.blocks.filter(over) {
+            let text = format!("a grid of {blocks:?} blocks: at most {MOST_GRID:?}");
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
         if per_block == 0 || self.blocks.is_some_and(|blocks| blocks.contains(&0)) {
             return Err(Error::new(
                 ErrorKind::Usage,

@@ -85,10 +85,16 @@ impl Streams {
         if let Some((own, _)) = &self.captured {
             return own.heed(result);
         }
-        match result {
-            Err(error) if error.is_device_lost() => Err(self.lose(error)),
-            other => other,
+        result.map_err(|error| self.failed(error))
+    }
+
+    #[cold]
+    fn failed(&self, error: Error) -> Error {
+        // In a fork every call of the driver fails, each with a code of its own.
+        if let Some(Err(forked)) = self.device.upgrade().map(|device| device.check_process()) {
+            return forked;
         }
+        if error.is_device_lost() { self.lose(error) } else { error }
     }
 
     fn lose(&self, error: Error) -> Error {

@@ -86,9 +86,7 @@ impl Memory {
             self.settle(cx, driver)?;
             return Ok(Address(address));
         }
-        // Numbers beyond all reason are an invalid value to some drivers.
-        let beyond = code == Code::INVALID_VALUE && cx.memory_info().is_ok_and(|(_, total)| bytes > total);
-        if code == Code::OUT_OF_MEMORY || beyond {
+        if code == Code::OUT_OF_MEMORY || is_beyond(cx, code, bytes) {
             return Err(self.exhausted(cx, bytes));
         }
         Err(cx.fail(code, if self.pooled.is_some() { "cuMemAllocFromPoolAsync" } else { "cuMemAlloc" }))
@@ -167,6 +165,7 @@ impl Memory {
         }
         match code {
             Code::OUT_OF_MEMORY => Err(self.exhausted(cx, bytes)),
+            code if is_beyond(cx, code, bytes) => Err(self.exhausted(cx, bytes)),
             code => cx.check(code, "cuMemAllocFromPoolAsync").map(|()| Address(address)),
         }
     }
@@ -296,6 +295,11 @@ fn make_stream(cx: &Context, driver: &Driver) -> Result<Handle<CUstream_st>> {
 
 fn location(device: CUdevice) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+/// Numbers beyond all reason are an invalid value to some drivers.
+fn is_beyond(cx: &Context, code: Code, bytes: u64) -> bool {
+    code == Code::INVALID_VALUE && cx.memory_info().is_ok_and(|(_, total)| bytes > total)
 }
 
 // Sizes are 64 bits at the seam and `usize` in the driver, and keys of host functions travel as pointers.

@@ -17,7 +17,7 @@ use super::{
     driver::{Code, Driver},
 };
 use crate::{
-    device::human,
+    device::{host_memory, human},
     error::{Error, ErrorKind, Result},
     sync::Mutex,
 };
@@ -87,7 +87,9 @@ impl Pinned {
             let all = std::mem::take(&mut *self.spares.lock());
             give_back(cx, driver, all)?;
         }
-        if code == Code::OUT_OF_MEMORY {
+        // Numbers beyond all reason are an invalid value to some drivers.
+        let beyond = code == Code::INVALID_VALUE && host_memory().is_none_or(|most| bytes as u64 > most);
+        if code == Code::OUT_OF_MEMORY || beyond {
             let text = format!("asked for {bytes} bytes of page-locked host memory, and the host does not give them");
             return Err(Error::new(ErrorKind::OutOfMemory, text).at(cx.name.clone()));
         }
