@@ -636,6 +636,12 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         self.host_function(stream, &mut Some(Box::new(move || function())))
     }
 
+    /// How many kernels, copies, fills and launches of graphs a stream takes before the call that enqueues one more waits for
+    /// the device, and holds up others; `None` where none waits. Events, waits and host functions do not count.
+    fn queue_depth(&self) -> Option<u64> {
+        None
+    }
+
     /// True where an address, a stream or an event that has ended may come again as another.
     fn reuses_handles(&self) -> bool {
         false

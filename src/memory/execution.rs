@@ -148,6 +148,7 @@ impl Execution {
     /// Brings it to the device, so that its first launch need not.
     pub(crate) fn upload(&self, stream: &Stream) -> Result<()> {
         self.may_be_on(stream)?;
+        stream.make_room();
         let _later = Deferred::new();
         let _uses = lock(&self.uses);
         stream.enqueue(|backend, raw| backend.exec_upload(self.raw, raw)).map(drop)
@@ -161,6 +162,7 @@ impl Execution {
     pub(crate) fn launch_with(&self, stream: &Stream, given: &mut [Given<'_>]) -> Result<Ticket> {
         self.may_be_on(stream)?;
         given.iter().filter(|given| given.written).try_for_each(|given| given.memory.writable())?;
+        stream.make_room();
         // Before the locks, so that it is dropped after them.
         let _gone;
         let _turn = Turn::take();
@@ -336,7 +338,7 @@ pub(crate) fn add_alloc<T: Plain>(
     };
     let mut memory = Owned::new(Box::new(memory));
     hold.made(&memory, address);
-    let ticket = stream.enqueue(|_, _| Ok(()))?;
+    let ticket = stream.enqueue_point(|_, _| Ok(()))?;
     memory.note_write(ticket);
     Ok((at, Buffer::of_memory(memory, len)))
 }

@@ -143,6 +143,7 @@ impl<A: Addresses> External<'_, A> {
     pub unsafe fn enqueue(self, call: impl FnOnce(*mut c_void, A) -> Result<()>) -> Result<()> {
         let Self { stream, name, mut uses, emulated, .. } = self;
         let place = || format!("external work `{name}` on `{}`", stream.name());
+        stream.make_room();
         let _turn = uses.iter().find_map(|used| used.access.turn());
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(uses.len());
         for Use { access, bytes, .. } in &mut uses {
@@ -169,7 +170,8 @@ impl<A: Addresses> External<'_, A> {
         let taken = unsafe { stream.streams().backend().external(stream.raw(), external) };
         // If the device did not take it, nothing was enqueued.
         stream.streams().heed(taken).map_err(|error| error.at(place()))?;
-        let ticket = stream.enqueue(|_, _| Ok(())).map_err(|error| error.at(place()))?;
+        // How much it enqueues is not known: that of a few calls.
+        let ticket = stream.put(16, |_, _| Ok(())).map_err(|error| error.at(place()))?;
         uses.iter_mut().for_each(|used| used.access.note(ticket.clone()));
         match called {
             None => Ok(()),

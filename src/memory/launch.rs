@@ -72,6 +72,7 @@ impl<'a> Call<'a> {
         };
         // Compiled, if it has to be, before anything is locked.
         stream.streams().heed(stream.device().backend().load(def)).map_err(|error| error.at(place()))?;
+        stream.make_room();
         let _turn = given.iter().find_map(|arg| match arg {
             Given::Slice { access, .. } => access.turn(),
             Given::Scalar(_) => None,

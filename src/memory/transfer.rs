@@ -44,6 +44,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
 
 /// Between memories that a device can copy between.
 fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
+    stream.make_room();
     let _turn = from.turn().or_else(|| to.turn());
     from.before_read(stream)?;
     to.before_write(stream)?;
@@ -62,6 +63,7 @@ pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) 
         return Ok(());
     }
     let start = Address(to.address()?.0 + from as u64);
+    stream.make_room();
     let _turn = to.turn();
     to.before_write(stream)?;
     let zeros = Pattern { width: 1, bits: 0 };
@@ -109,6 +111,7 @@ impl Stream {
             Error::new(ErrorKind::Usage, "a fill repeats 1, 2 or 4 bytes and this value does not: use a kernel")
         })?;
         let address = to.memory.address()?;
+        self.make_room();
         let _turn = to.memory.turn();
         to.memory.before_write(self)?;
         // SAFETY: the memory is `bytes` long; it stays valid until the fill is done, as the ticket is noted in it.

@@ -8,7 +8,7 @@
 use std::any::Any;
 use std::{fmt, sync::Arc};
 
-use super::{Stream, Streams};
+use super::{Stream, Streams, backlog::Backlog};
 use crate::{
     device::{
         Device,
@@ -25,6 +25,8 @@ pub(crate) struct Held {
     pub(crate) raw: RawStream,
     /// As it was asked for; the device clamps it.
     pub(crate) priority: i32,
+    /// How much it has to do, where a driver's queue is bounded.
+    backlog: Option<Box<Backlog>>,
     owner: Owner,
 }
 
@@ -44,18 +46,28 @@ impl Held {
         device.check()?;
         device.check_process()?;
         let raw = Streams::of(device).heed(device.backend().stream_create(spec))?;
-        Ok(Arc::new(Self { backend: device.backend().clone(), raw, priority: spec.priority, owner: Owner::Here }))
+        Ok(Arc::new(Self::of(device.backend().clone(), raw, spec.priority, Owner::Here)))
     }
 
     /// A stream of a capture.
     pub(crate) fn captured(recorder: &Arc<Recorder>, raw: RawStream) -> Arc<Self> {
-        Arc::new(Self { backend: recorder.clone(), raw, priority: 0, owner: Owner::Here })
+        Arc::new(Self::of(recorder.clone(), raw, 0, Owner::Here))
     }
 
     /// Another library's stream, which `owner` keeps alive.
     #[cfg(feature = "cuda")]
     pub(crate) fn of_other(device: &Device, raw: RawStream, owner: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
-        Arc::new(Self { backend: device.backend().clone(), raw, priority: 0, owner: Owner::Other(owner) })
+        Arc::new(Self::of(device.backend().clone(), raw, 0, Owner::Other(owner)))
+    }
+
+    fn of(backend: Arc<dyn Backend>, raw: RawStream, priority: i32, owner: Owner) -> Self {
+        let backlog = Backlog::of(&*backend);
+        Self { backend, raw, priority, backlog, owner }
+    }
+
+    #[inline]
+    pub(super) fn backlog(&self) -> Option<&Backlog> {
+        self.backlog.as_deref()
     }
 
     /// True if others put work into it, of which wakeline does not know.
@@ -71,6 +83,9 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
+        if let Some(backlog) = &self.backlog {
+            backlog.close(&*self.backend);
+        }
         if let Owner::Here = self.owner {
             self.backend.stream_destroy(self.raw);
         }
@@ -109,7 +124,7 @@ impl Stream {
             return Ok(Self(inner));
         }
         let backend = device.backend().clone();
-        let held = Held { backend, raw: RawStream::DEFAULT, priority: 0, owner: Owner::Device };
+        let held = Held::of(backend, RawStream::DEFAULT, 0, Owner::Device);
         let stream = Self::over(device, "default".into(), Arc::new(held))?;
         *known = Arc::downgrade(&stream.0);
         Ok(stream)

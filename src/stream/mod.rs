@@ -15,6 +15,7 @@
 //! bounds: forgetting costs a wait, never a race. A wait merges the snapshot that was taken with the mark, never the
 //! other stream's present clock.
 
+mod backlog;
 pub(crate) mod capture;
 mod clock;
 mod completed;
@@ -47,6 +48,7 @@ use std::{
 
 use smallvec::SmallVec;
 
+use backlog::Holds;
 use clock::Clock;
 pub use completed::Completed;
 use completion::Completion;
@@ -255,7 +257,7 @@ impl Stream {
             return Err(recorder::is_called_once());
         }
         let mut function: Option<HostFunction> = Some(Box::new(function));
-        let ticket = self.enqueue(|backend, raw| backend.host_function(raw, &mut function));
+        let ticket = self.enqueue_point(|backend, raw| backend.host_function(raw, &mut function));
         // What is refused goes here, without the stream's lock: it may have captured a buffer, whose drop takes that.
         discard(function);
         ticket.map(drop)
@@ -270,7 +272,7 @@ impl Stream {
         let function: HostCallback = Arc::new(function);
         // Two of it: what is refused is dropped without the stream's lock.
         let given = function.clone();
-        let ticket = self.enqueue(|backend, raw| backend.host_callback(raw, given));
+        let ticket = self.enqueue_point(|backend, raw| backend.host_callback(raw, given));
         discard(function);
         ticket.map(drop)
     }
@@ -278,7 +280,7 @@ impl Stream {
     /// The ticket of the latest work. Where others put work into the stream too, unseen, one that comes after that.
     pub fn ticket(&self) -> Ticket {
         if self.0.held.is_shared()
-            && let Ok(ticket) = self.enqueue(|_, _| Ok(()))
+            && let Ok(ticket) = self.enqueue_point(|_, _| Ok(()))
         {
             return ticket;
         }
@@ -320,8 +322,33 @@ impl Stream {
         self.0.id == other.0.id
     }
 
-    /// Puts one piece of work into the stream and gives it the next ticket, as one step.
+    /// Waits, blocking the thread, while the device has too much to do in this stream. Called before a lock is taken that is
+    /// held across an [`enqueue`](Self::enqueue): so nobody who needs that lock waits for the device.
+    #[inline]
+    pub(crate) fn make_room(&self) {
+        if let Some(backlog) = self.0.held.backlog() {
+            backlog.make_room(self.0.streams.backend(), Holds::Nothing);
+        }
+    }
+
+    /// Puts one piece of work into the stream and gives it the next ticket, as one step. Waits, blocking the thread, while
+    /// the device has too much to do in this stream.
+    #[inline]
     pub(crate) fn enqueue(&self, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
+        if let Some(backlog) = self.0.held.backlog() {
+            backlog.make_room(self.0.streams.backend(), Holds::Locks);
+        }
+        self.put(1, work)
+    }
+
+    /// The same for what takes no place in the device's queue: events, host functions, nothing at all. Never waits.
+    #[inline]
+    pub(crate) fn enqueue_point(&self, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
+        self.put(0, work)
+    }
+
+    /// The same for work of so many pieces, which does not wait until the device has less to do.
+    pub(crate) fn put(&self, pieces: u64, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
         assert_may_wake();
         let inner = &*self.0;
         let mut order = lock(&inner.order);
@@ -336,8 +363,15 @@ impl Stream {
         }
         capture::note_work(self);
         order.issued += 1;
-        inner.issued.store(order.issued, Ordering::Release);
-        Ok(Ticket::new(self.clone(), order.issued))
+        let number = order.issued;
+        inner.issued.store(number, Ordering::Release);
+        drop(order);
+        if pieces > 0
+            && let Some(backlog) = inner.held.backlog()
+        {
+            backlog.grew(inner.streams.backend(), inner.raw, pieces);
+        }
+        Ok(Ticket::new(self.clone(), number))
     }
 
     /// An operator's run begins: what it puts in here is timed.

@@ -38,7 +38,7 @@ impl Timer {
         let from = streams.heed(backend.event_create(true))?;
         let to = streams.heed(backend.event_create(true)).inspect_err(|_| backend.event_destroy(from))?;
         let timer = Self { stream: stream.clone(), from, to };
-        stream.enqueue(|backend, raw| backend.event_record(from, raw))?;
+        stream.enqueue_point(|backend, raw| backend.event_record(from, raw))?;
         Ok(timer)
     }
 
@@ -47,7 +47,7 @@ impl Timer {
     /// # Errors
     /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault.
     pub fn stop(self) -> Result<impl Future<Output = Result<Duration>> + Send> {
-        let end: Ticket = self.stream.enqueue(|backend, raw| backend.event_record(self.to, raw))?;
+        let end: Ticket = self.stream.enqueue_point(|backend, raw| backend.event_record(self.to, raw))?;
         let done: Completed = end.completed();
         Ok(async move {
             done.await?;

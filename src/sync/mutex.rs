@@ -50,6 +50,8 @@ pub(crate) enum Level {
     CaptureStreams,
     /// `stream`: tickets and enqueues.
     StreamOrder,
+    /// `stream/backlog`: what a stream has to do, while the device is asked.
+    Backlog,
     /// `device/recorder`: the recorder of a graph that becomes a node of another one.
     ChildRecorder,
     /// `device/recorder`: the graph that is recorded.

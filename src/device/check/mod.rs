@@ -220,6 +220,10 @@ impl Backend for Checked {
         })
     }
 
+    fn queue_depth(&self) -> Option<u64> {
+        self.inner.queue_depth()
+    }
+
     fn granularity(&self) -> u64 {
         self.inner.granularity()
     }

@@ -1,9 +1,16 @@
-//! Page-locked host memory, kept for the next who asks.
+//! Page-locked host memory, kept until the device is closed.
 //!
-//! `cuMemFreeHost` waits for everything that the device has to do (measured on an H200: while a host function held up one
-//! stream, it did not return), and a drop must not wait. So freed blocks become spares, and only an allocation, which
-//! may block, gives spares back to the driver: when it finds none that fits and there are too many, or when memory runs
-//! out. A flow that runs again also finds its envelopes page-locked already.
+//! `cuMemFreeHost` waits for everything that the device has to do, a host function that is held included, and meanwhile
+//! holds the driver's context: launches, copies, records of events, making and ending streams and events all wait with it,
+//! on every thread (measured on an H200). So it is called neither by a drop nor by an ordinary allocation, and not by a
+//! thread at their side either. Freed blocks become spares. They do not pile up:
+//!
+//! - sizes go by classes, so that few are lost to sizes that nobody asks for again;
+//! - where more than [`KEPT`] bytes are spare, a larger one serves as well;
+//! - where the host has no more to give, a larger one serves, too; if there is none, and the allocation would fail, all
+//!   spares are given back, and that waits.
+//!
+//! A flow that runs again also finds its envelopes page-locked already.
 
 use std::{
     ffi::c_void,
@@ -19,19 +26,26 @@ use super::{
 use crate::{
     device::{host_memory, human},
     error::{Error, ErrorKind, Result},
-    sync::Mutex,
+    sync::{Mutex, MutexGuard, lock},
 };
 
-/// Bytes of spares that an allocation leaves alone.
+/// With more bytes of spares than this, larger ones are used, too.
 const KEPT: usize = 256 << 20;
-/// From here on sizes go by steps of this; below, by powers of two.
+/// From here on a class is a multiple of this, and there are at most eight to a doubling; below, they are powers of two.
 const STEP: usize = 2 << 20;
 
 /// The page-locked memory of one device.
 #[derive(Debug, Default)]
 pub(super) struct Pinned {
+    blocks: Mutex<Blocks>,
+}
+
+#[derive(Debug, Default)]
+struct Blocks {
     /// Longest unused first.
-    spares: Mutex<Vec<Spare>>,
+    spares: Vec<Spare>,
+    /// In use for less than their size.
+    larger: Vec<Spare>,
 }
 
 #[derive(Debug)]
@@ -46,36 +60,49 @@ unsafe impl Send for Spare {}
 /// What is allocated for so many bytes.
 fn rounded(bytes: usize) -> usize {
     if bytes <= STEP {
-        bytes.next_power_of_two().max(256)
-    } else {
-        bytes.checked_next_multiple_of(STEP).unwrap_or(bytes)
+        return bytes.next_power_of_two().max(256);
+    }
+    let step = ((1_usize << bytes.ilog2()) / 8).max(STEP);
+    bytes.checked_next_multiple_of(step).unwrap_or(bytes)
+}
+
+impl Blocks {
+    /// A spare of this size, the one that was used last; or, where there is much to spare or `any` will do, the smallest that
+    /// is larger.
+    fn take(&mut self, bytes: usize, any: bool) -> Option<NonNull<u8>> {
+        if let Some(at) = self.spares.iter().rposition(|spare| spare.bytes == bytes) {
+            return Some(self.spares.remove(at).memory);
+        }
+        if !any && self.spares.iter().map(|spare| spare.bytes).sum::<usize>() <= KEPT {
+            return None;
+        }
+        let larger = self.spares.iter().enumerate().filter(|(_, spare)| spare.bytes > bytes);
+        let (at, _) = larger.min_by_key(|(_, spare)| spare.bytes)?;
+        let spare = self.spares.remove(at);
+        let memory = spare.memory;
+        self.larger.push(spare);
+        Some(memory)
+    }
+
+    fn put(&mut self, memory: NonNull<u8>, bytes: usize) {
+        let larger = self.larger.iter().position(|block| block.memory == memory);
+        let spare = larger.map_or(Spare { memory, bytes }, |at| self.larger.swap_remove(at));
+        self.spares.push(spare);
     }
 }
 
-/// The spares to give back so that no more than `kept` bytes are left: how many, from the front.
-fn surplus(spares: &[Spare], kept: usize) -> usize {
-    let mut left: usize = spares.iter().map(|spare| spare.bytes).sum();
-    let too_many = spares.iter().take_while(|spare| {
-        let over = left > kept;
-        left -= spare.bytes;
-        over
-    });
-    too_many.count()
-}
-
 impl Pinned {
+    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        lock(&self.blocks)
+    }
+
+    /// Waits for the device only where the host has no more to give, and no spare is large enough.
     pub(super) fn alloc(&self, cx: &Context, bytes: usize) -> Result<NonNull<u8>> {
         let driver = cx.enter()?;
         let bytes = rounded(bytes);
-        let mut spares = self.spares.lock();
-        if let Some(at) = spares.iter().rposition(|spare| spare.bytes == bytes) {
-            return Ok(spares.remove(at).memory);
+        if let Some(memory) = self.blocks().take(bytes, false) {
+            return Ok(memory);
         }
-        let count = surplus(&spares, KEPT);
-        let given_up: Vec<Spare> = spares.drain(..count).collect();
-        drop(spares);
-        give_back(cx, driver, given_up)?;
-
         let mut code = Code::OUT_OF_MEMORY;
         let mut memory: *mut c_void = ptr::null_mut();
         for last in [false, true] {
@@ -84,7 +111,10 @@ impl Pinned {
             if code != Code::OUT_OF_MEMORY || last {
                 break;
             }
-            let all = std::mem::take(&mut *self.spares.lock());
+            if let Some(memory) = self.blocks().take(bytes, true) {
+                return Ok(memory);
+            }
+            let all = std::mem::take(&mut self.blocks().spares);
             give_back(cx, driver, all)?;
         }
         // Numbers beyond all reason are an invalid value to some drivers.
@@ -107,13 +137,12 @@ impl Pinned {
     /// # Safety
     /// As [`Backend::free_host`](crate::device::backend::Backend::free_host).
     pub(super) unsafe fn free(&self, memory: NonNull<u8>, bytes: usize) {
-        let spare = Spare { memory, bytes: rounded(bytes) };
-        self.spares.lock().push(spare);
+        self.blocks().put(memory, rounded(bytes));
     }
 
-    /// Gives everything back. The context must be current.
+    /// Gives everything back, after the device has done all that it had to do. The context must be current.
     pub(super) fn close(&self, driver: &Driver) {
-        for spare in std::mem::take(&mut *self.spares.lock()) {
+        for spare in std::mem::take(&mut self.blocks().spares) {
             // SAFETY: it came from `cuMemHostAlloc`, and the list was its only owner.
             let _ = unsafe { (driver.mem_free_host)(spare.memory.as_ptr().cast()) };
         }
@@ -140,18 +169,43 @@ mod tests {
         assert_eq!(rounded(STEP), STEP);
         assert_eq!(rounded(STEP + 1), 2 * STEP);
         assert_eq!(rounded(5 * STEP), 5 * STEP);
+        assert_eq!(rounded((64 << 20) + 1), 72 << 20);
         assert_eq!(rounded(usize::MAX), usize::MAX);
+        // However they grow, there are few.
+        let mut sizes: Vec<usize> = (1..=4096).map(|n| rounded(n << 20)).collect();
+        sizes.dedup();
+        assert!(sizes.len() < 8 * 12, "{} sizes up to 4 GiB", sizes.len());
+    }
+
+    fn block(at: usize) -> NonNull<u8> {
+        NonNull::dangling().map_addr(|start| start.saturating_add(at << 32))
+    }
+
+    fn blocks(sizes: &[usize]) -> Blocks {
+        let spares = sizes.iter().enumerate().map(|(at, bytes)| Spare { memory: block(at), bytes: *bytes });
+        Blocks { spares: spares.collect(), larger: Vec::new() }
     }
 
     #[test]
-    fn only_what_is_too_much_goes_and_the_longest_unused_first() {
-        let spares = |sizes: &[usize]| -> Vec<Spare> {
-            sizes.iter().map(|bytes| Spare { memory: NonNull::dangling(), bytes: *bytes }).collect()
-        };
-        assert_eq!(surplus(&[], 10), 0);
-        assert_eq!(surplus(&spares(&[4, 4]), 10), 0);
-        assert_eq!(surplus(&spares(&[4, 4, 4]), 10), 1);
-        assert_eq!(surplus(&spares(&[20]), 10), 1);
-        assert_eq!(surplus(&spares(&[4, 20]), 10), 2);
+    fn one_of_the_same_size_serves_and_the_last_used_first() {
+        let mut few = blocks(&[4, 8, 4]);
+        assert_eq!(few.take(4, false), Some(block(2)));
+        assert_eq!(few.take(4, false), Some(block(0)));
+        assert_eq!(few.take(4, false), None);
+        assert_eq!(few.take(16, true), None);
+    }
+
+    #[test]
+    fn where_much_is_spare_a_larger_one_serves_and_is_known_again() {
+        let mut much = blocks(&[KEPT, 16, 8]);
+        assert_eq!(much.take(4, false), Some(block(2)));
+        assert_eq!(much.take(KEPT + 1, false), None);
+        much.put(block(2), 4);
+        assert_eq!(much.spares.last().map(|spare| spare.bytes), Some(8));
+        assert!(much.larger.is_empty());
+        // Little is spare, and the host has no more.
+        let mut few = blocks(&[16, 8]);
+        assert_eq!(few.take(4, false), None);
+        assert_eq!(few.take(4, true), Some(block(1)));
     }
 }

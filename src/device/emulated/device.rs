@@ -10,6 +10,7 @@ use super::{
     Emulated,
     faults::Plan,
     fresh_id,
+    full::Full,
     graph::Graphs,
     lock,
     machine::{DeviceId, StreamId},
@@ -45,6 +46,8 @@ pub(super) struct Device {
     /// See [`graph`](super::graph).
     pub(super) graphs: Mutex<Graphs>,
     workers: Vec<JoinHandle<()>>,
+    /// What waits where a stream's queue is full; `None` where none ever is.
+    full: Option<Full>,
     /// Host functions that a planned fault has lost: they live as long as the device.
     lost: Mutex<Vec<LostFunction>>,
 }
@@ -71,6 +74,7 @@ impl Device {
             memory: Arc::new(Memory::new(config.memory)),
             plan: Arc::new(Plan::new(config.faults)),
             graphs: Mutex::at(Level::DriverObjects, Graphs::default()),
+            full: config.queue_depth.filter(|_| !workers.is_empty()).map(Full::new),
             workers,
             lost: Mutex::default(),
         })
@@ -98,6 +102,21 @@ impl Device {
         refused.map_err(|error| self.here(error))
     }
 
+    /// Waits, as a driver does, until the stream's queue takes another piece.
+    pub(super) fn room(&self, stream: RawStream) {
+        let Some(full) = &self.full else { return };
+        let stream = self.stream(stream);
+        // Of a device that is lost nothing is pending.
+        full.wait(|| self.engine.with(|machine| machine.pending(stream, Work::takes_a_place)));
+    }
+
+    /// A call that needs the context to itself: waits, as in a driver, for those that wait for room.
+    fn alone(&self) {
+        if let Some(full) = &self.full {
+            full.alone();
+        }
+    }
+
     pub(super) fn here(&self, error: Error) -> Error {
         error.at(&self.name)
     }
@@ -110,6 +129,10 @@ impl Drop for Device {
 }
 
 impl Backend for Device {
+    fn queue_depth(&self) -> Option<u64> {
+        self.full.as_ref().map(Full::most)
+    }
+
     fn name(&self) -> &str {
         &self.name
     }
@@ -164,6 +187,7 @@ impl Backend for Device {
 
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.alive()?;
+        self.alone();
         self.memory.alloc_host(bytes).map_err(|error| self.here(error))
     }
 
@@ -177,6 +201,7 @@ impl Backend for Device {
     }
 
     fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
+        self.alone();
         let id = fresh_id();
         let priority = spec.priority.clamp(GREATEST, LEAST);
         self.engine
@@ -193,6 +218,7 @@ impl Backend for Device {
 
     fn stream_destroy(&self, stream: RawStream) {
         if stream != RawStream(0) {
+            self.alone();
             self.engine.with(|machine| machine.close_stream(stream.0));
         }
     }
@@ -208,12 +234,14 @@ impl Backend for Device {
     }
 
     fn event_create(&self, timed: bool) -> Result<RawEvent> {
+        self.alone();
         let id = fresh_id();
         self.engine.with(|machine| machine.add_event(self.id, id, timed)).map_err(|error| self.here(error))?;
         Ok(RawEvent(id))
     }
 
     fn event_destroy(&self, event: RawEvent) {
+        self.alone();
         self.engine.with(|machine| machine.remove_event(event.0));
     }
 
@@ -238,6 +266,7 @@ impl Backend for Device {
     unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
         self.alive()?;
         check_copy(bytes).map_err(|error| self.here(error))?;
+        self.room(stream);
         let planned = self.plan.copy();
         self.enqueue(stream, Work::Copy { to, from, bytes, planned })
     }
@@ -245,6 +274,7 @@ impl Backend for Device {
     unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
         self.alive()?;
         check_fill(to, pattern, bytes).map_err(|error| self.here(error))?;
+        self.room(stream);
         self.enqueue(stream, Work::Fill { to, pattern, bytes })
     }
 
@@ -255,6 +285,7 @@ impl Backend for Device {
     unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()> {
         self.alive()?;
         check_launch(launch).map_err(|error| self.here(error.at(format!("kernel `{}`", launch.kernel.name))))?;
+        self.room(stream);
         let planned = self.plan.kernel(launch.kernel.name);
         self.enqueue(stream, Work::Kernel { kernel: launch.kernel, args: hold(launch.args), planned })
     }
@@ -263,12 +294,14 @@ impl Backend for Device {
         self.alive()?;
         let External { name, args, emulated, .. } = external;
         let body = emulated.ok_or_else(|| self.here(no_stand_in()))?;
+        self.room(stream);
         let planned = self.plan.kernel(name);
         self.enqueue(stream, Work::External { name, args: hold(args), body, planned })
     }
 
     fn host_function(&self, stream: RawStream, function: &mut Option<HostFunction>) -> Result<()> {
         self.alive()?;
+        self.alone();
         if self.plan.function() {
             self.enqueue(stream, Work::Lost)?;
             lock(&self.lost).extend(function.take().map(LostFunction));
@@ -333,6 +366,7 @@ impl Backend for Device {
     }
 
     unsafe fn exec_launch(&self, exec: RawExec, stream: RawStream) -> Result<()> {
+        self.room(stream);
         self.launch_exec(exec, stream).map_err(|error| self.here(error))
     }
 

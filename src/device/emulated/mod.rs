@@ -14,10 +14,12 @@
 //!     workers     threads that run it        }  one or
 //!     simulation  one seeded loop runs it    }  the other
 //!     faults      what is to go wrong
+//!     full        a queue that is full
 //! ```
 
 mod device;
 mod faults;
+mod full;
 mod graph;
 mod machine;
 mod memory;
@@ -56,13 +58,14 @@ pub struct Emulated {
     workers: usize,
     faults: Faults,
     name: Option<String>,
+    queue_depth: Option<u64>,
 }
 
 impl Emulated {
     /// 64 MiB of memory, a worker for each core up to four, no faults.
     pub fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        Self { memory: 64 << 20, workers: cores.min(4), faults: Faults::new(), name: None }
+        Self { memory: 64 << 20, workers: cores.min(4), faults: Faults::new(), name: None, queue_depth: None }
     }
 
     /// The device's memory: the sum of all live allocations is never more.
@@ -84,6 +87,18 @@ impl Emulated {
     #[must_use]
     pub fn faults(mut self, faults: Faults) -> Self {
         self.faults = faults;
+        self
+    }
+
+    /// How many kernels, copies, fills and launches of graphs a stream takes before the call that enqueues one more waits, as
+    /// on a GPU, where it is about a thousand. While such a call waits, others wait for it that make or end a stream or an
+    /// event, enqueue a host function or allocate page-locked memory. Without this it is any number. A simulated device
+    /// takes any number.
+    ///
+    /// wakeline itself waits before that many are pending, and lets the others go on.
+    #[must_use]
+    pub fn queue_depth(mut self, pieces: u64) -> Self {
+        self.queue_depth = Some(pieces.max(16));
         self
     }
 

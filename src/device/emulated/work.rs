@@ -62,6 +62,13 @@ pub(super) enum Work {
     Lost,
 }
 
+impl Work {
+    /// It takes a place in a driver's queue.
+    pub(super) fn takes_a_place(&self) -> bool {
+        !matches!(self, Self::Host(_) | Self::Lost)
+    }
+}
+
 /// Why the device is lost.
 #[derive(Debug)]
 pub(super) struct Fault(pub(super) String);

@@ -398,6 +398,13 @@ impl<W> Machine<W> {
         self.streams.get(&stream).map_or("?", |stream| &stream.name)
     }
 
+    /// How much work of this kind a stream has still to begin.
+    pub(super) fn pending(&self, stream: StreamId, is: impl Fn(&W) -> bool) -> usize {
+        let queue = self.streams.get(&stream).map(|stream| &stream.queue);
+        queue
+            .map_or(0, |queue| queue.iter().filter(|entry| matches!(&entry.what, What::Work(work) if is(work))).count())
+    }
+
     /// The device of a stream.
     pub(super) fn device_of(&self, stream: StreamId) -> Option<DeviceId> {
         self.streams.get(&stream).map(|stream| stream.device)
