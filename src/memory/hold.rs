@@ -16,6 +16,7 @@
 
 mod memory;
 mod tie;
+mod turn;
 
 use std::{
     fmt,

@@ -250,8 +250,7 @@ impl Shared {
         list.sweeps.append(&mut sweeps);
         list.alarms.append(&mut alarms);
         let more = scanning || !list.sweeps.is_empty() || !list.alarms.is_empty() || !list.scans.is_empty();
-        let goes_on = list.visits.finish(kept, more) && !list.closed;
-        goes_on
+        list.visits.finish(kept, more) && !list.closed
     }
 }
 

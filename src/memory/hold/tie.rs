@@ -2,10 +2,13 @@
 
 use std::{cell::Cell, ops::Range};
 
-use super::super::{Home, Memory, access::Uses};
+use super::{
+    super::{Home, Memory, access::Uses},
+    turn::{self, Turns},
+};
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::{Deferred, Level, Mutex, MutexGuard, lock},
+    sync::{Level, Mutex, lock},
 };
 
 /// What binds memory to graphs.
@@ -28,15 +31,10 @@ pub(super) struct Kept {
     pub(super) memory: Option<Box<Memory>>,
 }
 
-/// A turn at memory that graphs use, too: from the look at its uses to the note of a new one. Taken again by whoever has it.
-#[must_use]
-pub(in crate::memory) struct Turn {
-    taken: Option<MutexGuard<'static, ()>>,
-    /// What is woken meanwhile is woken after it. Below the guard, so that it ends later.
-    _later: Deferred,
-}
+/// A [turn](super::turn) at memory that graphs use, too. Taken again by whatever has it.
+pub(in crate::memory) type Turn = turn::Turn<'static>;
 
-static TURN: Mutex<()> = Mutex::at(Level::Turn, ());
+static TURN: Turns = Turns(Mutex::at(Level::Turn, ()));
 
 thread_local! {
     static MINE: Cell<bool> = const { Cell::new(false) };
@@ -45,17 +43,7 @@ thread_local! {
 impl Turn {
     #[cold]
     pub(in crate::memory) fn take() -> Self {
-        let _later = Deferred::new();
-        let taken = if MINE.replace(true) { None } else { Some(lock(&TURN)) };
-        Self { taken, _later }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        if self.taken.is_some() {
-            MINE.set(false);
-        }
+        TURN.take(|mine| MINE.replace(mine))
     }
 }
 

@@ -1,0 +1,159 @@
+//! Model check of `memory/hold/turn.rs`: every interleaving of a graph's launches, its updates, and other uses of memory that
+//! it uses. The file is included as it stands, with loom's primitives; around it are the locks that such a use takes, in their
+//! order: the turn, what the launches use, the uses of memory, the stream's order.
+
+#[path = "common/loom.rs"]
+mod sync;
+
+#[allow(dead_code)]
+#[path = "../src/memory/hold/turn.rs"]
+mod turn;
+
+use std::cell::Cell;
+
+use loom::{
+    model::Builder,
+    sync::{Arc, Mutex},
+    thread,
+};
+use turn::{Turn, Turns};
+
+loom::thread_local! {
+    static MINE: Cell<bool> = Cell::new(false);
+}
+
+fn model(check: impl Fn() + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(check);
+}
+
+/// A piece of work: its stream and its number there.
+type Ticket = (usize, u64);
+
+#[derive(Default)]
+struct Stream {
+    tickets: u64,
+    waits: Vec<Ticket>,
+}
+
+struct Device {
+    turns: Turns,
+    /// Which memory launches use.
+    exec: Mutex<usize>,
+    /// The last write of each.
+    uses: [Mutex<Option<Ticket>>; 2],
+    streams: [Mutex<Stream>; 2],
+}
+
+impl Device {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            turns: Turns(Mutex::new(())),
+            exec: Mutex::new(0),
+            uses: [Mutex::new(None), Mutex::new(None)],
+            streams: [Mutex::default(), Mutex::default()],
+        })
+    }
+
+    fn turn(&self) -> Turn<'_> {
+        self.turns.take(|mine| MINE.with(|kept| kept.replace(mine)))
+    }
+
+    /// The stream waits for what has been noted.
+    fn before_write(&self, memory: usize, stream: usize) {
+        let _turn = self.turn();
+        let last = *self.uses[memory].lock().unwrap();
+        if let Some(last) = last.filter(|last| last.0 != stream) {
+            self.streams[stream].lock().unwrap().waits.push(last);
+        }
+    }
+
+    fn enqueue(&self, stream: usize) -> Ticket {
+        let mut order = self.streams[stream].lock().unwrap();
+        order.tickets += 1;
+        (stream, order.tickets)
+    }
+
+    fn note(&self, memory: usize, ticket: Ticket) {
+        let _turn = self.turn();
+        *self.uses[memory].lock().unwrap() = Some(ticket);
+    }
+
+    /// As a kernel that writes memory of the user's.
+    fn write(&self, memory: usize, stream: usize) -> Ticket {
+        let _turn = self.turn();
+        self.before_write(memory, stream);
+        let ticket = self.enqueue(stream);
+        self.note(memory, ticket);
+        ticket
+    }
+
+    /// As a launch of a graph that writes it. Which it wrote, and the ticket.
+    fn launch(&self, stream: usize) -> (usize, Ticket) {
+        let _turn = self.turn();
+        let exec = self.exec.lock().unwrap();
+        self.before_write(*exec, stream);
+        let ticket = self.enqueue(stream);
+        self.note(*exec, ticket);
+        (*exec, ticket)
+    }
+
+    /// As an update, from which on launches use other memory.
+    fn update(&self, memory: usize) {
+        let _turn = self.turn();
+        *self.exec.lock().unwrap() = memory;
+    }
+
+    fn waits(&self, stream: usize) -> Vec<Ticket> {
+        self.streams[stream].lock().unwrap().waits.clone()
+    }
+}
+
+#[test]
+fn of_a_launch_and_a_write_one_waits_for_the_other() {
+    model(|| {
+        let device = Device::new();
+        let launches = {
+            let device = device.clone();
+            thread::spawn(move || device.launch(0).1)
+        };
+        let write = device.write(0, 1);
+        let launch = launches.join().unwrap();
+        let (before, after) = (device.waits(0).contains(&write), device.waits(1).contains(&launch));
+        assert!(before != after, "the launch waits: {before}, the write waits: {after}");
+    });
+}
+
+#[test]
+fn two_launches_on_two_streams_are_ordered() {
+    model(|| {
+        let device = Device::new();
+        let launches = {
+            let device = device.clone();
+            thread::spawn(move || device.launch(0).1)
+        };
+        let other = device.launch(1).1;
+        let one = launches.join().unwrap();
+        assert!(device.waits(0).contains(&other) != device.waits(1).contains(&one), "not ordered");
+    });
+}
+
+/// The launch is of the graph as it was or as it is: what it touches is ordered with its other uses.
+#[test]
+fn a_launch_beside_an_update_is_ordered_with_what_it_uses() {
+    model(|| {
+        let device = Device::new();
+        let updates = {
+            let device = device.clone();
+            thread::spawn(move || {
+                device.update(1);
+                device.write(1, 1)
+            })
+        };
+        let (memory, launch) = device.launch(0);
+        let write = updates.join().unwrap();
+        let ordered = device.waits(0).contains(&write) != device.waits(1).contains(&launch);
+        assert_eq!(ordered, memory == 1, "memory {memory}");
+    });
+}
