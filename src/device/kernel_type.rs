@@ -1,6 +1,7 @@
 //! The types that a kernel takes.
 
-/// A type with a name in CUDA C++: an argument by value, or the element of a slice.
+/// A type with a name in CUDA C++: an argument by value, of at most 64 bytes and an alignment of at most 16, or the element of
+/// a slice, which has what [`Plain`](crate::memory::Plain) says of size and alignment.
 ///
 /// # Safety
 /// [`CUDA`](Self::CUDA) names a C++ type of the same size, alignment and layout.

@@ -4,8 +4,9 @@
 //! an emulated device are not there: what waits for them would wait for ever. So the first device that is opened notes the
 //! process, and who finds itself in another one gets an error.
 //!
-//! A look costs a system call, `getpid`, some 50 ns. So it is made where a device is opened or a stream is made, where memory
-//! comes from the driver, and where a wait begins that the device does not end at once; no enqueue pays for it.
+//! A look costs a system call, `getpid` (0.5 us in the container that this was built in). So it is made where a device is
+//! opened or a stream is made, where memory comes from the driver, and where a wait begins that the device does not end at
+//! once; no enqueue pays for it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -72,3 +72,22 @@ pub(super) fn spawner(threads: Threads) -> Spawn {
         Threads::This => |name, task| spawn(Threads::This, name, task),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_says_which_part_of_the_flow_it_was() {
+        let control = Control::new("any".into(), vec!["a".into()], Vec::new());
+        guarded(control.clone(), "its own task".into(), async { panic!("at {}", 7) }).await;
+        assert!(control.is_aborted());
+        let error = control.fail(Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran"));
+        assert_eq!(error.kind(), ErrorKind::Panicked);
+        assert_eq!(error.to_string(), "flow `any`: its own task: panicked: at 7");
+
+        let control = Control::new("any".into(), vec!["a".into()], Vec::new());
+        guarded(control.clone(), "its own task".into(), async {}).await;
+        assert!(!control.is_aborted());
+    }
+}

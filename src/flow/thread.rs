@@ -29,7 +29,7 @@ use tokio::{
 };
 
 use crate::{
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Result, said},
     thread_name::thread_name,
 };
 
@@ -79,7 +79,7 @@ impl OwnThread {
     /// Ends it. It has nothing to do any more, but what it keeps for itself (thread-locals) may take its time to go.
     pub(super) async fn end(self) {
         drop(self.jobs);
-        let _ = tokio::task::spawn_blocking(|| self.thread.join()).await;
+        let _ = tokio::task::spawn_blocking(|| self.thread.join().map_err(said)).await;
     }
 }
 

@@ -18,7 +18,7 @@ use std::fmt;
 
 use crate::{
     device::{Device, backend::KernelDef},
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Result, said},
     stream::Streams,
 };
 
@@ -69,8 +69,9 @@ impl Kernel {
         }
         let device = device.clone();
         let loading = tokio::task::spawn_blocking(move || self.load_blocking(&device));
-        loading.await.map_err(|error| {
-            Error::new(ErrorKind::Kernel, format!("`{}` was not loaded", self.name())).because(error)
+        loading.await.map_err(|error| match error.try_into_panic() {
+            Ok(panic) => Error::new(ErrorKind::Panicked, said(panic)).at(format!("loading kernel `{}`", self.name())),
+            Err(error) => Error::new(ErrorKind::Kernel, format!("`{}` was not loaded", self.name())).because(error),
         })?
     }
 

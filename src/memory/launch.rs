@@ -49,7 +49,10 @@ impl<'a> Call<'a> {
     }
 
     pub fn scalar<T: KernelType>(&mut self, value: &'a T) {
-        const { assert!(size_of::<T>() <= Scalar::MOST && align_of::<T>() <= 16, "a scalar argument has at most 64 bytes") };
+        const {
+            assert!(size_of::<T>() > 0, "a scalar argument of no size: C++ has none");
+            assert!(size_of::<T>() <= Scalar::MOST && align_of::<T>() <= 16, "a scalar argument has at most 64 bytes");
+        };
         self.args.push(Given::Scalar(bytemuck::bytes_of(value)));
     }
 
