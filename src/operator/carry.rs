@@ -208,12 +208,13 @@ impl Carry {
         reply.seen_by(&self.operator);
         let newest = self.newest.load(Ordering::Relaxed);
         let (merged, forgotten) = self.change_held(|held| {
+            let values = held.metadata.clone();
             let merged = held.metadata.merge(&metadata, self.policy);
             let before = held.join_origin(reply.origin.clone(), newest, enters);
             let answered = if reply.is_empty() { Replies::default() } else { held.replies.push(number, reply) };
-            (merged, (before, answered))
+            (merged, (values, before, answered))
         });
-        // Where no lock is held: what a caller or a span does as it is dropped may be anything.
+        // Where no lock is held: what a value, a caller or a span does as it is dropped may be anything.
         drop(forgotten);
         merged
     }
@@ -260,7 +261,13 @@ impl Carry {
     }
 
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut Metadata) -> R) -> R {
-        self.change_held(|held| change(&mut held.metadata))
+        let (changed, before) = self.change_held(|held| {
+            let before = held.metadata.clone();
+            (change(&mut held.metadata), before)
+        });
+        // A value that was replaced is dropped here, where no lock is held.
+        drop(before);
+        changed
     }
 
     fn change_held<R>(&self, change: impl FnOnce(&mut Held) -> R) -> R {

@@ -21,6 +21,7 @@ mod chunks;
 mod data;
 mod ends;
 mod flow;
+mod hostile;
 mod maker;
 mod operators;
 mod plan;

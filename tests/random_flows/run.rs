@@ -17,6 +17,7 @@ use super::{
     chunks::Chunks,
     data::{World, world},
     flow,
+    hostile::{Hostile, ON_PURPOSE},
     plan::{Limits, Plan},
     services::Services,
 };
@@ -84,12 +85,14 @@ enum Scenario {
     ByHand(ByHand),
     Chunks(Chunks),
     Services(Services),
+    Hostile(Hostile),
 }
 
 impl Scenario {
-    /// Three seeds of ten are no flow of the [`Plan`]'s.
+    /// Four seeds of ten are no flow of the [`Plan`]'s.
     fn new(seed: u64, limits: Limits) -> Self {
         match seed % 10 {
+            2 => Self::Hostile(Hostile::new(seed, limits)),
             4 => Self::ByHand(ByHand::new(seed, limits)),
             7 => Self::Services(Services::new(seed, limits)),
             9 => Self::Chunks(Chunks::new(seed, limits)),
@@ -111,6 +114,11 @@ impl Scenario {
             Self::Services(plan) => {
                 let ran = in_bounds(simulation, plan.run(simulation)).await.map_err(|why| vec![why]);
                 settle_and_judge(ran, simulation, |ran| &ran.devices, |ran| plan.judge(ran)).await
+            }
+            Self::Hostile(plan) => {
+                let ran = in_bounds(simulation, plan.run(simulation)).await.map_err(|why| vec![why]);
+                settle_and_judge(ran, simulation, |ran| &ran.0, |(devices, failed)| by_hand::judge(devices, failed))
+                    .await
             }
             Self::ByHand(plan) => {
                 let ran = in_bounds(simulation, plan.run(simulation)).await.map_err(|why| vec![why]);
@@ -167,6 +175,10 @@ impl fmt::Display for Scenario {
             Self::Flow(plan) => plan.fmt(f),
             Self::Chunks(plan) => write!(f, "  {plan:?}"),
             Self::Services(plan) => write!(f, "  {plan:?}"),
+            Self::Hostile(plan) => {
+                write!(f, "  {plan:?}")?;
+                world(|world| world.done.iter().try_for_each(|done| write!(f, "\n    {done}")))
+            }
             Self::ByHand(plan) => {
                 write!(f, "  {plan:?}")?;
                 world(|world| world.done.iter().try_for_each(|done| write!(f, "\n    {done}")))
@@ -193,9 +205,12 @@ fn run(scenario: &Scenario, seed: u64) -> (Vec<String>, Vec<String>) {
     let log = simulation.log();
     drop(simulation);
     ERRORS.with_borrow_mut(|errors| {
-        // A fault says so; without one, `judge` finds that it did.
+        // A fault says so; without one, `judge` finds that it did. A panic on purpose is logged where it ends.
         found.extend(
-            errors.drain(..).filter(|error| !error.contains("device lost")).map(|error| format!("logged: {error}")),
+            errors
+                .drain(..)
+                .filter(|error| !error.contains("device lost") && !error.contains(ON_PURPOSE))
+                .map(|error| format!("logged: {error}")),
         );
     });
     (found, log)
