@@ -1,0 +1,62 @@
+//! What `.ci/instructions` counts: one path, so many times. `PATH COUNT`. It uses nothing that is newer than 6eb8236.
+
+use wakeline::{
+    device::{Device, Emulated, Simulation},
+    operator::{map, sink, source},
+    prelude::*,
+};
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let path = args.next().unwrap_or_default();
+    let count: u64 = args.next().and_then(|count| count.parse().ok()).unwrap_or(1000);
+    match path.as_str() {
+        "hop" => hop(count),
+        "alloc" => alloc(count),
+        _ => panic!("hop or alloc, and a number"),
+    }
+}
+
+/// Messages through a chain of operators, on one thread.
+fn hop(count: u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut flow = Flow::new("hop");
+        let mut next = 0;
+        let first = flow.add(
+            "first",
+            source(move || {
+                next += 1;
+                std::future::ready(Ok((next <= count).then_some(next)))
+            }),
+        );
+        let mut output = first.output;
+        for n in 0..8 {
+            let hop = flow.add(format!("hop {n}"), map(|number: u64| std::future::ready(Ok(number))));
+            flow.connect(output, hop.input);
+            output = hop.output;
+        }
+        let last = flow.add("last", sink(|_: u64| std::future::ready(Ok(()))));
+        flow.connect(output, last.input);
+        flow.run().await.expect("a flow that works");
+    });
+}
+
+/// Memory that is allocated, used and freed on one stream. Simulated: what other threads do would be counted.
+fn alloc(count: u64) {
+    let simulation = Simulation::new(1);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(simulation.run(async {
+        let device = Device::simulated(&simulation, Emulated::new());
+        let stream = Stream::new(&device).expect("a stream");
+        for n in 0..count {
+            let mut memory = stream.alloc::<u32>(256).expect("memory");
+            stream.fill(&mut memory, 1).expect("a fill");
+            drop(memory);
+            if n % 64 == 0 {
+                stream.completed().await.expect("a device that works");
+            }
+        }
+        stream.completed().await.expect("a device that works");
+    }));
+}
