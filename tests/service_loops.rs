@@ -323,7 +323,11 @@ async fn e5_state_in_a_cycle_keeps_no_old_spans() {
         let count = flow.add("count", Count { first, started: false });
         let seen = Arc::new(AtomicUsize::new(0));
         let sum = seen.clone();
-        let last = flow.add("last", sink(move |n: u64| ready(Ok(sum.store(n as usize, Ordering::Relaxed)))));
+        let store = move |n: u64| {
+            sum.store(n as usize, Ordering::Relaxed);
+            ready(Ok(()))
+        };
+        let last = flow.add("last", sink(store));
         flow.connect(count.next, count.state);
         flow.connect(count.responses, last.input);
         let messages = flow.ingress("messages", count.requests);
