@@ -165,7 +165,7 @@ on_both_bounded!(memory_is_allocated_while_the_full_stream_still_uses_some, asyn
     full.beside("an allocation", move |round| {
         let mut fresh = on.alloc::<u32>(64).unwrap();
         on.fill(&mut fresh, 1).unwrap();
-        // Of a size that nobody had: new memory of the host's.
+        // A size that was not used before: new memory of the host's.
         let pinned = Buffer::<u8>::pinned(&of, (round + 3) << 13).unwrap();
         let _ = Allocator::unbounded(&of).stats();
         drop((fresh, pinned));
@@ -242,7 +242,7 @@ on_both_bounded!(page_locked_memory_is_allocated_and_dropped_while_the_device_wo
         // Its memory gives back what is freed, and waits for nothing.
         return;
     }
-    // More than is kept for sizes that nobody asks for again.
+    // More than is kept in sizes that are not asked for again.
     drop(Buffer::<u8>::pinned(&device, 300 * MIB).unwrap());
     let [a] = streams::<1>(&device);
     let held = hold(&a);

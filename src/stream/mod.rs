@@ -323,7 +323,7 @@ impl Stream {
     }
 
     /// Waits, blocking the thread, while the device has too much to do in this stream. Called before a lock is taken that is
-    /// held across an [`enqueue`](Self::enqueue): so nobody who needs that lock waits for the device.
+    /// held across an [`enqueue`](Self::enqueue): so a thread that needs that lock does not wait for the device.
     #[inline]
     pub(crate) fn make_room(&self) {
         if let Some(backlog) = self.0.held.backlog() {

@@ -5,7 +5,7 @@
 //! on every thread (measured on an H200). So it is called neither by a drop nor by an ordinary allocation, and not by a
 //! thread at their side either. Freed blocks become spares. They do not pile up:
 //!
-//! - sizes go by classes, so that few are lost to sizes that nobody asks for again;
+//! - sizes go by classes, so that few spares are of a size that is never asked for again;
 //! - where more than [`KEPT`] bytes are spare, a larger one serves as well;
 //! - where the host has no more to give, a larger one serves, too; if there is none, and the allocation would fail, all
 //!   spares are given back, and that waits.
