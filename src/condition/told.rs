@@ -15,7 +15,7 @@ use std::{
 use slab::Slab;
 
 use super::Status;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Deferred, Mutex, lock, wake};
 
 /// One who may say something.
 pub(crate) struct Told<T: Copy>(Arc<Shared<T>>);
@@ -51,6 +51,7 @@ impl<T: Copy> Told<T> {
 
     /// Says what `change` makes of the present value.
     pub(crate) fn set(&self, change: impl FnOnce(T) -> T) {
+        let _later = Deferred::new();
         let mut state = lock(&self.0.state);
         state.now = change(state.now);
         state.wake();
@@ -65,7 +66,7 @@ impl<T> State<T> {
     /// With the lock: a waker only marks an operator's task.
     fn wake(&mut self) {
         self.woken += 1;
-        self.waiting.drain().for_each(Waker::wake);
+        self.waiting.drain().for_each(wake);
     }
 }
 
@@ -77,6 +78,7 @@ impl<T: Copy> Heard<T> {
 
     /// What `status` says of the value, or, where that is `None`, a wait for another one.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, status: impl FnOnce(T) -> Option<Status>) -> Status {
+        let _later = Deferred::new();
         let mut state = lock(&self.shared.state);
         match self.kept {
             Some((woken, at)) if woken == state.woken => state.waiting[at].clone_from(cx.waker()),
@@ -89,6 +91,7 @@ impl<T: Copy> Heard<T> {
     /// Sets what `change` makes of the present value, where that is something, and gives it. Whoever listens is woken if
     /// `tells` says so of it.
     pub(crate) fn change(&self, change: impl FnOnce(T) -> Option<T>, tells: impl FnOnce(T) -> bool) -> Option<T> {
+        let _later = Deferred::new();
         let mut state = lock(&self.shared.state);
         state.now = change(state.now)?;
         if tells(state.now) {
@@ -113,6 +116,7 @@ impl<T: Copy> Clone for Heard<T> {
 /// It does not leave its waker behind.
 impl<T: Copy> Drop for Heard<T> {
     fn drop(&mut self) {
+        let _later = Deferred::new();
         let mut state = lock(&self.shared.state);
         if let Some((woken, at)) = self.kept
             && woken == state.woken
@@ -124,6 +128,7 @@ impl<T: Copy> Drop for Heard<T> {
 
 impl<T: Copy> Drop for Told<T> {
     fn drop(&mut self) {
+        let _later = Deferred::new();
         let mut state = lock(&self.0.state);
         state.tellers -= 1;
         if state.tellers == 0 {

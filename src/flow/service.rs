@@ -35,7 +35,7 @@ use crate::{
     hub::{Envelope, Hub, Message, Reply, abroad::Abroad, baggage::Load, reply::Caller},
     memory::Plain,
     operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
-    sync::{Mutex, lock},
+    sync::{Mutex, ProxyWaker, lock, proxied},
 };
 
 impl Flow {
@@ -160,7 +160,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         let (place, limit, book) = (self.requests.some_place()?, self.limit.clone(), self.book.clone());
         Ok(async move {
             let slot = match limit {
-                Some(limit) => Some(limit.acquire_owned().await.map_err(|_| book.limited_to_none())?),
+                Some(limit) => Some(proxied(limit.acquire_owned()).await.map_err(|_| book.limited_to_none())?),
                 None => None,
             };
             Ok(Admission { place: place.await?, slot })
@@ -172,8 +172,10 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         let (answer, response) = oneshot::channel();
         let caller = Request::new(&self.book, answer, place.flow().clone());
         match place.send(request, Load::of_reply(Reply::to(caller, span()))) {
-            Ok(()) => ResponseFuture { state: State::Waits(response), slot },
-            Err(error) => ResponseFuture { state: State::Failed(Some(error.into())), slot: None },
+            Ok(()) => ResponseFuture { state: State::Waits(response), proxy: ProxyWaker::new(), slot },
+            Err(error) => {
+                ResponseFuture { state: State::Failed(Some(error.into())), proxy: ProxyWaker::new(), slot: None }
+            }
         }
     }
 }
@@ -211,7 +213,7 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
             Some(admission) => self.send(admission, request),
             None => {
                 let error = Error::new(ErrorKind::Usage, "`call` comes after a `poll_ready` that was ready");
-                ResponseFuture { state: State::Failed(Some(error)), slot: None }
+                ResponseFuture { state: State::Failed(Some(error)), proxy: ProxyWaker::new(), slot: None }
             }
         }
     }
@@ -238,6 +240,7 @@ impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
 #[must_use = "it is a future of the response"]
 pub struct ResponseFuture<Res> {
     state: State<Res>,
+    proxy: ProxyWaker,
     /// Within the limit, until it is answered.
     slot: Option<OwnedSemaphorePermit>,
 }
@@ -253,11 +256,13 @@ impl<Res> Future for ResponseFuture<Res> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Res>> {
         let again = || Error::new(ErrorKind::Usage, "this response was awaited before");
-        match &mut self.state {
+        let this = &mut *self;
+        match &mut this.state {
             State::Waits(response) => {
-                let answer = ready!(Pin::new(response).poll(cx)).unwrap_or_else(|_| Err(again()));
-                self.state = State::Failed(None);
-                self.slot = None;
+                let polled = Pin::new(response).poll(&mut this.proxy.stand_in(cx));
+                let answer = ready!(polled).unwrap_or_else(|_| Err(again()));
+                this.state = State::Failed(None);
+                this.slot = None;
                 Poll::Ready(answer)
             }
             State::Failed(error) => Poll::Ready(Err(error.take().unwrap_or_else(again))),

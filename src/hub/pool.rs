@@ -23,7 +23,7 @@ use crate::{
     error::Result,
     memory::{Memory, Owned},
     stream::Stream,
-    sync::{Mutex, lock},
+    sync::{Mutex, lock, wake},
 };
 
 /// Called when an envelope has come home.
@@ -155,7 +155,7 @@ impl Pool {
         }
         if self.waited_for.swap(false, Ordering::SeqCst) {
             let waiting = std::mem::take(&mut *lock(&self.waiting));
-            waiting.into_iter().for_each(Waker::wake);
+            waiting.into_iter().for_each(wake);
         }
     }
 

@@ -26,7 +26,7 @@ use crate::{
     device::Device,
     error::Result,
     stream::{Stream, Ticket},
-    sync::lock,
+    sync::{lock, wake},
 };
 
 /// Who waits.
@@ -119,7 +119,7 @@ impl Heap {
         let first = state.waits.line.front().map(|(_, waker)| waker.clone());
         let aside: SmallVec<[Waker; 2]> = state.waits.aside.iter().map(|(_, waker)| waker.clone()).collect();
         drop(state);
-        first.into_iter().chain(aside).for_each(Waker::wake);
+        first.into_iter().chain(aside).for_each(wake);
     }
 
     /// Somebody at the side: keeps its waker, until it is taken back.
