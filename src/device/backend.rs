@@ -295,6 +295,9 @@ pub(crate) type HostFunction = Box<dyn FnOnce() + Send + 'static>;
 /// The same, called at each launch of a graph.
 pub(crate) type HostCallback = Arc<dyn Fn() + Send + Sync + 'static>;
 
+/// What a backend calls with the fault that ended its device.
+pub(crate) type TellsOfLoss = Box<dyn Fn(Error) + Send + Sync>;
+
 /// What a node of a graph does.
 #[derive(Clone)]
 pub(crate) enum NodeWork<'a> {
@@ -617,6 +620,12 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// No launch calls a host function any more that a node was set to.
     fn callback_over(&self, function: &HostCallback) {
         let _ = function;
+    }
+
+    /// Calls this once a fault has ended the device that no call's answer may have told of: where an event is destroyed, say.
+    /// On a thread of its own; not for a fault of before.
+    fn when_lost(&self, tell: TellsOfLoss) {
+        let _ = tell;
     }
 
     /// The context of a CUDA device.

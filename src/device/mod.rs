@@ -45,7 +45,7 @@ pub use kernel_type::KernelType;
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::{Level, Mutex, lock},
+    sync::{Level, Mutex, discard, lock},
 };
 
 /// Chooses the device of [`Device::first`]: `cuda:1`, `emulated`.
@@ -304,7 +304,11 @@ impl Device {
     /// Everybody is told that it is lost.
     pub(crate) fn tell_lost(&self) {
         let hearers = std::mem::take(&mut *lock(&self.0.hearers));
-        hearers.iter().filter_map(Weak::upgrade).for_each(|hearer| hearer.device_lost());
+        for hearer in hearers.iter().filter_map(Weak::upgrade) {
+            hearer.device_lost();
+            // It may be the last to hold it, with messages of the user's in it.
+            discard(hearer);
+        }
     }
 
     #[inline]

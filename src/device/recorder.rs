@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::{Level, Mutex, MutexGuard, lock},
+    sync::{Deferred, Level, Mutex, MutexGuard, lock},
 };
 
 /// See the [module](self).
@@ -251,6 +251,7 @@ impl Recorder {
 
     /// A node that calls a function of the host at each launch.
     pub(crate) fn call(&self, after: Few, function: HostCallback) -> Result<usize> {
+        let _later = Deferred::new();
         // SAFETY: it touches no memory of the device's.
         unsafe { self.add(after, &NodeWork::Host(function)) }
     }

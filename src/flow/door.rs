@@ -34,7 +34,7 @@ use crate::{
         lent::{Lent, Loan},
         node::Node,
     },
-    sync::{Deferred, Level, Mutex, lock},
+    sync::{Deferred, Level, Mutex, lock, proxied},
 };
 
 /// Places that are given out at once, at most: of a hub that always has room.
@@ -111,7 +111,7 @@ impl<M: Message> Door<M> {
 
     /// The flow's, when it runs.
     pub(super) async fn once_open(mut stage: watch::Receiver<Stage<M>>) -> Result<Arc<Self>> {
-        let stage = stage.wait_for(|stage| !matches!(stage, Stage::Before)).await.map_err(|_| never_ran())?;
+        let stage = proxied(stage.wait_for(|stage| !matches!(stage, Stage::Before))).await.map_err(|_| never_ran())?;
         match &*stage {
             Stage::Open(door) => Ok(door.clone()),
             Stage::Ended(flow) => Err(ended(flow)),
@@ -123,7 +123,7 @@ impl<M: Message> Door<M> {
         if let Some(place) = self.try_place()? {
             return Ok(place);
         }
-        match self.places.clone().acquire_owned().await {
+        match proxied(self.places.clone().acquire_owned()).await {
             Ok(permit) if !self.flow.is_stopping() => Ok(Place { door: self, permit }),
             _ => Err(ended(&self.flow)),
         }
@@ -193,6 +193,8 @@ impl<M: Message> Door<M> {
 
     /// Nothing more is sent, and whoever waits is told.
     pub(super) fn close(&self) {
+        // The semaphore wakes under its lock.
+        let _later = Deferred::new();
         self.output.with(Output::close);
         self.places.close();
         self.blank.notify_waiters();
@@ -242,7 +244,7 @@ impl<T: Plain> Door<Envelope<T>> {
             if let Some(blank) = self.try_blank()? {
                 return Ok(blank);
             }
-            notified.await;
+            proxied(notified).await;
         }
     }
 

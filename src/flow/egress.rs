@@ -20,7 +20,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use futures::{Stream, task::AtomicWaker};
+use futures::Stream;
 
 use super::Flow;
 use crate::{
@@ -32,7 +32,7 @@ use crate::{
         queue::{Answer, Full, Queue},
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
-    sync::{Mutex, lock},
+    sync::{Mutex, WakerCell, lock},
 };
 
 impl Flow {
@@ -88,7 +88,7 @@ pub struct Egress<M: Message> {
 struct Exit<M> {
     state: Mutex<State<M>>,
     /// The operator, for when the handle is dropped.
-    owner: AtomicWaker,
+    owner: WakerCell,
 }
 
 struct State<M> {
@@ -102,7 +102,7 @@ impl<M> Default for Exit<M> {
     fn default() -> Self {
         Self {
             state: Mutex::new(State { queue: Arc::new(Queue::new(1, Full::Hold)), dropped: false }),
-            owner: AtomicWaker::new(),
+            owner: WakerCell::new(),
         }
     }
 }
@@ -114,11 +114,16 @@ impl<M> Exit<M> {
 
     /// A run begins: what was closed at the end of another is replaced.
     fn open(&self) -> Arc<Queue<M>> {
+        let mut old = None;
         let mut state = lock(&self.state);
         if state.queue.writer_gone() && !state.dropped {
-            state.queue = Arc::new(Queue::new(1, Full::Hold));
+            old = Some(mem::replace(&mut state.queue, Arc::new(Queue::new(1, Full::Hold))));
         }
-        state.queue.clone()
+        let queue = state.queue.clone();
+        drop(state);
+        // Its messages and wakers go without the lock.
+        drop(old);
+        queue
     }
 }
 

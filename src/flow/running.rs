@@ -13,6 +13,7 @@ use super::{Handle, OperatorStatus, Report, drive::Finished};
 use crate::{
     error::{Error, ErrorKind, Result},
     operator::{control::Control, seat::Seat},
+    sync::ProxyWaker,
 };
 
 /// A flow that runs in the background: a future of its [`Report`].
@@ -24,6 +25,7 @@ use crate::{
 pub struct Running {
     control: Arc<Control>,
     finished: oneshot::Receiver<Finished>,
+    proxy: ProxyWaker,
     seats: Vec<(usize, Box<dyn Seat>)>,
     /// How it ended, if somebody looked before this was awaited.
     outcome: Option<Result<Report>>,
@@ -32,7 +34,7 @@ pub struct Running {
 
 impl Running {
     pub(super) fn new(control: Arc<Control>, finished: oneshot::Receiver<Finished>) -> Self {
-        Self { control, finished, seats: Vec::new(), outcome: None, done: false }
+        Self { control, finished, proxy: ProxyWaker::new(), seats: Vec::new(), outcome: None, done: false }
     }
 
     /// The flow, for whoever asks, pauses or stops it while this is awaited. Its methods are here, too.
@@ -72,7 +74,7 @@ impl Running {
         if self.done || self.outcome.is_some() {
             return Poll::Ready(());
         }
-        Pin::new(&mut self.finished).poll(cx).map(|finished| {
+        Pin::new(&mut self.finished).poll(&mut self.proxy.stand_in(cx)).map(|finished| {
             self.outcome = Some(match finished {
                 Ok(finished) => {
                     self.seats = finished.seats;

@@ -47,7 +47,7 @@ use crate::{
     memory::Plain,
     operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
     planted::{self, Planted},
-    sync::{Mutex, lock},
+    sync::{Mutex, ProxyWaker, lock, proxied},
 };
 
 impl Flow {
@@ -201,7 +201,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         let (place, limit) = (self.requests.some_place()?, self.limit.clone());
         Ok(async move {
             let slot = match limit {
-                Some(limit) => Some(limit.acquire_owned().await.map_err(|_| Book::<Res>::limited_to_none())?),
+                Some(limit) => Some(proxied(limit.acquire_owned()).await.map_err(|_| Book::<Res>::limited_to_none())?),
                 None => None,
             };
             Ok(Admission { place: place.await?, slot })
@@ -214,8 +214,12 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         let done = Arc::new(AtomicBool::new(false));
         let caller = Request::new(&self.book, answer, done.clone(), place.flow().clone());
         match place.send(request, Load::of_reply(Reply::to(caller, span()))) {
-            Ok(()) => ResponseFuture { state: State::Waits(Pending { response, done }), slot },
-            Err(error) => ResponseFuture { state: State::Failed(Some(error.into())), slot: None },
+            Ok(()) => {
+                ResponseFuture { state: State::Waits(Pending { response, done }), proxy: ProxyWaker::new(), slot }
+            }
+            Err(error) => {
+                ResponseFuture { state: State::Failed(Some(error.into())), proxy: ProxyWaker::new(), slot: None }
+            }
         }
     }
 }
@@ -253,7 +257,7 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
             Some(admission) => self.send(admission, request),
             None => {
                 let error = Error::new(ErrorKind::Usage, "`call` comes after a `poll_ready` that was ready");
-                ResponseFuture { state: State::Failed(Some(error)), slot: None }
+                ResponseFuture { state: State::Failed(Some(error)), proxy: ProxyWaker::new(), slot: None }
             }
         }
     }
@@ -280,6 +284,7 @@ impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
 #[must_use = "it is a future of the response"]
 pub struct ResponseFuture<Res> {
     state: State<Res>,
+    proxy: ProxyWaker,
     /// Within the limit, until it is answered.
     slot: Option<OwnedSemaphorePermit>,
 }
@@ -309,11 +314,13 @@ impl<Res> Future for ResponseFuture<Res> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Res>> {
         let again = || Error::new(ErrorKind::Usage, "this response was awaited before");
-        match &mut self.state {
+        let this = &mut *self;
+        match &mut this.state {
             State::Waits(pending) => {
-                let answer = ready!(Pin::new(&mut pending.response).poll(cx)).unwrap_or_else(|_| Err(again()));
-                self.state = State::Failed(None);
-                self.slot = None;
+                let polled = Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx));
+                let answer = ready!(polled).unwrap_or_else(|_| Err(again()));
+                this.state = State::Failed(None);
+                this.slot = None;
                 Poll::Ready(answer)
             }
             State::Failed(error) => Poll::Ready(Err(error.take().unwrap_or_else(again))),

@@ -47,9 +47,9 @@ impl Registry {
     /// # Errors
     /// As [`Graph::instantiate`].
     pub fn add(&self, model: impl Into<String>, graph: &Graph) -> Result<usize> {
-        let exec = Arc::new(graph.instantiate()?);
+        let (model, exec) = (model.into(), Arc::new(graph.instantiate()?));
         let mut models = lock(&self.models);
-        let execs = models.entry(model.into()).or_default();
+        let execs = models.entry(model).or_default();
         execs.push(exec);
         Ok(execs.len() - 1)
     }

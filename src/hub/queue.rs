@@ -35,7 +35,7 @@
 //! another moves makes that other go round again.
 
 use super::waking::{End, Others};
-use crate::sync::{AtomicUsize, Level, Mutex, Ordering, lock, mutex_at};
+use crate::sync::{AtomicUsize, Level, Mutex, Ordering, discard, lock, mutex_at};
 use smallvec::SmallVec;
 use std::{collections::VecDeque, task::Waker};
 
@@ -152,8 +152,8 @@ impl<M> Queue<M> {
                     stray: false,
                     held: 0,
                     seen: false,
-                    reader: None,
-                    writer: None,
+                    reader: Others::default(),
+                    writer: Others::default(),
                 },
             ),
         }
@@ -201,6 +201,7 @@ impl<M> Queue<M> {
 
     #[inline(never)]
     fn wait_for_message(&self, waker: &Waker) -> Answer {
+        let mut spare = self.reader.spare(waker);
         let mut state = lock(&self.state);
         if self.ready() > 0 {
             return Answer::Yes;
@@ -208,20 +209,22 @@ impl<M> Queue<M> {
         if self.writer_gone() && self.len() == 0 {
             return Answer::Never;
         }
-        self.reader.keep(&mut state.reader, waker);
+        self.reader.keep(&mut state.reader, waker, &mut spare);
         Answer::Wait
     }
 
     /// The newest can be read until the writer has gone, and once after that.
     #[cold]
     fn poll_newest(&self, waker: &Waker) -> Answer {
+        let mut spare = self.reader.spare(waker);
         let mut state = lock(&self.state);
-        self.reader.introduce(&mut state.reader, waker);
+        self.reader.introduce(&mut state.reader, waker, &mut spare);
         if self.is_over(&state) { Answer::Never } else { Answer::Yes }
     }
 
     /// Is there a message that was not read before?
     pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
+        let mut spare = self.reader.spare(waker);
         let mut state = lock(&self.state);
         if self.ready() > 0 && !state.seen {
             return Answer::Yes;
@@ -229,7 +232,7 @@ impl<M> Queue<M> {
         if self.is_over(&state) {
             return Answer::Never;
         }
-        self.reader.keep(&mut state.reader, waker);
+        self.reader.keep(&mut state.reader, waker, &mut spare);
         Answer::Wait
     }
 
@@ -285,22 +288,24 @@ impl<M> Queue<M> {
 
     #[inline(never)]
     fn wait_for_room(&self, waker: &Waker) -> Answer {
+        let mut spare = self.writer.spare(waker);
         let mut state = lock(&self.state);
         if self.reader_gone() {
             return Answer::Never;
         }
         if self.has_room(1) {
-            self.writer.introduce(&mut state.writer, waker);
+            self.writer.introduce(&mut state.writer, waker, &mut spare);
             return Answer::Yes;
         }
-        self.writer.keep(&mut state.writer, waker);
+        self.writer.keep(&mut state.writer, waker, &mut spare);
         Answer::Wait
     }
 
     /// Is there a reader?
     pub(crate) fn poll_reader(&self, waker: &Waker) -> Answer {
         if !self.writer.is_known(waker) {
-            self.writer.introduce(&mut lock(&self.state).writer, waker);
+            let mut spare = self.writer.spare(waker);
+            self.writer.introduce(&mut lock(&self.state).writer, waker, &mut spare);
         }
         if self.reader_gone() { Answer::Never } else { Answer::Yes }
     }
@@ -517,7 +522,7 @@ impl<M> Queue<M> {
         self.writer.go();
         let (reader, writer) = (self.reader.told(&mut state.reader), state.writer.take());
         drop(state);
-        drop(writer);
+        discard(writer);
         reader.wake();
     }
 
@@ -534,7 +539,7 @@ impl<M> Queue<M> {
         self.ready.store(0, Ordering::Release);
         let (reader, writer) = (state.reader.take(), self.writer.told(&mut state.writer));
         drop(state);
-        drop(reader);
+        discard(reader);
         writer.wake();
         left
     }
@@ -557,14 +562,16 @@ impl<M> Queue<M> {
     /// Keeps the writer's waker for what else it waits for: a blank envelope.
     pub(crate) fn keep_writer(&self, waker: &Waker) {
         if !self.writer.is_kept(waker) {
-            self.writer.keep(&mut lock(&self.state).writer, waker);
+            let mut spare = self.writer.spare(waker);
+            self.writer.keep(&mut lock(&self.state).writer, waker, &mut spare);
         }
     }
 
     /// Keeps the reader's waker for the next message, or for the end.
     pub(crate) fn keep_reader(&self, waker: &Waker) {
         if !self.reader.is_kept(waker) {
-            self.reader.keep(&mut lock(&self.state).reader, waker);
+            let mut spare = self.reader.spare(waker);
+            self.reader.keep(&mut lock(&self.state).reader, waker, &mut spare);
         }
     }
 

@@ -11,8 +11,11 @@
 //!
 //! Knows no device, as [`queue`](super::queue), and is model-checked with it, in `tests/loom_queue.rs`.
 
-use crate::sync::{AtomicBool, Ordering};
-use std::{sync::OnceLock, task::Waker};
+use crate::sync::{AtomicBool, Ordering, discard, wake, wake_shared};
+use std::{
+    sync::{Arc, OnceLock},
+    task::Waker,
+};
 
 /// One end, as the other sees it.
 #[derive(Debug)]
@@ -20,19 +23,49 @@ pub(super) struct End {
     gone: AtomicBool,
     /// The waker that it came with first. An operator's is always the same, so it is kept here for good and nothing is
     /// cloned for a message.
-    waker: OnceLock<Waker>,
+    waker: OnceLock<Arc<Waker>>,
     /// That one is to be woken by the next change. Written under the lock, read without: whoever finds it set will be
     /// woken, for what was changed before it was read as well.
     waits: AtomicBool,
 }
 
 /// Another waker of an end that is polled in more than one way.
-pub(super) type Others = Option<Waker>;
+#[derive(Debug, Default)]
+pub(super) struct Others(Option<Waker>);
+
+/// A clone of a waker that the end may not have, made before the queue's lock; after it, what is to be dropped.
+#[must_use]
+pub(super) struct Spare(Option<Waker>);
+
+impl Others {
+    pub(super) fn take(&mut self) -> Option<Waker> {
+        self.0.take()
+    }
+}
+
+// The other end may be the one that drops them: a panic of the waker's is none of its.
+impl Drop for Others {
+    fn drop(&mut self) {
+        discard(self.0.take());
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        discard(self.waker.take());
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        discard(self.0.take());
+    }
+}
 
 /// A wake that is due, once the lock has gone.
 #[must_use]
 pub(super) struct Due<'a> {
-    first: Option<&'a Waker>,
+    first: Option<&'a Arc<Waker>>,
     other: Option<Waker>,
 }
 
@@ -69,19 +102,35 @@ impl End {
         self.waits.store(true, Ordering::Release);
     }
 
-    pub(super) fn keep(&self, other: &mut Others, waker: &Waker) {
-        if self.waker.get_or_init(|| waker.clone()).will_wake(waker) {
+    /// Called before the lock: cloning a waker and dropping one is user code.
+    #[inline]
+    pub(super) fn spare(&self, waker: &Waker) -> Spare {
+        Spare(if self.is_known(waker) { None } else { Some(waker.clone()) })
+    }
+
+    /// `spare` is of the same waker.
+    pub(super) fn keep(&self, other: &mut Others, waker: &Waker, spare: &mut Spare) {
+        if self.know(spare) || self.is_known(waker) {
             self.waits.store(true, Ordering::Release);
-        } else if !other.as_ref().is_some_and(|kept| kept.will_wake(waker)) {
-            *other = Some(waker.clone());
+        } else if !other.0.as_ref().is_some_and(|kept| kept.will_wake(waker)) && spare.0.is_some() {
+            std::mem::swap(&mut other.0, &mut spare.0);
         }
     }
 
     /// This waker is told what concerns the end, and no more.
-    pub(super) fn introduce(&self, other: &mut Others, waker: &Waker) {
-        if !self.waker.get_or_init(|| waker.clone()).will_wake(waker) {
-            self.keep(other, waker);
+    pub(super) fn introduce(&self, other: &mut Others, waker: &Waker, spare: &mut Spare) {
+        if !self.know(spare) && !self.is_known(waker) {
+            self.keep(other, waker, spare);
         }
+    }
+
+    /// The first waker is the one that is kept for good. Under the lock. True if it was this one.
+    fn know(&self, spare: &mut Spare) -> bool {
+        if self.waker.get().is_some() {
+            return false;
+        }
+        let first = spare.0.take().map(|first| self.waker.set(Arc::new(first)));
+        first.is_some()
     }
 
     /// There is something new for this end.
@@ -107,10 +156,10 @@ impl Due<'_> {
     #[inline]
     pub(super) fn wake(self) {
         if let Some(first) = self.first {
-            first.wake_by_ref();
+            wake_shared(first);
         }
         if let Some(other) = self.other {
-            other.wake();
+            wake(other);
         }
     }
 }

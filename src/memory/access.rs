@@ -156,3 +156,78 @@ impl fmt::Debug for HostAccess {
         f.debug_list().entries(&self.open).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        mem::ManuallyDrop,
+        pin::pin,
+        sync::{Arc, mpsc},
+        task::{RawWaker, RawWakerVTable, Waker},
+    };
+
+    use super::*;
+    use crate::{
+        device::{Device, Emulated},
+        hub::ChunkHub,
+        stream::Stream,
+        sync::assert_unlocked,
+    };
+
+    /// A waker whose clone asserts that no lock is held, and that drops and wakes likewise. Safe code cannot make one, but a
+    /// user's executor can.
+    fn asserting() -> Waker {
+        fn raw(count: Arc<()>) -> RawWaker {
+            RawWaker::new(Arc::into_raw(count).cast(), &TABLE)
+        }
+        static TABLE: RawWakerVTable = RawWakerVTable::new(
+            |data| {
+                assert_unlocked();
+                // SAFETY: `data` is from `Arc::into_raw`, and the waker that this is called for keeps its count.
+                let count = ManuallyDrop::new(unsafe { Arc::from_raw(data.cast::<()>()) });
+                raw(Arc::clone(&count))
+            },
+            |data| {
+                assert_unlocked();
+                // SAFETY: `data` is from `Arc::into_raw`, and this takes the waker's count.
+                drop(unsafe { Arc::from_raw(data.cast::<()>()) });
+            },
+            |_| assert_unlocked(),
+            |data| {
+                assert_unlocked();
+                // SAFETY: as above.
+                drop(unsafe { Arc::from_raw(data.cast::<()>()) });
+            },
+        );
+        // SAFETY: the functions above keep to the contract: each waker owns one count of the `Arc`, which is `Send` and `Sync`.
+        unsafe { Waker::from_raw(raw(Arc::new(()))) }
+    }
+
+    /// Asked with one waker and then with another, so that one is cloned and one is dropped.
+    fn asked_twice(mut future: Pin<&mut impl Future>) {
+        for _ in 0..2 {
+            let waker = asserting();
+            assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+    }
+
+    #[test]
+    fn wakers_are_cloned_woken_and_dropped_without_a_lock() {
+        let stream = Stream::new(&Device::emulated(Emulated::new())).unwrap();
+        let (go, held) = mpsc::channel::<()>();
+        stream.host_function(move || _ = held.recv()).unwrap();
+        let mut first = pin!(stream.completed());
+        asked_twice(first.as_mut());
+        {
+            let mut second = pin!(stream.completed());
+            asked_twice(second.as_mut());
+        }
+        let hub = ChunkHub::<u32>::builder("hub").elements(1).host_envelopes(1).build().unwrap();
+        let (mut link, host) = (hub.consume(&Device::host()).unwrap(), Device::host());
+        asked_twice(pin!(link.next()));
+        drop(hub.produce(&host).unwrap());
+        drop(link);
+        drop(go);
+        stream.synchronize_blocking().unwrap();
+    }
+}

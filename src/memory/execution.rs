@@ -39,7 +39,7 @@ use crate::{
         Stream, Streams, Ticket,
         capture::{Capture, Kept},
     },
-    sync::{Deferred, Level, Mutex, lock},
+    sync::{Deferred, Level, Mutex, discard, discard_all, lock},
 };
 
 /// See the [module](self).
@@ -261,7 +261,7 @@ impl Execution {
     fn tidy(&self) {
         let _later = Deferred::new();
         let gone = lock(&self.uses).take_over(are_over);
-        drop(gone);
+        discard_all(gone);
     }
 
     /// Launches that are not known to be done.
@@ -418,7 +418,7 @@ impl Ending {
         }
         let uses = std::mem::take(&mut this.uses);
         drop(this);
-        drop(uses);
+        discard(uses);
         true
     }
 

@@ -26,7 +26,7 @@ use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
     stream::{Stream, Streams},
-    sync::{Deferred, Level, Mutex, lock},
+    sync::{Deferred, Level, Mutex, discard, lock, proxied},
 };
 
 /// The handle to memory of the user's that a buffer was made of: it gives that back.
@@ -240,7 +240,7 @@ impl<O: Send + 'static> Wrapped<O> {
     /// Dropping the future drops the memory, after its last use.
     pub async fn into_inner(self) -> Result<O> {
         let gone = || Error::new(ErrorKind::Closed, "the memory went with the program's end");
-        let mut returned = self.back.await.map_err(|_| gone())?;
+        let mut returned = proxied(self.back).await.map_err(|_| gone())?;
         returned.settled().await?;
         let owner = returned.owner.take().ok_or_else(gone)?;
         owner.into_box().downcast::<O>().map(|owner| *owner).map_err(|_| gone())
@@ -308,8 +308,8 @@ impl User {
         let uses = if self.staged { Uses::default() } else { uses };
         let returned = Returned { owner, device: device.clone(), home, bytes, uses, arrivals };
         if let Some(tell) = self.tell.take() {
-            // If nobody listens it is dropped here.
-            drop(tell.send(returned));
+            // If nobody listens it is dropped here, and the user's memory with it.
+            discard(tell.send(returned));
         }
     }
 }

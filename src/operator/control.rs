@@ -10,7 +10,7 @@ use std::{
     task::{Context, Poll, Wake, ready},
 };
 
-use futures::{Stream, task::AtomicWaker};
+use futures::Stream;
 
 use super::{
     node::{Node, Rest},
@@ -27,7 +27,7 @@ use crate::{
         },
         link::HubState,
     },
-    sync::{Mutex, lock},
+    sync::{Mutex, WakerCell, lock},
 };
 
 /// A flow at work: asks how it stands, pauses, resumes, stops and aborts it, from any thread or task. From
@@ -53,7 +53,7 @@ pub(crate) struct Control {
     /// What it failed with.
     failure: OnceLock<Error>,
     /// The flow's own task.
-    pub(crate) keeper: AtomicWaker,
+    pub(crate) keeper: WakerCell,
 }
 
 /// Operators whose runs are one task's.
@@ -144,7 +144,7 @@ impl Control {
             abort: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             failure: OnceLock::new(),
-            keeper: AtomicWaker::new(),
+            keeper: WakerCell::new(),
         })
     }
 

@@ -15,8 +15,6 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use futures::task::AtomicWaker;
-
 use self::face::Worn;
 use super::{
     only_others::OnlyOthers,
@@ -29,6 +27,7 @@ use crate::{
     condition::Status,
     error::{Error, ErrorKind, Result},
     hub::abroad::Lender,
+    sync::{WakerCell, wake_shared},
 };
 
 /// What all nodes of a flow share.
@@ -36,7 +35,7 @@ use crate::{
 pub(crate) struct Rest {
     pub(crate) tokens: Tokens,
     /// The flow's own task: woken when the last token is given back.
-    pub(crate) flow: AtomicWaker,
+    pub(crate) flow: WakerCell,
     /// Those who want to hear what operators wait for.
     pub(crate) watchers: Watchers,
 }
@@ -44,10 +43,10 @@ pub(crate) struct Rest {
 /// One operator's task.
 pub(crate) struct Node {
     /// The waker of the task that polls it first: tokio's are the same for all of a task's life.
-    task: OnceLock<Waker>,
+    task: OnceLock<Arc<Waker>>,
     /// For a task whose waker changes all the same.
     changed: AtomicBool,
-    other: AtomicWaker,
+    other: WakerCell,
     parking: Parking,
     rest: Arc<Rest>,
     finish: AtomicBool,
@@ -106,7 +105,7 @@ mod asked {
 
 impl Rest {
     pub(crate) fn new(operators: usize) -> Arc<Self> {
-        let (flow, watchers) = (AtomicWaker::new(), Watchers::default());
+        let (flow, watchers) = (WakerCell::new(), Watchers::default());
         Arc::new(Self { tokens: Tokens::new(operators), flow, watchers })
     }
 }
@@ -128,7 +127,7 @@ impl Node {
         Arc::new(Self {
             task: OnceLock::new(),
             changed: AtomicBool::new(false),
-            other: AtomicWaker::new(),
+            other: WakerCell::new(),
             parking: Parking::new(&rest.tokens, operator),
             rest: rest.clone(),
             finish: AtomicBool::new(false),
@@ -343,7 +342,7 @@ impl Node {
         task: &mut Context<'_>,
         future: impl FnOnce(&mut Context<'_>) -> Poll<Result<T>>,
     ) -> Poll<Result<T>> {
-        if !self.task.get_or_init(|| task.waker().clone()).will_wake(task.waker()) {
+        if !self.task.get_or_init(|| Arc::new(task.waker().clone())).will_wake(task.waker()) {
             self.changed.store(true, Ordering::Release);
             self.other.register(task.waker());
         }
@@ -381,7 +380,7 @@ impl Wake for Node {
             return;
         }
         if let Some(task) = self.task.get() {
-            task.wake_by_ref();
+            wake_shared(task);
         }
         if self.changed.load(Ordering::Acquire) {
             self.other.wake();

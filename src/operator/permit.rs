@@ -183,6 +183,12 @@ impl Permit {
     }
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        discard(self.waker.take());
+    }
+}
+
 /// Wakes who waits for an answer, after the lock.
 fn tell(mut inner: MutexGuard<'_, Inner>) {
     let waker = inner.waker.take();

@@ -125,6 +125,12 @@ impl Watchers {
     }
 }
 
+impl Drop for Changed {
+    fn drop(&mut self) {
+        discard(self.waker.take());
+    }
+}
+
 impl Watcher {
     /// The next that has changed; `None` when nothing does any more.
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<usize>> {

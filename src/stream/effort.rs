@@ -62,7 +62,7 @@ use std::{
 };
 
 use super::{CompletionMode, Stream, Streams, forecast::Expected, lookout::Scan, mark::Mark};
-use crate::{device::emulated, error::Result};
+use crate::{device::emulated, error::Result, sync::contained};
 
 /// Tasks of one device that poll at once.
 const SEATS: usize = 64;
@@ -174,7 +174,7 @@ impl Effort {
             (State::None | State::Sleep { .. }, _) => return self.choose(stream, mark, waker, began, now),
         }
         if matches!(self.state, State::Poll { .. }) {
-            waker.wake_by_ref();
+            contained("a waker panicked", || waker.wake_by_ref());
         }
         Ok(())
     }
@@ -201,7 +201,7 @@ impl Effort {
             && let Some(seat) = Seat::take(stream.streams(), Some(SEATS))
         {
             self.state = State::Poll { until: Some(until), _seat: seat };
-            waker.wake_by_ref();
+            contained("a waker panicked", || waker.wake_by_ref());
             return Ok(());
         }
         self.state = State::Scan;

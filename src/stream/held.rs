@@ -16,7 +16,7 @@ use crate::{
         recorder::Recorder,
     },
     error::{Error, ErrorKind, Result},
-    sync::lock,
+    sync::{Deferred, lock},
 };
 
 /// A stream of the device's.
@@ -119,6 +119,7 @@ impl Stream {
         }
         device.check()?;
         let streams = Streams::of(device);
+        let _later = Deferred::new();
         let mut known = lock(&streams.default);
         if let Some(inner) = known.upgrade() {
             return Ok(Self(inner));

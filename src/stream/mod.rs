@@ -75,7 +75,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
-    sync::{Level, Mutex, MutexGuard, assert_may_wake, discard, lock},
+    sync::{Deferred, Level, Mutex, MutexGuard, assert_may_wake, discard, lock},
 };
 
 /// A queue of work on one device. A cheap handle: clones are the same stream.
@@ -269,6 +269,8 @@ impl Stream {
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn host_callback(&self, function: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        // A device that refuses it lets go of what it has of it, under its recorder's lock.
+        let _later = Deferred::new();
         let function: HostCallback = Arc::new(function);
         // Two of it: what is refused is dropped without the stream's lock.
         let given = function.clone();

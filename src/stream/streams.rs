@@ -9,7 +9,7 @@ use super::{Inner, Stream, capture::Capture, lookout::Lookout};
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
-    sync::{Mutex, assert_may_wake, lock},
+    sync::{Level, Mutex, assert_may_wake, discard, lock},
 };
 
 /// The streams of one device.
@@ -31,11 +31,17 @@ pub(crate) struct Streams {
 impl Streams {
     pub(crate) fn of(device: &Device) -> Arc<Self> {
         device.extension(|device| {
+            let whom = device.downgrade();
+            device.backend().when_lost(Box::new(move |error| {
+                if let Some(device) = whom.upgrade() {
+                    let _ = Self::of(&device).heed::<()>(Err(error));
+                }
+            }));
             Arc::new(Self {
                 device: device.downgrade(),
                 backend: device.backend().clone(),
                 live: Mutex::default(),
-                default: Mutex::at(crate::sync::Level::CopyStreams, Weak::new()),
+                default: Mutex::at(Level::DefaultStream, Weak::new()),
                 lookout: Lookout::new(device),
                 pollers: AtomicUsize::new(0),
                 seats: AtomicUsize::new(0),
@@ -50,7 +56,7 @@ impl Streams {
             device: device.downgrade(),
             backend: capture.recorder().clone(),
             live: Mutex::default(),
-            default: Mutex::at(crate::sync::Level::CopyStreams, Weak::new()),
+            default: Mutex::at(Level::DefaultStream, Weak::new()),
             lookout: Lookout::new(device),
             pollers: AtomicUsize::new(0),
             seats: AtomicUsize::new(0),
@@ -121,10 +127,11 @@ impl Streams {
         if device.set_lost(told) {
             tracing::error!(%device, unfinished = unfinished.join(", "), "device lost");
         }
-        drop(live);
+        discard(live);
         // Read again: one that was made meanwhile may have waiters already.
         let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
         live.iter().for_each(|stream| stream.0.completion.fail());
+        discard(live);
         device.tell_lost();
         match device.check() {
             Err(error) => error,

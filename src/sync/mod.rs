@@ -1,7 +1,7 @@
 //! Locks, and what must not happen while one is held.
 //!
 //! - [`Mutex`]: every lock of the crate. A debug build asserts the [order](Level) in which a thread acquires them.
-//! - [`WakeList`], [`wake`], [`discard`]: the only way to wake a waker, or to drop a value of the user's where a lock may be
+//! - [`WakeList`], [`wake`], [`WakerCell`], [`discard`]: the only way to wake a waker, or to drop a value of the user's where a lock may be
 //!   held. User code runs with no lock held, and a panic of it ends there.
 //! - [`Deferred`]: a scope that holds back the wakes and drops of its thread until the locks within it are released.
 //!
@@ -10,13 +10,20 @@
 //! `operator/quiet.rs`, `operator/only_others.rs`, `operator/watchers.rs`. The model checks in `tests/loom_*.rs` include those
 //! files and [`wakes`] as they stand, beside a module of this name with loom's primitives in it.
 
+mod cell;
 mod mutex;
+mod proxy;
 mod wakes;
+
+#[cfg(test)]
+mod tests;
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
+pub(crate) use cell::WakerCell;
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
-pub(crate) use wakes::{Deferred, WakeList, assert_may_wake, contained, discard, discard_all, wake, wake_by_ref};
+pub(crate) use proxy::{ProxyWaker, proxied};
+pub(crate) use wakes::{Deferred, WakeList, assert_may_wake, contained, discard, discard_all, wake, wake_shared};
 
 /// [`Mutex::at`], for the protocols, whose model checks have another mutex.
 #[inline]

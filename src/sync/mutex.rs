@@ -26,6 +26,8 @@ pub(crate) enum Level {
     Lane,
     /// `hub/chunks`: the streams that carry a hub's copies, while one is made.
     CopyStreams,
+    /// `stream/held`: a device's default stream, while it is made.
+    DefaultStream,
     /// `graph/exec`: what the nodes of an exec were set to.
     ExecChanges,
     /// `memory/wrapped`: what has come for memory of the user's and is not brought over.

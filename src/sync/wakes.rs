@@ -22,6 +22,7 @@ use std::{
     marker::PhantomData,
     mem::ManuallyDrop,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
     task::Waker,
 };
 
@@ -38,6 +39,7 @@ pub(crate) struct WakeList(SmallVec<[Waker; 4]>);
 /// What a scope holds back.
 enum Held {
     Wake(Waker),
+    WakeShared(Arc<Waker>),
     Drop(#[allow(dead_code, reason = "dropped")] Box<dyn Any>),
 }
 
@@ -58,11 +60,6 @@ pub(crate) struct Deferred(PhantomData<*mut ()>);
 impl WakeList {
     pub(crate) fn new() -> Self {
         Self(SmallVec::new())
-    }
-
-    #[inline]
-    pub(crate) fn push(&mut self, waker: Waker) {
-        self.0.push(waker);
     }
 
     /// Wakes all.
@@ -105,12 +102,11 @@ pub(crate) fn wake(waker: Waker) {
     }
 }
 
-/// Wakes one that stays.
-pub(crate) fn wake_by_ref(waker: &Waker) {
+/// Wakes one that stays. It is shared so that it can be held back, or taken out under a lock, without a clone of the waker,
+/// which is user code.
+pub(crate) fn wake_shared(waker: &Arc<Waker>) {
     if SCOPES.get() > 0 {
-        // Its clone is user code as well.
-        assert_unlocked();
-        contained("a waker panicked", || hold_back(Held::Wake(waker.clone())));
+        hold_back(Held::WakeShared(waker.clone()));
     } else {
         assert_unlocked();
         contained("a waker panicked", || waker.wake_by_ref());
@@ -201,6 +197,10 @@ fn run_held() {
     for held in queue {
         match held {
             Held::Wake(waker) => wake(waker),
+            Held::WakeShared(waker) => {
+                wake_shared(&waker);
+                discard(waker);
+            }
             Held::Drop(value) => discard(value),
         }
     }

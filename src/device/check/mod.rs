@@ -62,6 +62,7 @@ use super::{
     backend::{
         Address, Arg, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo,
         NodeWork, Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
+        TellsOfLoss,
     },
     human,
 };
@@ -506,6 +507,10 @@ impl Backend for Checked {
 
     fn callback_over(&self, function: &HostCallback) {
         self.watched(function).iter().for_each(|watched| self.inner.callback_over(watched));
+    }
+
+    fn when_lost(&self, tell: TellsOfLoss) {
+        self.inner.when_lost(tell);
     }
 
     #[cfg(feature = "cuda")]

@@ -35,16 +35,15 @@ use super::{
     host,
 };
 use crate::{
-    device::backend::RawStream,
+    device::backend::{RawStream, TellsOfLoss},
     error::{Error, ErrorKind, Result},
-    sync::Mutex,
+    sync::{Mutex, lock},
 };
 
 /// Devices that a fault has ended in this process, by ordinal.
 static LOST: Mutex<BTreeMap<usize, Error>> = Mutex::new(BTreeMap::new());
 
 /// The primary context of one device.
-#[derive(Debug)]
 pub(super) struct Context {
     pub(super) driver: &'static Driver,
     /// `cuda:0`
@@ -56,12 +55,20 @@ pub(super) struct Context {
     raw: Handle<CUctx_st>,
     primary: Arc<CudaContext>,
     lost: OnceLock<Error>,
+    /// Who wants to hear of that.
+    tells: Arc<Mutex<Vec<TellsOfLoss>>>,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("name", &self.name).field("lost", &self.lost).finish_non_exhaustive()
+    }
 }
 
 impl Context {
     /// Retains the primary context of the device with this ordinal.
     pub(super) fn open(driver: &'static Driver, ordinal: usize) -> Result<Self> {
-        if let Some(error) = LOST.lock().get(&ordinal) {
+        if let Some(error) = lock(&LOST).get(&ordinal) {
             return Err(error.again());
         }
         let name = format!("cuda:{ordinal}");
@@ -103,7 +110,17 @@ impl Context {
         // accesses itself.
         unsafe { primary.disable_event_tracking() };
         let raw = Handle::new(primary.cu_ctx());
-        Ok(Self { driver, name, device, owner: host::Owner::new(), ordinal, raw, primary, lost: OnceLock::new() })
+        Ok(Self {
+            driver,
+            name,
+            device,
+            owner: host::Owner::new(),
+            ordinal,
+            raw,
+            primary,
+            lost: OnceLock::new(),
+            tells: Arc::default(),
+        })
     }
 
     /// As cudarc has it.
@@ -188,17 +205,29 @@ impl Context {
             );
             Error::new(ErrorKind::DeviceLost, text).at(self.name.clone())
         });
-        LOST.lock().entry(self.ordinal).or_insert_with(|| error.again());
+        lock(&LOST).entry(self.ordinal).or_insert_with(|| error.again());
         if first {
             // After `lost` is set, so that a function that is enqueued meanwhile is either seen there or sees that itself.
             // Whoever has met the fault may hold locks that a destructor of the user's asks for.
-            let owner = self.owner;
+            let (owner, tells, fault) = (self.owner, self.tells.clone(), error.again());
             let thread = thread::Builder::new().name(format!("{} is lost", self.name));
-            if thread.spawn(move || host::drop_all(owner)).is_err() {
+            let told = thread.spawn(move || {
+                // Whoever waits may do so for what no further call asks about: the answer that told of the fault may have
+                // gone unread, as where an event is destroyed.
+                let tells = std::mem::take(&mut *lock(&tells));
+                tells.iter().for_each(|tell| tell(fault.again()));
+                host::drop_all(owner);
+            });
+            if told.is_err() {
                 host::drop_all(owner);
             }
         }
         error.again()
+    }
+
+    /// See [`Backend::when_lost`](crate::device::backend::Backend::when_lost).
+    pub(super) fn when_lost(&self, tell: TellsOfLoss) {
+        lock(&self.tells).push(tell);
     }
 
     /// The fault that ended the device, if one has.

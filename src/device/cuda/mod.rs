@@ -54,7 +54,7 @@ use self::{
 };
 use super::backend::{
     Address, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork,
-    Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
+    Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec, TellsOfLoss,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{Level, Mutex};
@@ -476,6 +476,10 @@ impl Backend for CudaBackend {
 
     fn exec_enable(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
         self.enable_node(exec, node, enabled)
+    }
+
+    fn when_lost(&self, tell: TellsOfLoss) {
+        self.cx.when_lost(tell);
     }
 
     fn callback_over(&self, function: &HostCallback) {

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     device::{human, process::is_fork as in_a_fork},
     error::{Error, ErrorKind, Result},
-    sync::{Condvar, Level, Mutex, MutexGuard},
+    sync::{Condvar, Level, Mutex, MutexGuard, discard_all},
     thread_name::thread_name,
 };
 
@@ -222,8 +222,8 @@ impl Engine {
                 let error = state.fault(device, stream, fault, cause);
                 let dropped = state.machine.fail(device, error);
                 drop(state);
-                // Drops of a user's: not under the lock.
-                drop(dropped);
+                // Drops of a user's: not under the lock, and a panic of one ends there.
+                discard_all(dropped);
                 state = lock(&self.state);
             }
         }

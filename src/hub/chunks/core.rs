@@ -14,6 +14,7 @@ use std::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    task::Waker,
 };
 
 pub(super) use seat::Seat;
@@ -33,7 +34,7 @@ use crate::{
     },
     memory::{Plain, transfer},
     stream::Stream,
-    sync::{Deferred, Level, Mutex, lock},
+    sync::{Deferred, Level, Mutex, discard, discard_all, lock, wake_shared},
 };
 
 /// An envelope, which those who peek share.
@@ -59,6 +60,12 @@ pub(crate) struct Core<T: Plain, S> {
 struct Inner<T: Plain, S> {
     state: State<Envelopes<T>, Arc<S>>,
     places: Places<T>,
+}
+
+impl<T: Plain, S> Drop for Core<T, S> {
+    fn drop(&mut self) {
+        discard_all(self.inner.get_mut().state.drain_wakers());
+    }
 }
 
 /// Places by their numbers.
@@ -276,6 +283,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
             let Inner { state, places } = &mut *lock(&self.inner);
             let changed = change(state, places, &mut actions);
             state.settle(places, &mut actions);
+            state.take_gone(&mut actions);
             changed
         };
         self.carry_out(actions);
@@ -284,14 +292,19 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
 
     fn carry_out(&self, mut actions: Actions<Envelopes<T>>) {
         loop {
-            let Actions { moves, wakes, freed } = actions;
+            let Actions { moves, wakes, freed, gone } = actions;
+            discard_all(gone);
             drop(freed);
             actions = Actions::default();
             for copy in moves {
                 self.enqueue(copy, &mut actions);
             }
-            wakes.into_iter().for_each(|waker| waker.wake());
-            if actions.moves.is_empty() && actions.wakes.is_empty() && actions.freed.is_empty() {
+            wake_all(wakes);
+            if actions.moves.is_empty()
+                && actions.wakes.is_empty()
+                && actions.freed.is_empty()
+                && actions.gone.is_empty()
+            {
                 return;
             }
         }
@@ -405,7 +418,14 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> HearsOfLoss for Core<T, S> {
         // Nothing else: somebody may be about to enqueue a copy, with what that needs locked.
         let mut actions = Actions::default();
         lock(&self.inner).state.wake_all(&mut actions);
-        actions.wakes.into_iter().for_each(|waker| waker.wake());
+        wake_all(actions.wakes);
+    }
+}
+
+fn wake_all(wakes: Vec<Arc<Waker>>) {
+    for waker in wakes {
+        wake_shared(&waker);
+        discard(waker);
     }
 }
 

@@ -155,7 +155,7 @@ impl World {
     fn carry_out(&mut self, out: Actions<Held>) {
         self.homing.extend(out.freed);
         self.moves.extend(out.moves);
-        out.wakes.into_iter().for_each(Waker::wake);
+        out.wakes.into_iter().for_each(|waker| waker.wake_by_ref());
     }
 
     /// One step of somebody's. False if nobody can make one.
@@ -221,9 +221,9 @@ impl World {
                 state.unlink(id);
             });
         }
-        let waker = Waker::from(self.tasks[at].woken.clone());
+        let waker = Arc::new(Waker::from(self.tasks[at].woken.clone()));
         let mut out = Actions::default();
-        let asked = self.state.poll(id, true, &waker, &mut self.pools, &mut out);
+        let asked = self.state.poll(id, true, &waker, Some(&waker), &mut self.pools, &mut out).unwrap();
         self.carry_out(out);
         match asked {
             Answer::Never => self.tasks[at].left = 0,

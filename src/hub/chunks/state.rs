@@ -39,6 +39,7 @@ mod turns;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    sync::Arc,
     task::Waker,
 };
 
@@ -87,13 +88,15 @@ pub(super) struct Move<E> {
 #[derive(Debug)]
 pub(super) struct Actions<E> {
     pub(super) moves: Vec<Move<E>>,
-    pub(super) wakes: Vec<Waker>,
+    pub(super) wakes: Vec<Arc<Waker>>,
     pub(super) freed: Vec<E>,
+    /// Wakers that nothing is to wake any more, to be dropped.
+    pub(super) gone: Vec<Arc<Waker>>,
 }
 
 impl<E> Default for Actions<E> {
     fn default() -> Self {
-        Self { moves: Vec::new(), wakes: Vec::new(), freed: Vec::new() }
+        Self { moves: Vec::new(), wakes: Vec::new(), freed: Vec::new(), gone: Vec::new() }
     }
 }
 
@@ -106,7 +109,7 @@ struct Link {
     retired: bool,
     waits: Option<Waits>,
     /// Whoever wants to hear of the next change, be it what it may.
-    watcher: Option<Waker>,
+    watcher: Option<Arc<Waker>>,
     /// When it was served last.
     served: u64,
     /// The chunk that it was given last.
@@ -116,7 +119,7 @@ struct Link {
 #[derive(Debug)]
 struct Waits {
     since: u64,
-    waker: Waker,
+    waker: Arc<Waker>,
     /// For a blank, beside a place in the queue.
     blank: bool,
     /// It was woken, and has not asked since.
@@ -166,6 +169,8 @@ pub(super) struct State<E, S> {
     chunks_made: u64,
     links_made: u64,
     clock: u64,
+    /// Wakers that were taken out: dropped by who holds no lock.
+    gone: Vec<Arc<Waker>>,
     /// Once there was one.
     had_producer: bool,
     had_reader: bool,
@@ -224,6 +229,7 @@ impl<E: Clone, S: Clone> State<E, S> {
             chunks_made: 0,
             links_made: 0,
             clock: 0,
+            gone: Vec::new(),
             had_producer: false,
             had_reader: false,
             had_consumer: false,
@@ -254,13 +260,19 @@ impl<E: Clone, S: Clone> State<E, S> {
     /// It asks for nothing more, and nothing waits for it.
     pub(super) fn retire(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(&id) {
-            (link.retired, link.waits, link.watcher) = (true, None, None);
+            link.retired = true;
+            let waits = link.waits.take().map(|waits| waits.waker);
+            self.gone.extend(waits.into_iter().chain(link.watcher.take()));
         }
     }
 
     /// It has given back whatever it had.
     pub(super) fn unlink(&mut self, id: LinkId) {
-        self.links.remove(&id);
+        let link = self.links.remove(&id);
+        self.gone.extend(link.into_iter().flat_map(|link| {
+            let waits = link.waits.map(|waits| waits.waker);
+            waits.into_iter().chain(link.watcher)
+        }));
         self.chunks.iter_mut().for_each(|chunk| chunk.seen.retain(|seen| *seen != id));
     }
 

@@ -49,7 +49,7 @@ use super::{Emulated, device::Device, lock, machine::StreamId, workers::Engine};
 use crate::{
     device::backend::Backend,
     error::{Error, ErrorKind},
-    sync::{Level, Mutex},
+    sync::{Level, Mutex, contained, discard, discard_all, wake},
 };
 
 /// The future that [`Simulation::run`] was given.
@@ -203,12 +203,15 @@ impl Drop for Simulation {
         state.over = true;
         let gone = (std::mem::take(&mut state.tasks), std::mem::take(&mut state.ticks), state.waker.take());
         drop(state);
-        drop(gone);
+        let (tasks, ticks, waker) = gone;
+        tasks.into_values().for_each(|task| _ = contained("a task panicked as it was dropped", || drop(task)));
+        ticks.into_iter().for_each(|tick| _ = contained("a tick panicked as it was dropped", || drop(tick)));
+        discard(waker);
         let dropped: Vec<_> = self.core.engine.with(|machine| {
             let error = Error::new(ErrorKind::DeviceLost, "its simulation is over");
             machine.devices().into_iter().flat_map(|device| machine.fail(device, error.again())).collect()
         });
-        drop(dropped);
+        discard_all(dropped);
     }
 }
 
@@ -405,9 +408,7 @@ impl Core {
         state.stirred = true;
         let waker = if state.polling { None } else { state.waker.take() };
         drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        waker.into_iter().for_each(wake);
     }
 }
 
@@ -419,11 +420,13 @@ struct Polling<'a> {
 
 impl<'a> Polling<'a> {
     fn new(core: &'a Arc<Core>, cx: &Context<'_>) -> Self {
+        let waker = cx.waker().clone();
         let mut state = lock(&core.state);
         assert!(!state.polling, "a simulation runs one future at a time");
         state.polling = true;
-        state.waker = Some(cx.waker().clone());
+        let old = state.waker.replace(waker);
         drop(state);
+        discard(old);
         let before = CURRENT.with(|current| current.replace(Some(SimulationHandle { core: core.clone() })));
         Self { core, before }
     }

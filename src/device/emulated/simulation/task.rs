@@ -20,7 +20,7 @@ use futures::FutureExt;
 use tokio::task::coop::unconstrained;
 
 use super::{Core, lock};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, discard, wake};
 
 pub(super) type TaskId = u64;
 pub(super) type Body = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -63,6 +63,12 @@ struct State<T> {
     waker: Option<Waker>,
 }
 
+impl<T> Drop for State<T> {
+    fn drop(&mut self) {
+        discard(self.waker.take());
+    }
+}
+
 impl<T> Default for Slot<T> {
     fn default() -> Self {
         Self(Mutex::new(State { end: None, over: false, waker: None }))
@@ -79,9 +85,7 @@ impl<T> Slot<T> {
         state.end = Some(end);
         let waker = state.waker.take();
         drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        waker.into_iter().for_each(wake);
     }
 }
 
@@ -155,15 +159,16 @@ impl<T> Future for Task<T> {
     type Output = Result<T, Unfinished>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let waker = cx.waker().clone();
         let mut state = lock(&self.slot.0);
-        match state.end.take() {
-            Some(end) => Poll::Ready(end),
+        let old = match state.end.take() {
+            Some(end) => return Poll::Ready(end),
             None if state.over => panic!("a task's end was polled for again"),
-            None => {
-                state.waker = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
+            None => state.waker.replace(waker),
+        };
+        drop(state);
+        discard(old);
+        Poll::Pending
     }
 }
 

@@ -68,12 +68,16 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
         self.core.check()?;
         self.device.check()?;
         let mut actions = Actions::default();
-        let (asked, comes) = {
+        let mut ask = |shared: Option<&Arc<Waker>>| {
             let Inner { state, places } = &mut *lock(&self.core.inner);
-            let asked = state.poll(self.id, blank, task.waker(), places, &mut actions);
+            let asked = state.poll(self.id, blank, task.waker(), shared, places, &mut actions)?;
+            state.take_gone(&mut actions);
             let waits = asked == Answer::Wait && (blank || self.role != Role::Produce);
-            (asked, if waits { self.can_come(state, places) } else { Ok(()) })
+            Some((asked, if waits { self.can_come(state, places) } else { Ok(()) }))
         };
+        // Cloned without the lock, and only where it is not kept yet.
+        let asked = ask(None).or_else(|| ask(Some(&Arc::new(task.waker().clone()))));
+        let (asked, comes) = asked.unwrap_or((Answer::Wait, Ok(())));
         // That it asked may let others go on, whatever it is told itself.
         self.core.carry_out(actions);
         comes?;
@@ -135,7 +139,13 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
 
     /// Keeps the waker for the next change.
     pub(in crate::hub::chunks) fn watch(&self, waker: &Waker) {
-        lock(&self.core.inner).state.watch(self.id, waker);
+        let waker = Arc::new(waker.clone());
+        let mut actions = Actions::default();
+        let mut inner = lock(&self.core.inner);
+        inner.state.watch(self.id, &waker);
+        inner.state.take_gone(&mut actions);
+        drop(inner);
+        self.core.carry_out(actions);
     }
 
     /// There will be nothing more for it.

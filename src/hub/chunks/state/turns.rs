@@ -4,7 +4,7 @@
 //! came before it can have it, and was woken for it: those have a look first. One who has looked and does not take it
 //! (its operator waits for something else, too) is in nobody's way.
 
-use std::task::Waker;
+use std::{sync::Arc, task::Waker};
 
 use super::{Actions, Blanks, Chunk, Grant, Link, LinkId, Role, Slot, State, Waits};
 use crate::hub::queue::Answer;
@@ -129,40 +129,44 @@ impl<E: Clone, S: Clone> State<E, S> {
     /// Asks, and changes nothing but that the link waits now. `blank`: a producer wants one, beside a place in the queue.
     ///
     /// What it was told is there stays until it can take it: nothing is settled in between.
+    ///
+    /// `shared` is the same waker, cloned by a caller that held no lock; without it there is no answer where one is needed that
+    /// the link does not have.
     pub(in crate::hub::chunks) fn poll(
         &mut self,
         id: LinkId,
         blank: bool,
         waker: &Waker,
+        shared: Option<&Arc<Waker>>,
         blanks: &mut impl Blanks<E>,
         out: &mut Actions<E>,
-    ) -> Answer {
+    ) -> Option<Answer> {
         if self.has_ended(id, blanks) {
             self.rest(id);
             self.settle(blanks, out);
-            return Answer::Never;
+            return Some(Answer::Never);
         }
         let since = self.tick();
         let ready = self.links.get(&id).is_some_and(|link| self.may_go(id, link, blank, blanks));
-        let Some(link) = self.links.get_mut(&id) else { return Answer::Never };
+        let Some(link) = self.links.get_mut(&id) else { return Some(Answer::Never) };
         if ready {
             if let Some(waits) = link.waits.as_mut() {
                 waits.looked = true;
                 self.wake_those_behind(blanks, out);
             }
-            return Answer::Yes;
+            return Some(Answer::Yes);
         }
         match &mut link.waits {
             Some(waits) => {
-                (waits.blank, waits.told, waits.looked) = (blank, false, false);
                 if !waits.waker.will_wake(waker) {
-                    waits.waker = waker.clone();
+                    self.gone.push(std::mem::replace(&mut waits.waker, shared?.clone()));
                 }
+                (waits.blank, waits.told, waits.looked) = (blank, false, false);
             }
-            none => *none = Some(Waits { since, waker: waker.clone(), blank, told: false, looked: false }),
+            none => *none = Some(Waits { since, waker: shared?.clone(), blank, told: false, looked: false }),
         }
         self.settle(blanks, out);
-        Answer::Wait
+        Some(Answer::Wait)
     }
 
     /// One who could go may not do so: whoever waits behind it, or for the envelope that it waits for, asks again.
@@ -173,17 +177,32 @@ impl<E: Clone, S: Clone> State<E, S> {
         });
     }
 
+    /// All wakers that it keeps.
+    pub(in crate::hub::chunks) fn drain_wakers(&mut self) -> Vec<Arc<Waker>> {
+        let mut all = std::mem::take(&mut self.gone);
+        for link in self.links.values_mut() {
+            let waits = link.waits.take().map(|waits| waits.waker);
+            all.extend(waits.into_iter().chain(link.watcher.take()));
+        }
+        all
+    }
+
+    /// Wakers that were taken out, to be dropped without a lock.
+    pub(in crate::hub::chunks) fn take_gone(&mut self, out: &mut Actions<E>) {
+        out.gone.append(&mut self.gone);
+    }
+
     /// It waits no longer.
     pub(in crate::hub::chunks) fn rest(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(&id) {
-            link.waits = None;
+            self.gone.extend(link.waits.take().map(|waits| waits.waker));
         }
     }
 
     /// Keeps the waker for the next change.
-    pub(in crate::hub::chunks) fn watch(&mut self, id: LinkId, waker: &Waker) {
+    pub(in crate::hub::chunks) fn watch(&mut self, id: LinkId, waker: &Arc<Waker>) {
         if let Some(link) = self.links.get_mut(&id) {
-            link.watcher = Some(waker.clone());
+            self.gone.extend(link.watcher.replace(waker.clone()));
         }
     }
 
@@ -229,7 +248,8 @@ impl<E: Clone, S: Clone> State<E, S> {
         };
         let served = self.tick();
         if let Some(link) = self.links.get_mut(&id) {
-            (link.waits, link.served, link.last) = (None, served, grant.number);
+            self.gone.extend(link.waits.take().map(|waits| waits.waker));
+            (link.served, link.last) = (served, grant.number);
         }
         Some(grant)
     }

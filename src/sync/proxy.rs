@@ -1,0 +1,53 @@
+//! [`ProxyWaker`]: what other libraries' primitives are given in place of a user's waker.
+//!
+//! tokio's semaphore wakes under its lock when it is closed, and of several wakers those after one that panics are not woken.
+//! A proxy never panics, and where a [`Deferred`](super::Deferred) scope is open the user's waker is woken after it.
+
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Wake, Waker},
+};
+
+use super::WakerCell;
+
+/// A waker that wakes the one it was last polled with.
+#[derive(Debug)]
+pub(crate) struct ProxyWaker {
+    cell: Arc<Proxied>,
+    waker: Waker,
+}
+
+#[derive(Debug)]
+struct Proxied(WakerCell);
+
+impl ProxyWaker {
+    pub(crate) fn new() -> Self {
+        let cell = Arc::new(Proxied(WakerCell::new()));
+        Self { waker: Waker::from(cell.clone()), cell }
+    }
+
+    /// To poll with in place of this task's.
+    pub(crate) fn stand_in(&self, task: &Context<'_>) -> Context<'_> {
+        self.cell.0.register(task.waker());
+        Context::from_waker(&self.waker)
+    }
+}
+
+impl Wake for Proxied {
+    fn wake(self: Arc<Self>) {
+        self.0.wake();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake();
+    }
+}
+
+/// The same future, which is given a proxy.
+pub(crate) async fn proxied<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let proxy = ProxyWaker::new();
+    poll_fn(|task| future.as_mut().poll(&mut proxy.stand_in(task))).await
+}

@@ -1,0 +1,628 @@
+//! Hostile user code wherever the crate keeps some of it: wakers and closures that panic, call back, drop a buffer, a stream or
+//! a flow, when they are woken and when they are dropped. Whatever they do, the other waiters are resolved.
+//!
+//! A body runs on a thread of its own; where it hangs, a watchdog ends the process and names it.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    future::{Future, ready},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    task::{Context, Poll, Wake, Waker},
+    thread,
+    time::Duration,
+};
+
+use futures::executor::block_on;
+use wakeline::{
+    Egress, Ingress,
+    device::{Emulated, Faults},
+    graph::Graph,
+    memory::Allocator,
+    prelude::*,
+    stream::Event,
+};
+
+/// Longer than any of it takes on a loaded machine.
+const BOUND: Duration = Duration::from_secs(60);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Holds a stream up until what it returns is dropped.
+#[must_use]
+fn hold(stream: &Stream) -> mpsc::Sender<()> {
+    let (go, held) = mpsc::channel::<()>();
+    stream.host_function(move || _ = held.recv()).unwrap();
+    go
+}
+
+/// Runs a body that must not hang.
+fn within_bound(what: String, body: impl FnOnce() + Send + 'static) {
+    let (done, wait) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        let outcome = catch_unwind(AssertUnwindSafe(body));
+        let _ = done.send(());
+        outcome
+    });
+    if wait.recv_timeout(BOUND).is_err() {
+        eprintln!("{what}: hangs");
+        std::process::abort();
+    }
+    if let Err(panic) = thread.join().expect("it catches what its body does") {
+        eprintln!("{what}: failed");
+        std::panic::resume_unwind(panic);
+    }
+}
+
+type Deed = Box<dyn FnOnce() + Send>;
+
+/// User code that does something when it is woken, and something else when it is dropped.
+struct Hostile {
+    woken: Mutex<Option<Deed>>,
+    dropped: Mutex<Option<Deed>>,
+    was_woken: Arc<AtomicBool>,
+}
+
+impl Wake for Hostile {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.was_woken.store(true, Ordering::SeqCst);
+        let deed = lock(&self.woken).take();
+        if let Some(deed) = deed {
+            deed();
+        }
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        let deed = lock(&self.dropped).take();
+        if let Some(deed) = deed {
+            deed();
+        }
+    }
+}
+
+/// What they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    Panics,
+    CallsBack,
+    DropsABuffer,
+    DropsAStream,
+    PanicsWhenDropped,
+    CallsBackWhenDropped,
+    DropsABufferWhenDropped,
+    DropsAStreamWhenDropped,
+}
+
+const MANNERS: [Manner; 8] = [
+    Manner::Panics,
+    Manner::CallsBack,
+    Manner::DropsABuffer,
+    Manner::DropsAStream,
+    Manner::PanicsWhenDropped,
+    Manner::CallsBackWhenDropped,
+    Manner::DropsABufferWhenDropped,
+    Manner::DropsAStreamWhenDropped,
+];
+
+/// A buffer with open work on a stream that it was not allocated on, so that its drop marks that work, under the stream's lock.
+fn in_use(device: &Device, stream: &Stream) -> Buffer<u32> {
+    let mut buffer = Buffer::new(device, 64).unwrap();
+    stream.fill(&mut buffer, 7).unwrap();
+    buffer
+}
+
+/// Uses what can be used of the device.
+fn call_back(device: &Device, stream: &Stream) {
+    let _ = Buffer::<u32>::new(device, 64).and_then(|mut buffer| stream.fill(&mut buffer, 1));
+    let _ = stream.host_function(|| ());
+    let mut done = Box::pin(stream.completed());
+    let _ = done.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    let _ = Event::new().record(stream);
+    let _ = Stream::new(device);
+}
+
+impl Manner {
+    fn deed(self, device: &Device, stream: &Stream) -> Deed {
+        let (device, stream) = (device.clone(), stream.clone());
+        match self {
+            Self::Panics | Self::PanicsWhenDropped => Box::new(|| panic!("from a hostile user's code")),
+            Self::CallsBack | Self::CallsBackWhenDropped => Box::new(move || call_back(&device, &stream)),
+            Self::DropsABuffer | Self::DropsABufferWhenDropped => {
+                let buffer = in_use(&device, &stream);
+                Box::new(move || drop(buffer))
+            }
+            Self::DropsAStream | Self::DropsAStreamWhenDropped => {
+                let other = Stream::named(&device, "other").unwrap();
+                let buffer = in_use(&device, &other);
+                Box::new(move || drop((buffer, other)))
+            }
+        }
+    }
+
+    fn is_of_a_drop(self) -> bool {
+        matches!(
+            self,
+            Self::PanicsWhenDropped
+                | Self::CallsBackWhenDropped
+                | Self::DropsABufferWhenDropped
+                | Self::DropsAStreamWhenDropped
+        )
+    }
+
+    fn waker(self, device: &Device, stream: &Stream) -> (Waker, Arc<AtomicBool>) {
+        let was_woken = Arc::new(AtomicBool::new(false));
+        let (woken, dropped) = match self.is_of_a_drop() {
+            true => (None, Some(self.deed(device, stream))),
+            false => (Some(self.deed(device, stream)), None),
+        };
+        let hostile = Hostile { woken: Mutex::new(woken), dropped: Mutex::new(dropped), was_woken: was_woken.clone() };
+        (Arc::new(hostile).into(), was_woken)
+    }
+
+    /// A value whose drop does it.
+    fn value(self, device: &Device, stream: &Stream) -> Hostile {
+        Hostile {
+            woken: Mutex::new(None),
+            dropped: Mutex::new(Some(self.deed(device, stream))),
+            was_woken: Arc::default(),
+        }
+    }
+}
+
+type Waits = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A future that two honest waiters and two hostile ones wait for in turn. Whatever the hostile ones do, the honest resolve.
+///
+/// `wait` makes a future of the place; `release` lets all of them resolve.
+fn two_and_two(
+    what: &str,
+    faults: Faults,
+    from_a_thread_that_ends: bool,
+    wait: impl Fn(&Device, &Stream, usize) -> Waits + Send + Copy + 'static,
+) {
+    for manner in MANNERS {
+        let faults = faults.clone();
+        let what = format!("{what}, {manner:?}");
+        within_bound(what.clone(), move || {
+            let device = Device::emulated(Emulated::new().workers(4).faults(faults));
+            let stream = Stream::named(&device, "held").unwrap();
+            let beside = Stream::named(&device, "beside").unwrap();
+            let held = hold(&stream);
+            // Fails, where that is planned, once the stream goes on.
+            let (from, mut to) = (Buffer::<u32>::new(&device, 4).unwrap(), Buffer::<u32>::new(&device, 4).unwrap());
+            stream.copy(&from, &mut to).unwrap();
+            let mut waits: Vec<Waits> = (0..4).map(|at| wait(&device, &stream, at)).collect();
+            let mut hostile = Vec::new();
+            for wait in [0, 2] {
+                let (waker, _) = manner.waker(&device, &beside);
+                // A place may not register a waker the first time that it is asked.
+                let _ = waits[wait].as_mut().poll(&mut Context::from_waker(&waker));
+                hostile.push(waker);
+            }
+            let honest: Vec<Waits> = {
+                let mut all: Vec<Option<Waits>> = waits.drain(..).map(Some).collect();
+                let honest = [1, 3].map(|at| all[at].take().unwrap());
+                let left: Vec<Waits> = all.into_iter().flatten().collect();
+                if from_a_thread_that_ends {
+                    // Their places are given up as a thread ends.
+                    thread_local!(static LEFT: Mutex<Vec<Waits>> = const { Mutex::new(Vec::new()) });
+                    thread::spawn(move || LEFT.with(|kept| lock(kept).extend(left))).join().unwrap();
+                } else {
+                    waits = left;
+                }
+                honest.into()
+            };
+            // From here on what is kept of them is the crate's alone.
+            drop_each(hostile);
+            let (sender, resolved) = mpsc::channel();
+            let waiters: Vec<_> = honest
+                .into_iter()
+                .map(|wait| {
+                    let sender = sender.clone();
+                    thread::spawn(move || {
+                        block_on(wait);
+                        let _ = sender.send(());
+                    })
+                })
+                .collect();
+            drop(held);
+            drop(from);
+            drop(to);
+            waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+            assert_eq!(resolved.try_iter().count(), 2);
+            // What is left is the hostile ones' own.
+            drop_each(waits);
+        });
+    }
+}
+
+/// Each, whatever another's drop does.
+fn drop_each<T>(values: impl IntoIterator<Item = T>) {
+    for value in values {
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
+    }
+}
+
+/// Good weather, and a device that faults while they wait; in both from a thread that ends, too.
+fn in_all_weathers(what: &str, wait: impl Fn(&Device, &Stream, usize) -> Waits + Send + Copy + 'static) {
+    for ends in [false, true] {
+        two_and_two(&format!("{what}, thread ends: {ends}"), Faults::new(), ends, wait);
+        two_and_two(&format!("{what}, after a fault, thread ends: {ends}"), Faults::new().fail_copy(1), ends, wait);
+    }
+}
+
+#[test]
+fn hostile_wakers_of_completions_strand_nobody() {
+    in_all_weathers("completed", |_, stream, _| {
+        let done = stream.completed();
+        Box::pin(async move { drop(done.await) })
+    });
+}
+
+#[test]
+fn hostile_wakers_of_several_tickets_strand_nobody() {
+    in_all_weathers("tickets", |_, stream, _| {
+        let _ = stream.host_function(|| ());
+        let done = stream.completed();
+        Box::pin(async move { drop(done.await) })
+    });
+}
+
+#[test]
+fn hostile_wakers_of_the_hosts_access_strand_nobody() {
+    in_all_weathers("host access", |device, stream, _| {
+        let mut buffer = Buffer::<u32>::pinned(device, 64).unwrap();
+        let from = Buffer::<u32>::new(device, 64).unwrap();
+        stream.copy(&from, &mut buffer).unwrap();
+        Box::pin(async move { drop(buffer.read().await.map(|_| ())) })
+    });
+}
+
+#[test]
+fn hostile_wakers_of_events_strand_nobody() {
+    in_all_weathers("events", |_, stream, _| {
+        let event = Event::new();
+        event.record(stream).unwrap();
+        Box::pin(async move { drop((&event).await) })
+    });
+}
+
+#[test]
+fn hostile_wakers_of_a_full_allocator_strand_nobody() {
+    in_all_weathers("alloc_when_free", |device, stream, at| {
+        // Of a heap each: who is first in one and never takes keeps nobody else waiting.
+        let heap = Allocator::blocks(device, 256, 1).unwrap();
+        let mut taken = heap.alloc::<u8>(stream, 256).unwrap();
+        stream.fill(&mut taken, at as u8).unwrap();
+        let other = Stream::named(device, "allocates").unwrap();
+        drop(taken);
+        Box::pin(async move { drop(heap.alloc_when_free::<u8>(&other, 256).await) })
+    });
+}
+
+#[test]
+fn hostile_wakers_of_a_chunk_hub_strand_nobody() {
+    for manner in MANNERS {
+        within_bound(format!("chunk hub, {manner:?}"), move || {
+            let device = Device::emulated(Emulated::new());
+            let stream = Stream::new(&device).unwrap();
+            let hub = ChunkHub::<u32>::builder("hub").elements(4).host_envelopes(2).build().unwrap();
+            let host = Device::host();
+            let mut produce = hub.produce(&host).unwrap();
+            let mut bad: Vec<_> = (0..2).map(|_| hub.peek(&host).unwrap()).collect();
+            let good: Vec<_> = (0..2).map(|_| hub.peek(&host).unwrap()).collect();
+            for link in &mut bad {
+                // Asked twice, with other wakers: the first is replaced and dropped.
+                for _ in 0..2 {
+                    let (waker, _) = manner.waker(&device, &stream);
+                    let mut next = Box::pin(link.next());
+                    assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+                    drop_each([waker]);
+                }
+            }
+            let readers: Vec<_> = good
+                .into_iter()
+                .map(|mut link| thread::spawn(move || drop(block_on(link.next()).unwrap().unwrap())))
+                .collect();
+            block_on(produce.with(async |blank| blank.fill_from(&[1; 4]).await)).unwrap();
+            readers.into_iter().for_each(|reader| reader.join().unwrap());
+            drop_each(bad);
+        });
+    }
+}
+
+/// `numbers -> double -> doubled`.
+fn doubling(places: usize) -> (Flow, Ingress<u32>, Egress<u32>) {
+    let mut flow = Flow::new("doubling");
+    let double = flow.add("double", wakeline::operator::map(|n: u32| ready(Ok(2 * n))));
+    let numbers = flow.ingress_with("numbers", double.input, Hub::bounded(places));
+    let doubled = flow.egress("doubled", double.output);
+    (flow, numbers, doubled)
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+#[test]
+fn hostile_wakers_at_an_egress_leave_the_flow_whole() {
+    for manner in MANNERS {
+        within_bound(format!("egress, {manner:?}"), move || {
+            let device = Device::emulated(Emulated::new());
+            let stream = Stream::new(&device).unwrap();
+            let (flow, numbers, mut doubled) = doubling(1);
+            let runtime = runtime();
+            let _inside = runtime.enter();
+            let running = flow.spawn().unwrap();
+            for _ in 0..2 {
+                let (waker, _) = manner.waker(&device, &stream);
+                let mut next = Box::pin(doubled.recv());
+                let _ = next.as_mut().poll(&mut Context::from_waker(&waker));
+                drop_each([waker]);
+            }
+            let seen = runtime.block_on(async move {
+                let sends = tokio::spawn(async move {
+                    for n in 0..10 {
+                        numbers.send(n).await.unwrap();
+                    }
+                });
+                let mut seen = Vec::new();
+                while let Some(n) = doubled.recv().await {
+                    seen.push(n);
+                }
+                sends.await.unwrap();
+                drop_each([doubled]);
+                seen
+            });
+            assert_eq!(seen, (0..10).map(|n| 2 * n).collect::<Vec<_>>());
+            runtime.block_on(running).unwrap();
+        });
+    }
+}
+
+#[test]
+fn hostile_wakers_at_an_ingress_leave_the_flow_whole() {
+    for manner in MANNERS {
+        for stop in [false, true] {
+            within_bound(format!("ingress, {manner:?}, stopped: {stop}"), move || {
+                let device = Device::emulated(Emulated::new());
+                let stream = Stream::new(&device).unwrap();
+                let (flow, numbers, mut doubled) = doubling(1);
+                let runtime = runtime();
+                let _inside = runtime.enter();
+                let running = flow.spawn().unwrap();
+                // Nobody takes what comes out, so places run out.
+                let mut bad: Vec<Waits> = Vec::new();
+                for n in 0..8 {
+                    let numbers = numbers.clone();
+                    let mut send: Waits = Box::pin(async move { drop(numbers.send(n).await) });
+                    let (waker, _) = manner.waker(&device, &stream);
+                    if send.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+                        bad.push(send);
+                    }
+                    drop_each([waker]);
+                }
+                if stop {
+                    running.handle().stop();
+                } else {
+                    // They go on no more, and what they wait for goes to the next.
+                    drop_each(bad.drain(..));
+                    let sends = numbers.clone();
+                    let sent = runtime.spawn(async move { sends.send(100).await.unwrap() });
+                    runtime.block_on(async { while doubled.recv().await != Some(200) {} });
+                    runtime.block_on(sent).unwrap();
+                }
+                drop(numbers);
+                runtime.block_on(async move { while doubled.recv().await.is_some() {} });
+                runtime.block_on(running).unwrap();
+                drop_each(bad);
+            });
+        }
+    }
+}
+
+#[test]
+fn hostile_wakers_of_a_running_flow_leave_it_whole() {
+    for manner in MANNERS {
+        within_bound(format!("running, {manner:?}"), move || {
+            let device = Device::emulated(Emulated::new());
+            let stream = Stream::new(&device).unwrap();
+            let (flow, numbers, mut doubled) = doubling(1);
+            let runtime = runtime();
+            let _inside = runtime.enter();
+            let mut running = Box::pin(flow.spawn().unwrap());
+            for _ in 0..2 {
+                let (waker, _) = manner.waker(&device, &stream);
+                assert!(running.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+                drop_each([waker]);
+            }
+            runtime.block_on(async { numbers.send(1).await.unwrap() });
+            drop(numbers);
+            assert_eq!(runtime.block_on(doubled.recv()), Some(2));
+            assert_eq!(runtime.block_on(doubled.recv()), None);
+            runtime.block_on(running).unwrap();
+        });
+    }
+}
+
+#[test]
+fn hostile_wakers_of_a_service_strand_no_other_caller() {
+    for manner in MANNERS {
+        within_bound(format!("service, {manner:?}"), move || {
+            let device = Device::emulated(Emulated::new());
+            let stream = Stream::new(&device).unwrap();
+            let mut flow = Flow::new("service");
+            let double = flow.add("double", wakeline::operator::map(|n: u32| ready(Ok(2 * n))));
+            let service = flow.service_with("service", double.input, double.output, Hub::bounded(2));
+            let runtime = runtime();
+            let _inside = runtime.enter();
+            let running = flow.spawn().unwrap();
+            let mut bad: Vec<Waits> = Vec::new();
+            for n in 0..6 {
+                let service = service.clone();
+                let mut ask: Waits = Box::pin(async move { drop(service.ask(n).await) });
+                let (waker, _) = manner.waker(&device, &stream);
+                if ask.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+                    bad.push(ask);
+                }
+                drop_each([waker]);
+            }
+            drop_each(bad);
+            for n in 0..4 {
+                assert_eq!(runtime.block_on(service.ask(n)).unwrap(), 2 * n);
+            }
+            drop(service);
+            runtime.block_on(running).unwrap();
+        });
+    }
+}
+
+/// A device that is lost, and nothing has noticed: its fault came on a worker, and no call has met it since.
+///
+/// The buffers are to be kept until it may be noticed: a drop of theirs would.
+fn lost_and_not_noticed(held: impl FnOnce(&Device, &Stream)) -> (Device, Stream, [Buffer<u32>; 2]) {
+    let device = Device::emulated(Emulated::new().workers(4).faults(Faults::new().fail_copy(1)));
+    let stream = Stream::named(&device, "faults").unwrap();
+    let hold = hold(&stream);
+    let (from, mut to) = (Buffer::<u32>::new(&device, 4).unwrap(), Buffer::<u32>::new(&device, 4).unwrap());
+    stream.copy(&from, &mut to).unwrap();
+    held(&device, &stream);
+    // Dropped uncalled when the device faults.
+    let (alive, faulted) = mpsc::channel::<()>();
+    stream.host_function(move || drop(alive)).unwrap();
+    drop(hold);
+    assert!(faulted.recv().is_err());
+    (device, stream, [from, to])
+}
+
+/// What a drop does. The drop of a buffer comes first: where a lock is held, that hangs.
+const OF_DROPS: [Manner; 4] = [Manner::DropsABuffer, Manner::DropsAStream, Manner::CallsBack, Manner::Panics];
+
+/// A host function that captured a buffer is refused, and its drop takes the stream's lock.
+#[test]
+fn a_host_function_that_is_refused_is_dropped_without_the_streams_lock() {
+    for manner in OF_DROPS {
+        within_bound(format!("a refused host function, {manner:?}"), move || {
+            let mut value = None;
+            let mut waits: Option<Waits> = None;
+            let (device, stream, _kept) = lost_and_not_noticed(|device, stream| {
+                value = Some(manner.value(device, stream));
+                let done = stream.completed();
+                waits = Some(Box::pin(async move { drop(done.await) }));
+            });
+            let value = value.unwrap();
+            let noticed = device.lost().is_some();
+            let error = stream.host_function(move || drop(value)).unwrap_err();
+            assert!(error.is_device_lost() && !noticed, "{error}");
+            block_on(waits.unwrap());
+            assert!(device.lost().is_some());
+        });
+    }
+}
+
+#[test]
+fn a_host_callback_that_is_refused_is_dropped_without_the_streams_lock() {
+    for manner in OF_DROPS {
+        within_bound(format!("a refused host callback, {manner:?}"), move || {
+            let mut value = None;
+            let (device, stream, _kept) =
+                lost_and_not_noticed(|device, stream| value = Some(manner.value(device, stream)));
+            let value = value.unwrap();
+            let noticed = device.lost().is_some();
+            let error = stream.host_callback(move || _ = &value).unwrap_err();
+            assert!(error.is_device_lost() && !noticed, "{error}");
+            assert!(block_on(stream.completed()).is_err());
+            assert!(device.lost().is_some());
+        });
+    }
+}
+
+/// Host functions that wait in a stream when its device faults are dropped by the worker, whatever their drops do.
+#[test]
+fn what_a_fault_drops_in_the_queue_may_be_hostile() {
+    for manner in OF_DROPS {
+        within_bound(format!("dropped by a fault, {manner:?}"), move || {
+            let (device, stream, _kept) = lost_and_not_noticed(|device, stream| {
+                let beside = Stream::named(device, "beside").unwrap();
+                for _ in 0..3 {
+                    let value = manner.value(device, &beside);
+                    stream.host_function(move || drop(value)).unwrap();
+                }
+            });
+            assert!(block_on(stream.completed()).is_err());
+            // The workers live: another device's stream passes.
+            let other = Device::emulated(Emulated::new());
+            block_on(Stream::new(&other).unwrap().completed()).unwrap();
+            drop(device);
+        });
+    }
+}
+
+/// A graph's callback, and its memory, go with the exec, whatever their drops do.
+#[test]
+fn what_a_graph_has_kept_may_be_hostile() {
+    for manner in OF_DROPS {
+        for fault in [false, true] {
+            within_bound(format!("a graph's callback, {manner:?}, after a fault: {fault}"), move || {
+                let faults = if fault { Faults::new().fail_copy(1) } else { Faults::new() };
+                let device = Device::emulated(Emulated::new().workers(4).faults(faults));
+                let (stream, beside) = (Stream::new(&device).unwrap(), Stream::named(&device, "beside").unwrap());
+                let value = manner.value(&device, &beside);
+                let captured = Graph::capture(&device, |capture| capture.stream().host_callback(move || _ = &value));
+                let exec = captured.unwrap().0.instantiate().unwrap();
+                exec.launch(&stream).unwrap();
+                let (from, mut to) = (Buffer::<u32>::new(&device, 4).unwrap(), Buffer::<u32>::new(&device, 4).unwrap());
+                stream.copy(&from, &mut to).unwrap();
+                let done = stream.completed();
+                drop_each([exec]);
+                assert_eq!(block_on(done).is_err(), fault);
+            });
+        }
+    }
+}
+
+/// A waker may drop the flow that wakes it, with all of its handles.
+#[test]
+fn a_waker_may_drop_the_flow() {
+    within_bound("a waker that drops the flow".into(), || {
+        let (flow, numbers, mut doubled) = doubling(1);
+        let runtime = runtime();
+        let _inside = runtime.enter();
+        let running = flow.spawn().unwrap();
+        let (dropped, wait) = mpsc::channel();
+        let handle = running.handle();
+        let sender = numbers.clone();
+        let hostile = Hostile {
+            woken: Mutex::new(Some(Box::new(move || {
+                drop((running, numbers));
+                let _ = dropped.send(());
+            }))),
+            dropped: Mutex::new(None),
+            was_woken: Arc::default(),
+        };
+        let waker: Waker = Arc::new(hostile).into();
+        {
+            let mut next = Box::pin(doubled.recv());
+            assert!(matches!(next.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Pending));
+        }
+        runtime.block_on(async { drop(sender.send(1).await) });
+        wait.recv().unwrap();
+        drop(sender);
+        runtime.block_on(async move { while doubled.recv().await.is_some() {} });
+        drop(handle);
+    });
+}
