@@ -257,10 +257,8 @@ on_both_bounded!(page_locked_memory_is_allocated_and_dropped_while_the_device_wo
     a.completed().await.unwrap();
 });
 
-// Shows what is left: external work on memory that graphs use takes the one lock of all of them, and the author's function
-// runs under it. Not a promise of ours yet, so it runs on demand alone.
+// The function of external work runs under no lock, also where a graph uses its memory: a launch of another graph goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "an experiment: a function of external work on memory of a graph holds up launches of all graphs"]
 async fn a_function_of_external_work_holds_up_no_other_device() {
     let _alone = common::alone().await;
     let Some(device) = common::cuda() else { return };

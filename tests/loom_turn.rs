@@ -13,7 +13,7 @@ use std::cell::Cell;
 
 use loom::{
     model::Builder,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::AtomicUsize},
     thread,
 };
 use turn::{Turn, Turns};
@@ -41,6 +41,8 @@ struct Device {
     turns: Turns,
     /// Which memory launches use.
     exec: Mutex<usize>,
+    /// Memory 0 is lent to the thread of `external`.
+    lent: Mutex<bool>,
     /// The last write of each.
     uses: [Mutex<Option<Ticket>>; 2],
     streams: [Mutex<Stream>; 2],
@@ -49,7 +51,12 @@ struct Device {
 impl Device {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            turns: Turns(Mutex::new(())),
+            turns: Turns {
+                lock: Mutex::new(()),
+                lent: AtomicUsize::new(0),
+                returned: sync::Condvar(loom::sync::Condvar::new()),
+            },
+            lent: Mutex::new(false),
             exec: Mutex::new(0),
             uses: [Mutex::new(None), Mutex::new(None)],
             streams: [Mutex::default(), Mutex::default()],
@@ -58,6 +65,28 @@ impl Device {
 
     fn turn(&self) -> Turn<'_> {
         self.turns.take(|mine| MINE.with(|kept| kept.replace(mine)))
+    }
+
+    /// At memory that may be lent to another thread.
+    fn turn_at(&self, memory: impl Fn() -> usize) -> Turn<'_> {
+        let is_lent = || memory() == 0 && *self.lent.lock().unwrap();
+        self.turns.take_when(|mine| MINE.with(|kept| kept.replace(mine)), is_lent)
+    }
+
+    /// As another library's work that writes memory 0, enqueued by a function that runs without the turn.
+    fn external(&self, stream: usize) -> Ticket {
+        let turn = self.turn_at(|| 0);
+        self.before_write(0, stream);
+        *self.lent.lock().unwrap() = true;
+        self.turns.lend();
+        drop(turn);
+        let ticket = self.enqueue(stream);
+        self.note(0, ticket);
+        let turn = self.turn();
+        *self.lent.lock().unwrap() = false;
+        self.turns.give_back();
+        drop(turn);
+        ticket
     }
 
     /// The stream waits for what has been noted.
@@ -82,7 +111,7 @@ impl Device {
 
     /// As a kernel that writes memory of the user's.
     fn write(&self, memory: usize, stream: usize) -> Ticket {
-        let _turn = self.turn();
+        let _turn = self.turn_at(|| memory);
         self.before_write(memory, stream);
         let ticket = self.enqueue(stream);
         self.note(memory, ticket);
@@ -91,7 +120,7 @@ impl Device {
 
     /// As a launch of a graph that writes it. Which it wrote, and the ticket.
     fn launch(&self, stream: usize) -> (usize, Ticket) {
-        let _turn = self.turn();
+        let _turn = self.turn_at(|| *self.exec.lock().unwrap());
         let exec = self.exec.lock().unwrap();
         self.before_write(*exec, stream);
         let ticket = self.enqueue(stream);
@@ -155,5 +184,33 @@ fn a_launch_beside_an_update_is_ordered_with_what_it_uses() {
         let write = updates.join().unwrap();
         let ordered = device.waits(0).contains(&write) != device.waits(1).contains(&launch);
         assert_eq!(ordered, memory == 1, "memory {memory}");
+    });
+}
+
+#[test]
+fn external_work_and_a_launch_are_ordered_though_its_function_has_no_turn() {
+    model(|| {
+        let device = Device::new();
+        let launches = {
+            let device = device.clone();
+            thread::spawn(move || device.launch(0).1)
+        };
+        let external = device.external(1);
+        let launch = launches.join().unwrap();
+        assert!(device.waits(0).contains(&external) != device.waits(1).contains(&launch), "not ordered");
+    });
+}
+
+#[test]
+fn two_pieces_of_external_work_are_ordered_and_both_end() {
+    model(|| {
+        let device = Device::new();
+        let other = {
+            let device = device.clone();
+            thread::spawn(move || device.external(0))
+        };
+        let one = device.external(1);
+        let other = other.join().unwrap();
+        assert!(device.waits(0).contains(&one) != device.waits(1).contains(&other), "not ordered");
     });
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{Account, BufferState, HostAccess, Memory, Owned, Plain, elements, elements_mut, hold::Turn};
+use super::{Account, BufferState, HostAccess, Memory, Owned, Plain, elements, elements_mut};
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
@@ -292,12 +292,10 @@ impl Access<'_> {
         ))
     }
 
-    /// A turn at it, if graphs use it, too.
-    #[inline]
-    pub(super) fn turn(&self) -> Option<Turn> {
+    pub(super) fn memory(&self) -> &Memory {
         match self {
-            Self::Read(view) => view.memory.turn(),
-            Self::Write(view) => view.memory.turn(),
+            Self::Read(view) => view.memory,
+            Self::Write(view) => view.memory,
         }
     }
 

@@ -165,7 +165,9 @@ impl Execution {
         stream.make_room();
         // Before the locks, so that it is dropped after them.
         let _gone;
-        let _turn = Turn::take();
+        let _turn = Turn::take_when(|| {
+            lock(&self.uses).holds.iter().any(|hold| hold.is_lent()) || given.iter().any(|given| given.memory.is_lent())
+        });
         let mut uses = lock(&self.uses);
         _gone = uses.take_over(|open| open.iter().all(Ticket::has_passed));
         uses.ends.iter().try_for_each(|end| end.is_covered(given))?;

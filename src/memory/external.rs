@@ -21,7 +21,11 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{DeviceSlice, DeviceSliceMut, Plain, buffer::Access};
+use super::{
+    DeviceSlice, DeviceSliceMut, Plain,
+    buffer::Access,
+    hold::{Lent, Turn},
+};
 use crate::{
     device::backend::{self, Arg, BodyArg, Emulation},
     error::Result,
@@ -124,8 +128,9 @@ impl<A: Addresses> External<'_, A> {
 
     /// Orders the stream after what its slices must come after, calls the function, and notes their use. The function
     /// gets the driver's stream, a `CUstream`, and the slices' addresses (`CUdeviceptr`s) in the order of their
-    /// declaration. The device's context is current. Nothing of wakeline is locked meanwhile; only where a graph uses one of
-    /// the slices, too, none is launched, so the function must not wait for a launch then.
+    /// declaration. The device's context is current. Nothing of wakeline is locked meanwhile. Where a graph uses one of the
+    /// slices, too, other threads that launch it, or use that slice, wait until the function has returned: it must not wait
+    /// for them.
     ///
     /// An error or a panic of the function is passed on, and the slices count as used all the same: what it had
     /// enqueued before runs. On the emulated device its [counterpart](Self::emulated) is enqueued in its place.
@@ -144,13 +149,20 @@ impl<A: Addresses> External<'_, A> {
         let Self { stream, name, mut uses, emulated, .. } = self;
         let place = || format!("external work `{name}` on `{}`", stream.name());
         stream.make_room();
-        let _turn = uses.iter().find_map(|used| used.access.turn());
+        let turn = Turn::at(uses.iter().map(|used| used.access.memory()));
+        // Returned at the end, after the ticket is noted, or if it comes to nothing.
+        let mut _lent = Lent::default();
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(uses.len());
         for Use { access, bytes, .. } in &mut uses {
             let address = access.reachable(stream).map_err(|error| error.at(place()))?;
             access.order(stream).map_err(|error| error.at(place()))?;
             args.push(Arg::Slice { address, len: access.len() as u64, bytes: *bytes as u64, write: access.writes() });
         }
+        // The function is called without the turn: nothing else uses memory that is lent meanwhile.
+        if turn.is_some() {
+            _lent = Lent::new(uses.iter().map(|used| used.access.memory()));
+        }
+        drop(turn);
         let addresses = A::addresses(|at| match args[at] {
             Arg::Slice { address, .. } => address.0,
             Arg::Scalar(_) => unreachable!("only slices are declared"),

@@ -25,7 +25,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-pub(super) use tie::{Tie, Turn};
+pub(super) use tie::{Lent, Tie, Turn};
 
 use super::{Home, Memory, Origin, Owned, access::Uses, buffer::View, heap::Heap};
 use crate::{
@@ -353,7 +353,8 @@ impl Hold {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let from_start = from.host_pointer()?;
-        let _turn = Turn::take();
+        stream.make_room();
+        let _turn = Turn::take_when(|| self.is_lent() || from.is_lent());
         from.before_read(stream)?;
         let mut state = lock(&self.state);
         let holds = |home: Home, size: usize| match home {
@@ -381,6 +382,11 @@ impl Hold {
             None => state.launches.written_by(ticket),
         }
         Ok(())
+    }
+
+    /// Whether some of what its nodes use is lent to another thread. Within a turn.
+    pub(super) fn is_lent(&self) -> bool {
+        lock(&self.state).tied.iter().any(|tied| tied.tie.is_lent())
     }
 
     /// An error on the thread of a capture whose nodes use the same memory.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{DeviceSlice, DeviceSliceMut, buffer::Access};
+use super::{DeviceSlice, DeviceSliceMut, buffer::Access, hold::Turn};
 use crate::{
     device::{
         KernelType,
@@ -76,10 +76,10 @@ impl<'a> Call<'a> {
         // Compiled, if it has to be, before anything is locked.
         stream.streams().heed(stream.device().backend().load(def)).map_err(|error| error.at(place()))?;
         stream.make_room();
-        let _turn = given.iter().find_map(|arg| match arg {
-            Given::Slice { access, .. } => access.turn(),
+        let _turn = Turn::at(given.iter().filter_map(|arg| match arg {
+            Given::Slice { access, .. } => Some(access.memory()),
             Given::Scalar(_) => None,
-        });
+        }));
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(given.len());
         for arg in &mut given {
             args.push(match arg {

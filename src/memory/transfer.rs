@@ -1,6 +1,6 @@
 //! Copies and fills, tracked.
 
-use super::{DeviceSlice, DeviceSliceMut, Memory, Plain};
+use super::{DeviceSlice, DeviceSliceMut, Memory, Plain, hold::Turn};
 use crate::{
     device::backend::{Address, Pattern},
     error::{Error, ErrorKind, Result},
@@ -45,7 +45,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
 /// Between memories that a device can copy between.
 fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
     stream.make_room();
-    let _turn = from.turn().or_else(|| to.turn());
+    let _turn = Turn::at([from, &*to].into_iter());
     from.before_read(stream)?;
     to.before_write(stream)?;
     // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the ticket

@@ -212,6 +212,11 @@ impl Condvar {
         MutexGuard { inner: self.0.wait(guard.inner).unwrap_or_else(PoisonError::into_inner), ..guard }
     }
 
+    /// As [`wait`](Self::wait), where the thread may hold other locks, which keeps other threads from those, too.
+    pub(crate) fn wait_with_others<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        MutexGuard { inner: self.0.wait(guard.inner).unwrap_or_else(PoisonError::into_inner), ..guard }
+    }
+
     /// As [`wait`](Self::wait), for so long at most.
     pub(crate) fn wait_timeout<'a, T>(&self, guard: MutexGuard<'a, T>, time: Duration) -> MutexGuard<'a, T> {
         #[cfg(debug_assertions)]

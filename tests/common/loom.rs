@@ -15,6 +15,19 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no model panics with a lock held")
 }
 
+/// As the crate's.
+pub(crate) struct Condvar(pub(crate) loom::sync::Condvar);
+
+impl Condvar {
+    pub(crate) fn wait_with_others<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait(guard).expect("no model panics with a lock held")
+    }
+
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
 pub(crate) fn assert_unlocked() {}
 
 pub(crate) fn is_unlocked() -> bool {

@@ -11,7 +11,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
     stream::{Stream, Ticket, capture::Capture},
-    sync::{Mutex, lock},
+    sync::{AtomicUsize, Mutex, lock},
 };
 
 impl Memory {
@@ -24,7 +24,7 @@ impl Memory {
         self.tie.get_or_init(|| {
             let uses = std::mem::take(&mut *uses).locked();
             let kept = Mutex::new(Kept { graphs: 0, readers: 0, writers: 0, memory: None });
-            Arc::new(Tie { home: self.home, bytes: self.bytes, uses, kept })
+            Arc::new(Tie { home: self.home, bytes: self.bytes, uses, kept, lent_to: AtomicUsize::new(0) })
         })
     }
 
@@ -64,7 +64,12 @@ impl Memory {
     /// A turn at it, if graphs use it.
     #[inline]
     pub(in crate::memory) fn turn(&self) -> Option<Turn> {
-        self.tie.get().map(|_| Turn::take())
+        Turn::at(std::iter::once(self))
+    }
+
+    /// Whether it is lent to another thread. Within a turn.
+    pub(in crate::memory) fn is_lent(&self) -> bool {
+        self.tie.get().is_some_and(|tie| tie.is_lent())
     }
 
     #[cold]
