@@ -55,6 +55,8 @@ pub enum Planted {
     AnsweredTwice,
     /// The host is lent memory that nodes of a graph use.
     HostSliceLent,
+    /// A waker that panics strands those that are woken after it.
+    WakersStranded,
 }
 
 #[cfg(feature = "planted")]
@@ -67,7 +69,7 @@ mod field {
 
     impl Planted {
         /// All of them.
-        pub const ALL: [Self; 22] = [
+        pub const ALL: [Self; 23] = [
             Self::MissingWait,
             Self::EarlierReader,
             Self::EarlyReuse,
@@ -90,6 +92,7 @@ mod field {
             Self::CallersLost,
             Self::AnsweredTwice,
             Self::HostSliceLent,
+            Self::WakersStranded,
         ];
     }
 

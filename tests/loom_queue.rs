@@ -13,6 +13,10 @@ mod sync {
 
     pub(crate) fn assert_unlocked() {}
 
+    pub(crate) fn strands_others() -> bool {
+        false
+    }
+
     pub(crate) fn is_unlocked() -> bool {
         true
     }

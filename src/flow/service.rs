@@ -104,7 +104,7 @@ impl Flow {
 /// [`Reply::fail`](crate::operator::Reply::fail).
 ///
 /// ```
-/// use wakeline::prelude::*;
+/// use wakeline::{operator::MapPorts, prelude::*};
 ///
 /// struct Root;
 ///

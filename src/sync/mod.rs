@@ -10,6 +10,8 @@
 //! `operator/quiet.rs`, `operator/only_others.rs`, `operator/watchers.rs`. The model checks in `tests/loom_*.rs` include those
 //! files and [`wakes`] as they stand, beside a module of this name with loom's primitives in it.
 
+use crate::planted::{self, Planted};
+
 mod cell;
 mod mutex;
 mod proxy;
@@ -29,6 +31,12 @@ pub(crate) use wakes::{Deferred, WakeList, assert_may_wake, contained, discard, 
 #[inline]
 pub(crate) const fn mutex_at<T>(level: Level, value: T) -> Mutex<T> {
     Mutex::at(level, value)
+}
+
+/// A bug that can be planted: a waker that panics strands those after it.
+#[inline]
+pub(crate) fn strands_others() -> bool {
+    planted::is(Planted::WakersStranded)
 }
 
 /// Acquires a lock. A poisoned one is acquired as well: the protocols keep their state whole at every step.

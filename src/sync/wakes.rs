@@ -28,7 +28,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use crate::sync::{assert_unlocked, is_unlocked};
+use crate::sync::{assert_unlocked, is_unlocked, strands_others};
 
 /// Wakers that were taken out under a lock, to be woken after it. Dropped without a wake, they are dropped one by one in the
 /// same way.
@@ -67,7 +67,11 @@ impl WakeList {
     pub(crate) fn wake(mut self) {
         assert_may_wake();
         if !self.0.is_empty() {
-            self.0.drain(..).for_each(wake);
+            for waker in self.0.drain(..) {
+                if !wake_one(waker) && strands_others() {
+                    break;
+                }
+            }
         }
     }
 }
@@ -94,12 +98,17 @@ impl Drop for WakeList {
 
 /// Wakes one.
 pub(crate) fn wake(waker: Waker) {
+    wake_one(waker);
+}
+
+/// False if it has panicked.
+fn wake_one(waker: Waker) -> bool {
     if SCOPES.get() > 0 {
         hold_back(Held::Wake(waker));
-    } else {
-        assert_unlocked();
-        contained("a waker panicked", || waker.wake());
+        return true;
     }
+    assert_unlocked();
+    contained("a waker panicked", || waker.wake())
 }
 
 /// Wakes one that stays. It is shared so that it can be held back, or taken out under a lock, without a clone of the waker,

@@ -30,6 +30,10 @@ impl Condvar {
 
 pub(crate) fn assert_unlocked() {}
 
+pub(crate) fn strands_others() -> bool {
+    false
+}
+
 pub(crate) fn is_unlocked() -> bool {
     true
 }
