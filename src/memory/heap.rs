@@ -456,7 +456,7 @@ impl Heap {
             }
             Some(stream) => {
                 // SAFETY: the block is of this size; it stays valid until that is done, as the ticket is noted in it.
-                let done = stream.enqueue(|backend, raw| unsafe { backend.recycle(Some(raw), address, size) })?;
+                let done = stream.enqueue_point(|backend, raw| unsafe { backend.recycle(Some(raw), address, size) })?;
                 memory.note_write(done);
                 Ok(())
             }

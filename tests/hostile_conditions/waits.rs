@@ -197,6 +197,7 @@ struct BlankMapPorts {
 #[derive(Clone)]
 struct Workers {
     kind: Kind,
+    begun: Arc<Notify>,
     taken: Arc<Notify>,
     waits: Arc<Notify>,
     allocator: Allocator,
@@ -209,10 +210,13 @@ impl Operator for Workers {
     async fn compute(&mut self, ports: &mut BlankMapPorts, _cx: &mut Cx) -> Result<()> {
         let n = ports.input.take()?;
         if n == 1 {
+            self.begun.notify_one();
             self.taken.notified().await;
         }
         let mut blanks = Vec::new();
         if n == 0 {
+            // The second run begins only while there is a blank envelope.
+            self.begun.notified().await;
             // As many as there are.
             loop {
                 let blank = pin!(ports.output.blank());
@@ -265,6 +269,7 @@ async fn a_worker_gets_its_blank_envelope_beside_a_hostile_waker() {
         let from = flow.add("numbers", numbers);
         let workers = Workers {
             kind,
+            begun: Arc::default(),
             taken: Arc::default(),
             waits: Arc::default(),
             allocator: Allocator::unbounded(&device),
