@@ -266,7 +266,10 @@ impl Services {
                     *answer == request.answer() && matches!(fate, Fate::Answered | Fate::Twice | Fate::Late)
                 }
                 Some(Err(error)) => match error.kind() {
-                    ErrorKind::Unanswered => fate == Fate::Dropped,
+                    // A stopped flow does not wait for a reply that is outside of it.
+                    ErrorKind::Unanswered => {
+                        fate == Fate::Dropped || (fate == Fate::RefusedLate && matches!(self.ending, Ending::Stop(_)))
+                    }
                     ErrorKind::Usage => {
                         matches!(fate, Fate::Refused | Fate::RefusedLate)
                             && error.to_string() == refusal(*request).to_string()
