@@ -3,7 +3,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use wakeline::graph::Builder;
+use wakeline::{
+    graph::{Builder, Registry},
+    stream::Timer,
+};
 
 use super::*;
 
@@ -194,4 +197,109 @@ alone!(holds_a_body_that_fails_is_in_order_with_later_nodes, async |device: Devi
     graph.add(&[], |stream| add_to::launch(stream, &mut data, &one)).unwrap();
     graph.build().unwrap().instantiate().unwrap().launch(&stream).unwrap();
     assert_eq!(data.to_vec(&stream).await.unwrap(), [5; 64]);
+});
+
+// A timer's events are gone with the timer, and the graph's nodes would record them at each launch.
+alone!(a_timer_in_a_capture_leaves_nodes_that_record_its_events, async |device: Device, stream: Stream| {
+    let mut data = buffer(&stream, 0).await;
+    let (graph, ()) = Graph::capture(&device, |capture| {
+        refused(Timer::start(capture.stream()), &["is captured"]);
+        capture.stream().fill(&mut data, 1)
+    })
+    .unwrap();
+    assert_eq!(graph.nodes().len(), 1);
+    let mut built = Graph::builder(&device).unwrap();
+    let added = built.add(&[], |stream| Timer::start(stream).map(drop));
+    refused(added, &["is captured"]);
+    assert!(built.build().unwrap().nodes().is_empty());
+    // Around a launch.
+    let timer = Timer::start(&stream).unwrap();
+    graph.instantiate().unwrap().launch(&stream).unwrap();
+    timer.stop().unwrap().await.unwrap();
+});
+
+/// Fills one buffer and another, and calls the host.
+fn fills_both(device: &Device, one: &mut Buffer<u32>, other: &mut Buffer<u32>) -> Graph {
+    let mut graph = Graph::builder(device).unwrap();
+    graph.add(&[], |stream| stream.fill(one, 1)).unwrap();
+    graph.add(&[], |stream| stream.fill(other, 5)).unwrap();
+    graph.host(&[], || ()).unwrap();
+    graph.build().unwrap()
+}
+
+/// Calls it when it is dropped.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+// An update lets go of what a node was set to, whose destructor sets another node: to write what the new graph writes, too.
+alone!(a_set_within_an_update_is_checked_against_the_graph_before, async |device: Device, stream: Stream| {
+    let [mut x, mut y, mut z] = [0; 3].map(|_| Buffer::<u32>::new(&device, 64).unwrap());
+    let mut q = buffer(&stream, 0).await;
+    let (before, after) = (fills_both(&device, &mut x, &mut y), fills_both(&device, &mut z, &mut q));
+    let nodes = before.nodes();
+    let exec = Arc::new(before.instantiate().unwrap());
+    let (tell, told) = mpsc::channel();
+    let (weak, node) = (Arc::downgrade(&exec), nodes[0].node);
+    let mut q = Some(q);
+    let sets = std::sync::Mutex::new(OnDrop(move || {
+        let (exec, mut q) = (weak.upgrade().unwrap(), q.take().unwrap());
+        tell.send((exec.set(node, |stream| stream.fill(&mut q, 9)), q)).unwrap();
+    }));
+    exec.set(nodes[2].node, |stream| stream.host_callback(move || _ = &sets)).unwrap();
+    exec.update(&after).unwrap();
+    let (set, q) = told.recv().unwrap();
+    refused(set, &["uses the same memory"]);
+    exec.launch(&stream).unwrap();
+    assert_eq!(q.to_vec(&stream).await.unwrap(), [5; 64]);
+});
+
+// What is set and refused is dropped when the exec can be used again.
+alone!(what_a_refused_set_drops_hangs_if_it_uses_the_exec, async |device: Device, stream: Stream| {
+    let [mut x, mut y] = [0; 2].map(|_| Buffer::<u32>::new(&device, 64).unwrap());
+    let graph = fills_both(&device, &mut x, &mut y);
+    let nodes = graph.nodes();
+    let exec = Arc::new(graph.instantiate().unwrap());
+    let (tell, told) = mpsc::channel();
+    let (weak, node) = (Arc::downgrade(&exec), nodes[0].node);
+    let mut mine = Some(Buffer::<u32>::new(&device, 64).unwrap());
+    let sets = std::sync::Mutex::new(OnDrop(move || {
+        let mut mine = mine.take().unwrap();
+        tell.send(weak.upgrade().unwrap().set(node, |stream| stream.fill(&mut mine, 9))).unwrap();
+    }));
+    refused(exec.set(nodes[1].node, |stream| stream.host_callback(move || _ = &sets)), &["is not changed"]);
+    told.recv().unwrap().unwrap();
+    exec.launch(&stream).unwrap();
+    stream.completed().await.unwrap();
+});
+
+/// Calls it for each piece that is written.
+struct Writer<F: FnMut()>(F);
+
+impl<F: FnMut()> std::fmt::Write for Writer<F> {
+    fn write_str(&mut self, _: &str) -> std::fmt::Result {
+        (self.0)();
+        Ok(())
+    }
+}
+
+// A writer that looks at what is written there.
+alone!(a_writer_of_a_graph_hangs_if_it_looks_at_it, async |device: Device, _| {
+    use std::fmt::Write;
+    let mut builder = Graph::builder(&device).unwrap();
+    builder.join(&[]).unwrap();
+    write!(Writer(|| _ = format!("{device:?}")), "{builder:?}").unwrap();
+    let graph = builder.build().unwrap();
+    write!(Writer(|| _ = graph.nodes()), "{graph:?}").unwrap();
+    let registry = Registry::new();
+    registry.add("model", &graph).unwrap();
+    write!(Writer(|| assert_eq!(registry.count("model"), 1)), "{registry:?}").unwrap();
+    assert_eq!(format!("{registry:?}"), r#"{"model": 1}"#);
+    let exec = registry.get("model", 0).unwrap();
+    write!(Writer(|| _ = exec.graph().nodes()), "{exec:?}").unwrap();
+    registry.remove("model").unwrap();
 });
