@@ -259,7 +259,7 @@ alone!(a_set_within_an_update_is_checked_against_the_graph_before, async |device
 });
 
 // What is set and refused is dropped when the exec can be used again.
-alone!(what_a_refused_set_drops_hangs_if_it_uses_the_exec, async |device: Device, stream: Stream| {
+alone!(holds_what_a_refused_set_drops_may_use_the_exec, async |device: Device, stream: Stream| {
     let [mut x, mut y] = [0; 2].map(|_| Buffer::<u32>::new(&device, 64).unwrap());
     let graph = fills_both(&device, &mut x, &mut y);
     let nodes = graph.nodes();

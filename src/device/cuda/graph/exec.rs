@@ -42,9 +42,7 @@ type Changed = Result<Result<(), Refused>>;
 
 impl CudaBackend {
     pub(in super::super) fn instantiate(&self, raw: RawGraph) -> Result<RawExec> {
-        if self.graphs.book().graph(raw).within {
-            return Err(self.usage("the body of a conditional node runs as a part of its graph only"));
-        }
+        self.check_whole(raw)?;
         self.finish(raw)?;
         let driver = self.cx.enter()?;
         let (memory, second) = {
