@@ -24,7 +24,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -56,6 +56,12 @@ pub(crate) struct State {
     pub(crate) draft: Draft,
     open: bool,
     retired: bool,
+    /// Why the graph is incomplete: nothing more is recorded, and it cannot be built.
+    spoiled: Option<&'static str>,
+    /// The driver's graph is destroyed, or about to be. Shared with the graphs within it.
+    ended: Arc<AtomicBool>,
+    /// The recorders of graphs within its nodes.
+    bodies: Vec<Weak<Recorder>>,
     /// The driver captures into the graph, or into one within the same.
     capturing: Arc<AtomicBool>,
     handles: u64,
@@ -80,13 +86,25 @@ impl Recorder {
         Ok(Self::over(inner, inner.graph_create()?, None))
     }
 
-    /// Into the graph within a node of another.
+    /// Into the graph within a node of another. Nothing is recorded if that one is incomplete by now.
     pub(crate) fn within(outer: &Arc<Self>, graph: RawGraph) -> Arc<Self> {
-        Self::over(&outer.inner, graph, Some(outer.clone()))
+        let within = Self::over(&outer.inner, graph, Some(outer.clone()));
+        let mut state = outer.state();
+        let spoiled = state.spoiled;
+        state.bodies.push(Arc::downgrade(&within));
+        drop(state);
+        if let Some(why) = spoiled {
+            within.spoil(why);
+        }
+        within
     }
 
     fn over(inner: &Arc<dyn Backend>, graph: RawGraph, within: Option<Arc<Self>>) -> Arc<Self> {
-        let capturing = within.as_ref().map(|outer| outer.state().capturing.clone()).unwrap_or_default();
+        let shared = within.as_ref().map(|outer| {
+            let state = outer.state();
+            (state.capturing.clone(), state.ended.clone())
+        });
+        let (capturing, ended) = shared.unwrap_or_default();
         Arc::new(Self {
             inner: inner.clone(),
             within,
@@ -97,6 +115,9 @@ impl Recorder {
                     draft: Draft::default(),
                     open: true,
                     retired: false,
+                    spoiled: None,
+                    ended,
+                    bodies: Vec::new(),
                     capturing,
                     handles: 0,
                     streams: BTreeMap::new(),
@@ -136,11 +157,29 @@ impl Recorder {
         state.open = open && !state.retired;
     }
 
-    /// Nothing more is recorded. An error if the driver captures into the graph right now, on another thread: such a graph
-    /// is of no use.
+    /// The graph is a part of another one's, which launches it.
+    pub(crate) fn is_within(&self) -> bool {
+        self.within.is_some()
+    }
+
+    /// The graph is incomplete: nothing more is recorded, neither here nor into graphs within it, and
+    /// [`close`](Self::close) fails.
+    pub(crate) fn spoil(&self, why: &'static str) {
+        let mut state = self.state();
+        state.open = false;
+        state.spoiled.get_or_insert(why);
+        let bodies = std::mem::take(&mut state.bodies);
+        drop(state);
+        // A builder that was taken away may be adding a conditional of its own right now, on another thread.
+        bodies.iter().filter_map(Weak::upgrade).for_each(|body| body.spoil(why));
+    }
+
+    /// Nothing more is recorded. An error if the graph is incomplete, or if the driver captures into it right now, on another
+    /// thread: such a graph is of no use.
     pub(crate) fn close(&self) -> Result<()> {
         let mut state = self.state();
         state.open = false;
+        state.check_spoiled()?;
         if state.capturing.load(Ordering::Acquire) {
             let text =
                 "another thread still captures another library's work into the graph: have it done before its end";
@@ -155,6 +194,9 @@ impl Recorder {
         state.open = false;
         let retired = std::mem::replace(&mut state.retired, true);
         let (graph, capturing) = (state.graph, state.capturing.load(Ordering::Acquire));
+        if self.within.is_none() {
+            state.ended.store(true, Ordering::Release);
+        }
         drop(state);
         if !retired && !capturing && self.within.is_none() {
             self.inner.graph_destroy(graph);
@@ -217,7 +259,7 @@ impl Recorder {
     /// One that adds nothing to this graph: it notes one piece of work, for whoever [takes](Self::take_noted) it.
     pub(crate) fn noting(self: &Arc<Self>) -> Arc<Self> {
         let graph = self.state().graph;
-        let noting = Self::within(self, graph);
+        let noting = Self::over(&self.inner, graph, Some(self.clone()));
         noting.state().note = Some(Note::default());
         noting
     }
@@ -234,7 +276,13 @@ impl Recorder {
     /// # Safety
     /// As [`Backend::graph_add`].
     pub(crate) unsafe fn add(&self, after: Few, work: &NodeWork<'_>) -> Result<usize> {
-        let mut state = self.state();
+        // SAFETY: the same contract.
+        unsafe { self.add_in(&mut self.state(), after, work) }
+    }
+
+    /// # Safety
+    /// As [`Backend::graph_add`].
+    unsafe fn add_in(&self, state: &mut State, after: Few, work: &NodeWork<'_>) -> Result<usize> {
         state.check()?;
         let before = state.draft.raw_of(&after);
         // SAFETY: the same contract.
@@ -334,10 +382,10 @@ impl Recorder {
             return note.add(&self.inner, work);
         }
         let after = state.end_to_add(stream)?;
-        drop(state);
+        // Under the same lock: a stream that is closed meanwhile adds nothing after that.
         // SAFETY: the same contract.
-        let node = unsafe { self.add(after, work) }?;
-        self.state().come_to(stream, node);
+        let node = unsafe { self.add_in(&mut state, after, work) }?;
+        state.come_to(stream, node);
         Ok(())
     }
 }
@@ -349,11 +397,16 @@ impl State {
                 "another library's work is captured into the same graph right now, by another thread: one at a time";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        if self.open {
+        self.check_spoiled()?;
+        if self.open && !self.ended.load(Ordering::Acquire) {
             return Ok(());
         }
         let text = "its capture is over: what is enqueued now would be in no graph; take another stream";
         Err(Error::new(ErrorKind::Usage, text))
+    }
+
+    fn check_spoiled(&self) -> Result<()> {
+        self.spoiled.map_or(Ok(()), |why| Err(Error::new(ErrorKind::Usage, why)))
     }
 
     fn lane(&self, stream: RawStream) -> Result<Few> {

@@ -1,14 +1,18 @@
 //! [`Builder`]: a graph, node by node.
 
-use std::{borrow::Borrow, fmt};
+use std::{borrow::Borrow, fmt, sync::Arc};
 
 use super::{Graph, Node, Sketch};
 use crate::{
-    device::{Device, backend::Condition, draft::Few},
+    device::{Device, backend::Condition, draft::Few, recorder::Recorder},
     error::{Error, ErrorKind, Result},
     memory::{Buffer, DeviceSlice, DeviceSliceMut, Plain, execution},
     stream::Stream,
 };
+
+const INCOMPLETE: &str = "the graph is incomplete and cannot be built: the body of one of its conditionals panicked, or \
+                          could not be completed";
+const EXCHANGED: &str = "the body's builder was exchanged for another one";
 
 /// A graph in the making, node by node.
 ///
@@ -36,6 +40,25 @@ use crate::{
 /// ```
 pub struct Builder {
     sketch: Sketch,
+}
+
+/// The body of a conditional, until it is complete. Dropped before that, by a panic or an error, it makes the graph around
+/// it one that cannot be built: the body's nodes may lack edges, and what they use may belong to a builder that was taken
+/// away.
+struct Body {
+    outer: Arc<Recorder>,
+    within: Arc<Recorder>,
+    complete: bool,
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if !self.complete {
+            // First of all: a builder that was taken away adds nothing from here on.
+            self.within.spoil(INCOMPLETE);
+            self.outer.spoil(INCOMPLETE);
+        }
+    }
 }
 
 impl Graph {
@@ -115,6 +138,8 @@ impl Builder {
         recorder.go_on_after(stream.raw(), at);
         let ticket = stream.enqueue(|_, _| Ok(()))?;
         graph.holds().iter().for_each(|other| hold.note_all_of(other, &ticket));
+        // Kept there, too: a body's capture is kept by the graph around it, wherever its builder goes.
+        capture.keep(graph.0.clone());
         children.push((graph.clone(), at));
         Ok(self.sketch.node(at))
     }
@@ -164,6 +189,9 @@ impl Builder {
 
     /// Adds what `body` adds, to run once, if the first element of the flag is not 0 when its turn comes. It comes after all
     /// nodes so far. Such a graph has one [`Exec`](super::Exec) at a time, and is no child of another.
+    ///
+    /// If `body` returns an error, what it added until then stays in the graph. If it panics, or leaves another builder in the
+    /// place of its own, the graph cannot be built any more.
     ///
     /// ```
     /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -229,30 +257,36 @@ impl Builder {
         flag.borrow().view().memory.before_read(&stream)?;
         let end = recorder.end_of(stream.raw());
         let (at, within) = execution::add_conditional(recorder, &stream, end, when, flag.borrow().view())?;
+        let mut inner = Builder { sketch: Sketch::over(capture.device(), within.clone()) };
         recorder.go_on_after(stream.raw(), at);
+        // Below the builder: dropped before it.
+        let mut open = Body { outer: recorder.clone(), within, complete: false };
+        let id = inner.sketch.id;
+        // What its nodes use is kept from here on, however it ends: memory, and events, children and bodies within it.
+        let used = inner.sketch.hold.clone();
+        capture.keep(used.clone());
+        capture.keep(inner.sketch.capture.clone());
+        self.sketch.bodies.push(used.clone());
         let ticket = stream.enqueue(|_, _| Ok(()))?;
         flag.borrow().view().memory.note_read(ticket);
-        let mut inner = Builder { sketch: Sketch::over(capture.device(), within.clone()) };
-        let id = inner.sketch.id;
-        // What its nodes use is kept from here on, however it ends.
-        let used = inner.sketch.hold.clone();
-        self.sketch.bodies.push(used.clone());
         let made = body(&mut inner, flag);
+        if inner.sketch.id != id {
+            drop(open);
+            return made.and(Err(Error::new(ErrorKind::Usage, EXCHANGED)));
+        }
+        let made = made.and_then(|()| inner.add_frees());
+        // First of all: what it uses does not change from here on.
+        if let Err(error) = open.within.close() {
+            return made.and(Err(error));
+        }
         // Launches come after what uses its memory elsewhere, and nodes after this one: also if it has failed, and stays.
         let Sketch { hold, .. } = &self.sketch;
         hold.before_all_of(&used, &stream)?;
         let ticket = stream.enqueue(|_, _| Ok(()))?;
         hold.note_all_of(&used, &ticket);
-        if made.is_err() || inner.sketch.id != id {
-            let closed = made.and(within.close());
-            if inner.sketch.id == id {
-                self.sketch.children.push((inner.sketch.finish(Vec::new()), at));
-            }
-            closed?;
-            return Err(Error::new(ErrorKind::Usage, "the body's builder was exchanged for another one"));
-        }
-        self.sketch.children.push((inner.build()?, at));
-        Ok(self.sketch.node(at))
+        self.sketch.children.push((inner.sketch.finish(Vec::new()), at));
+        open.complete = true;
+        made.map(|()| self.sketch.node(at))
     }
 
     /// One node comes after another, too.
@@ -281,10 +315,19 @@ impl Builder {
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) while another thread captures another
     /// library's work into it.
     pub fn build(self) -> Result<Graph> {
-        let Sketch { recorder, hold, capture, .. } = &self.sketch;
-        execution::add_frees(recorder, hold, || capture.stream("free", Few::new()))?;
-        recorder.close()?;
+        if self.sketch.recorder.is_within() {
+            let text = "the builder of a conditional's body: that is a part of the graph around it, and built with it";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        self.add_frees()?;
+        self.sketch.recorder.close()?;
         Ok(self.sketch.finish(Vec::new()))
+    }
+
+    /// Adds nodes that give back what no node gives back yet.
+    fn add_frees(&self) -> Result<()> {
+        let Sketch { recorder, hold, capture, .. } = &self.sketch;
+        execution::add_frees(recorder, hold, || capture.stream("free", Few::new()))
     }
 
     fn find_all(&self, nodes: &[Node]) -> Result<Few> {

@@ -13,7 +13,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::execution::{Execution, Opening, Use},
     stream::{Stream, Ticket},
-    sync::{Level, Mutex, lock},
+    sync::{Deferred, Level, Mutex, discard, lock},
 };
 
 /// A graph as it can be launched, again and again.
@@ -32,19 +32,8 @@ pub struct Exec {
 struct Changes {
     /// What it was updated to be.
     base: Option<Graph>,
-    /// What nodes were set to since.
-    set: Vec<Change>,
-    /// How many there ever were.
-    count: u64,
-}
-
-/// What a node was set to, or may be about to.
-struct Change {
-    number: u64,
-    node: usize,
-    touched: Touched,
-    /// It is.
-    done: bool,
+    /// What nodes were set to since: the bytes that each touches.
+    set: Vec<(usize, Touched)>,
 }
 
 impl Exec {
@@ -93,13 +82,15 @@ impl Exec {
             let text = format!("an exec of {} cannot become one of {}", self.execution.device(), graph.device());
             return Err(Error::new(ErrorKind::Usage, text));
         }
+        let _later = Deferred::new();
+        // Across both: a node that is set meanwhile on another thread is checked against this graph, or is forgotten.
+        let mut changes = lock(&self.changes);
         let updated = self.execution.update(&graph.0.recorder, graph.used())?;
         updated.map_err(|refused| wrong(&refused, graph))?;
-        let mut changes = lock(&self.changes);
         changes.set.clear();
         let before = changes.base.replace(graph.clone());
         drop(changes);
-        drop(before);
+        discard(before);
         Ok(())
     }
 
@@ -142,38 +133,28 @@ impl Exec {
         let piece = sketch.recorder.take_noted().map_err(|why| self.not_changed(at, why))?;
         let Some(piece) = piece else { return Err(self.not_changed(at, "nothing was enqueued for it")) };
         let holds = std::iter::once(sketch.hold.clone()).collect();
-        let used = Use { holds, kept: sketch.capture.take_kept(), piece: None };
-        let number = self.plan(at, &piece)?;
-        let set = self.execution.set(recorder, at, piece, used);
-        self.settle(number, matches!(set, Ok(Ok(()))));
-        set?.map_err(|refused| self.not_changed(at, &refused.why))
+        let mut with = Use { holds, kept: sketch.capture.take_kept(), piece: Some(piece) };
+        let _later = Deferred::new();
+        let set = self.change(at, &mut with);
+        // It is left if the change is refused. The lock is released.
+        discard(with);
+        set
     }
 
-    /// A node is about to be set to this: counted from here on, in case another thread sets another one. The number of the
-    /// change.
-    fn plan(&self, at: usize, piece: &Piece) -> Result<u64> {
+    /// A node does the piece of work in `with` from now on. That is left where it is if it is refused.
+    fn change(&self, at: usize, with: &mut Use) -> Result<()> {
+        // Until it is known here what the node was set to: whatever changes meanwhile would be checked against less.
         let mut changes = lock(&self.changes);
-        let touched = piece.touched();
-        if let Some(why) = self.other_kernel(&changes, at, piece).or_else(|| self.clash(&changes, at, &touched)) {
+        let Some(new) = &with.piece else { return Ok(()) };
+        let touched = new.touched();
+        if let Some(why) = self.other_kernel(&changes, at, new).or_else(|| self.clash(&changes, at, &touched)) {
             return Err(self.not_changed(at, &why));
         }
-        changes.count += 1;
-        let number = changes.count;
-        changes.set.push(Change { number, node: at, touched, done: false });
-        Ok(number)
-    }
-
-    /// It was set, or not.
-    fn settle(&self, number: u64, done: bool) {
-        let mut changes = lock(&self.changes);
-        // It may be that an update has overtaken it.
-        let Some(change) = changes.set.iter_mut().find(|change| change.number == number) else { return };
-        change.done = done;
-        let node = change.node;
-        changes.set.retain(|other| match done {
-            true => other.node != node || other.number >= number || !other.done,
-            false => other.number != number,
-        });
+        let set = self.execution.set(&self.graph.0.recorder, at, with)?;
+        set.map_err(|refused| self.not_changed(at, &refused.why))?;
+        changes.set.retain(|(node, _)| *node != at);
+        changes.set.push((at, touched));
+        Ok(())
     }
 
     /// An error for another kernel: some drivers would take it, and others not.
@@ -200,9 +181,10 @@ impl Exec {
         };
         let mut others = self.graph.numbers().into_iter().enumerate().filter_map(apart);
         others.find_map(|(other, its)| {
-            let set = || changes.set.iter().filter(|change| change.node == other);
-            let clashes = set().any(|change| clash(&change.touched, touched))
-                || !set().any(|change| change.done) && clash(&base.touched(its), touched);
+            let clashes = match changes.set.iter().find(|(node, _)| *node == other) {
+                Some((_, set)) => clash(set, touched),
+                None => clash(&base.touched(its), touched),
+            };
             clashes.then(|| {
                 let other = self.graph.describe(other);
                 format!("{other} uses the same memory, and no edge orders the two: order them in the graph")

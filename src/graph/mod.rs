@@ -334,9 +334,8 @@ impl Graph {
 
 impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph")
-            .field("device", &self.0.device.name())
-            .field("nodes", &self.0.recorder.state().draft.all().count())
-            .finish_non_exhaustive()
+        // Not within the call: a writer may come here again.
+        let nodes = self.0.recorder.state().draft.all().count();
+        f.debug_struct("Graph").field("device", &self.0.device.name()).field("nodes", &nodes).finish_non_exhaustive()
     }
 }

@@ -108,7 +108,8 @@ fn unknown(model: &str, models: &BTreeMap<String, Vec<Arc<Exec>>>) -> Error {
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let models = lock(&self.models);
-        f.debug_map().entries(models.iter().map(|(name, execs)| (name, execs.len()))).finish()
+        let models: Vec<_> = lock(&self.models).iter().map(|(name, execs)| (name.clone(), execs.len())).collect();
+        // Without the lock: a writer may come here again.
+        f.debug_map().entries(models).finish()
     }
 }

@@ -209,15 +209,10 @@ impl Execution {
         Streams::of(&self.device).heed(updated)
     }
 
-    /// What a node does from now on is the piece of work in `with`.
-    pub(crate) fn set(
-        &self,
-        recorder: &Recorder,
-        node: usize,
-        piece: Piece,
-        mut with: Use,
-    ) -> Result<Result<(), Refused>> {
+    /// What a node does from now on is the piece of work in `with`, which is taken if the device agrees, and left otherwise.
+    pub(crate) fn set(&self, recorder: &Recorder, node: usize, with: &mut Use) -> Result<Result<(), Refused>> {
         self.device.check()?;
+        let Some(new) = &with.piece else { return Ok(Ok(())) };
         let set = {
             let _turn = Turn::take();
             let mut uses = lock(&self.uses);
@@ -226,14 +221,14 @@ impl Execution {
                 Ok(known) => known,
                 Err(refused) => return Ok(Err(refused)),
             };
-            if !piece.is(kind) {
-                return Ok(Err(Refused { node: Some(raw), why: format!("a {} cannot take its place", piece.name()) }));
+            if !new.is(kind) {
+                return Ok(Err(Refused { node: Some(raw), why: format!("a {} cannot take its place", new.name()) }));
             }
             // SAFETY: what the work uses is held by `with`, which is kept from here on.
-            let set = piece.with(|work| unsafe { self.device.backend().exec_set(self.raw, raw, work) });
+            let set = new.with(|work| unsafe { self.device.backend().exec_set(self.raw, raw, work) });
             drop(state);
             if let Ok(Ok(())) = set {
-                with.piece = Some(piece);
+                let with = std::mem::take(with);
                 let at = uses.nodes.iter().position(|(set, _)| *set == node);
                 let before = at.map(|at| uses.nodes.swap_remove(at).1);
                 uses.nodes.push((node, with));

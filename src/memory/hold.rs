@@ -536,7 +536,9 @@ impl Drop for Hold {
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = lock(&self.state);
-        f.debug_struct("Hold").field("tied", &state.tied.len()).field("own", &state.shelf.len()).finish_non_exhaustive()
+        let (tied, own) = (state.tied.len(), state.shelf.len());
+        drop(state);
+        f.debug_struct("Hold").field("tied", &tied).field("own", &own).finish_non_exhaustive()
     }
 }
 

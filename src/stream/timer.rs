@@ -31,8 +31,11 @@ impl Timer {
     /// Begins to measure, from the stream's present end.
     ///
     /// # Errors
+    /// [`Usage`](crate::ErrorKind::Usage) for a captured stream: time the launches of the graph.
     /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault.
     pub fn start(stream: &Stream) -> Result<Self> {
+        // The graph's nodes would record events that are destroyed with the timer.
+        stream.not_captured()?;
         let backend = stream.device().backend();
         let streams = stream.streams();
         let from = streams.heed(backend.event_create(true))?;

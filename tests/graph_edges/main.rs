@@ -46,6 +46,7 @@ macro_rules! alone {
     };
 }
 
+mod bodies;
 mod copies;
 mod launches;
 mod memory;

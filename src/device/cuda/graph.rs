@@ -385,9 +385,19 @@ impl CudaBackend {
     /// An error for a graph that cannot be within a node of another.
     fn check_child(&self, child: RawGraph) -> Result<()> {
         self.check_unspoiled(child)?;
+        self.check_whole(child)?;
         match self.graphs.book().graph(child).is_single() {
             Some(what) => Err(self.usage(&format!("a graph that {what} is no child of another"))),
             None => Ok(()),
+        }
+    }
+
+    /// A graph that is no part of another one, with which it would end.
+    fn check_whole(&self, graph: RawGraph) -> Result<()> {
+        let within = self.graphs.book().graph(graph).within;
+        match within {
+            true => Err(self.usage("the body of a conditional node runs as a part of its graph only")),
+            false => Ok(()),
         }
     }
 

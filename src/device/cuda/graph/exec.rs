@@ -42,6 +42,7 @@ type Changed = Result<Result<(), Refused>>;
 
 impl CudaBackend {
     pub(in super::super) fn instantiate(&self, raw: RawGraph) -> Result<RawExec> {
+        self.check_whole(raw)?;
         self.finish(raw)?;
         let driver = self.cx.enter()?;
         let (memory, second) = {
