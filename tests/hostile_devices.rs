@@ -1,0 +1,185 @@
+//! Emulated and simulated devices, their streams and wrapped memory, whose users hand them wakers, functions and owners that
+//! panic.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    future::pending,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    task::{Context, Wake, Waker},
+    time::Duration,
+};
+
+use wakeline::{
+    Buffer, Stream,
+    device::{Device, Emulated, Simulation},
+};
+
+/// How long a body that ends at all may take.
+const BOUND: Duration = Duration::from_secs(20);
+
+type Deed = Box<dyn Fn() + Send + Sync>;
+
+/// A waker that does one thing when it is woken, and another when it is dropped.
+#[derive(Default)]
+struct Hostile {
+    woken: Option<Deed>,
+    dropped: Option<Deed>,
+}
+
+impl Wake for Hostile {
+    fn wake(self: Arc<Self>) {
+        self.woken.iter().for_each(|deed| deed());
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        self.dropped.iter().for_each(|deed| deed());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Runs a body that must not hang.
+fn within_bound(body: impl FnOnce() + Send + 'static) {
+    let (done, wait) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let outcome = catch_unwind(AssertUnwindSafe(body));
+        let _ = done.send(());
+        outcome
+    });
+    if wait.recv_timeout(BOUND).is_err() {
+        eprintln!("it hangs");
+        std::process::abort();
+    }
+    if let Err(panic) = thread.join().unwrap() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Polls a simulation until it has nothing to do: from then on a change wakes this waker.
+fn wait_with<'s>(simulation: &'s Simulation, waker: &Waker) -> Pin<Box<dyn Future<Output = ()> + 's>> {
+    let mut run: Pin<Box<dyn Future<Output = ()> + 's>> = Box::pin(simulation.run(pending::<()>()));
+    for _ in 0..3 {
+        assert!(run.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    }
+    run
+}
+
+/// Work that a simulation's waker is woken by, and panics, is work all the same: the stream counts it and the memory is in
+/// use until it is done.
+#[test]
+fn a_copy_counts_though_the_waker_of_its_simulation_panics() {
+    within_bound(|| {
+        let runtime = runtime();
+        let _in = runtime.enter();
+        let simulation = Simulation::new(1);
+        let device = Device::simulated(&simulation, Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let from = Buffer::from_slice(&stream, &[7_u32; 8]).unwrap();
+        stream.synchronize_blocking().unwrap();
+        let mut here = Buffer::<u32>::pinned(&device, 8).unwrap();
+        here.as_mut_slice().unwrap().fill(1);
+
+        let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(|| panic!("a waker"))), dropped: None }));
+        let _run = wait_with(&simulation, &waker);
+        let before = stream.ticket().number();
+        let copied = catch_unwind(AssertUnwindSafe(|| stream.copy(&from, &mut here)));
+        assert!(copied.is_ok_and(|copied| copied.is_ok()), "a panic of a waker ends there");
+        assert_eq!(stream.ticket().number(), before + 1);
+        assert!(here.as_slice().is_err(), "the copy is still to write it");
+        stream.synchronize_blocking().unwrap();
+        assert_eq!(here.as_slice().unwrap(), [7; 8]);
+    });
+}
+
+/// Every call that enqueues may wake a simulation: the waker runs with no lock held, so it may enqueue too.
+#[test]
+fn a_waker_of_a_simulation_may_enqueue() {
+    within_bound(|| {
+        let runtime = runtime();
+        let _in = runtime.enter();
+        let simulation = Simulation::new(1);
+        let device = Device::simulated(&simulation, Emulated::new());
+        let (stream, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let called = Arc::new(AtomicUsize::new(0));
+        let (of_waker, calls) = (stream.clone(), called.clone());
+        let enqueue = move || {
+            of_waker.host_function(|| ()).unwrap();
+            calls.fetch_add(1, Ordering::SeqCst);
+        };
+        let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(enqueue)), dropped: None }));
+        let mut buffer = Buffer::<u32>::new(&device, 1).unwrap();
+        let mut acts: Vec<Box<dyn FnMut()>> = vec![
+            Box::new(|| stream.fill(&mut buffer, 1).unwrap()),
+            Box::new(|| stream.host_function(|| ()).unwrap()),
+            Box::new(|| {
+                other.host_function(|| ()).unwrap();
+                stream.wait_for(&other).unwrap();
+            }),
+            Box::new(|| {
+                stream.host_function(|| ()).unwrap();
+                let _ = pin!(stream.completed()).poll(&mut Context::from_waker(Waker::noop()));
+            }),
+        ];
+        for (at, act) in acts.iter_mut().enumerate() {
+            let before = called.load(Ordering::SeqCst);
+            let run = wait_with(&simulation, &waker);
+            act();
+            drop(run);
+            assert!(called.load(Ordering::SeqCst) > before, "act {at} has woken it");
+            stream.synchronize_blocking().unwrap();
+            other.synchronize_blocking().unwrap();
+        }
+    });
+}
+
+/// The waker that a simulation, or the join of one of its tasks, had before is dropped with no lock held; a panic of its
+/// destructor ends there.
+#[test]
+fn a_waker_that_a_simulation_replaces_may_call_it_as_it_is_dropped() {
+    within_bound(|| {
+        let runtime = runtime();
+        let _in = runtime.enter();
+        let simulation = Arc::new(Simulation::new(1));
+        let task = Arc::new(Mutex::new(simulation.spawn("task", pending::<()>())));
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let hostile = || {
+            let (simulation, dropped) = (simulation.clone(), dropped.clone());
+            let deed = move || {
+                simulation.steps();
+                drop(simulation.spawn("another", async {}));
+                dropped.fetch_add(1, Ordering::SeqCst);
+                panic!("a waker's destructor");
+            };
+            Waker::from(Arc::new(Hostile { woken: None, dropped: Some(Box::new(deed)) }))
+        };
+        let mut run = Box::pin(simulation.run(pending::<()>()));
+        let waker = hostile();
+        assert!(run.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        // Two of it are left: the simulation's and this one.
+        drop(waker);
+        assert!(run.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(dropped.load(Ordering::SeqCst), 1);
+
+        let waker = hostile();
+        let mut join = lock(&task);
+        assert!(Pin::new(&mut *join).poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(waker);
+        assert!(Pin::new(&mut *join).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(dropped.load(Ordering::SeqCst), 2);
+    });
+}
