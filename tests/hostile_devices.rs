@@ -19,6 +19,7 @@ use std::{
 use wakeline::{
     Buffer, Stream,
     device::{Device, Emulated, Simulation},
+    prelude::*,
 };
 
 /// How long a body that ends at all may take.
@@ -181,5 +182,69 @@ fn a_waker_that_a_simulation_replaces_may_call_it_as_it_is_dropped() {
         drop(waker);
         assert!(Pin::new(&mut *join).poll(&mut Context::from_waker(Waker::noop())).is_pending());
         assert_eq!(dropped.load(Ordering::SeqCst), 2);
+    });
+}
+
+#[kernel]
+fn nap(data: &mut [u32]) {
+    std::thread::sleep(Duration::from_millis(8));
+    data[0] += 1;
+}
+
+/// A task that waits for a device with threads within a simulation leaves that device its lookout: whoever waits there later
+/// is woken, and memory that was parked is found again.
+#[test]
+fn a_simulation_that_ends_takes_no_other_device_its_lookout() {
+    within_bound(|| {
+        let runtime = runtime();
+        let device = Device::emulated(Emulated::new().workers(2));
+        let stream = Stream::new(&device).unwrap();
+        let mut data = Buffer::<u32>::new(&device, 1).unwrap();
+        let simulation = Simulation::new(1);
+        runtime.block_on(simulation.run(async {
+            nap::launch(&stream, &mut data).unwrap();
+            stream.completed().await.unwrap();
+            nap::launch(&stream, &mut data).unwrap();
+            // Still waited for as the simulation stands still.
+            assert!(futures::poll!(pin!(stream.completed())).is_pending());
+        }));
+        drop(simulation);
+        runtime.block_on(async {
+            for _ in 0..20 {
+                nap::launch(&stream, &mut data).unwrap();
+                stream.completed().await.unwrap();
+            }
+        });
+        drop(data);
+        while device.memory_stats().waiting > 0 {
+            std::thread::yield_now();
+        }
+    });
+}
+
+/// Who was polled within a simulation and waits outside learns that its device is lost with it.
+#[test]
+fn a_simulation_that_ends_wakes_those_who_wait_for_its_devices() {
+    within_bound(|| {
+        let simulation = Simulation::new(1);
+        let device = Device::simulated(&simulation, Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let runtime = runtime();
+        let mut wait = Box::pin({
+            let stream = stream.clone();
+            async move { stream.completed().await }
+        });
+        stream.host_function(|| ()).unwrap();
+        let woken = Arc::new(AtomicUsize::new(0));
+        let count = woken.clone();
+        let deed = move || _ = count.fetch_add(1, Ordering::SeqCst);
+        let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(deed)), dropped: None }));
+        runtime.block_on(simulation.run(async {
+            assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }));
+        let before = woken.load(Ordering::SeqCst);
+        drop(simulation);
+        assert!(woken.load(Ordering::SeqCst) > before, "it is woken");
+        assert!(runtime.block_on(wait).unwrap_err().is_device_lost());
     });
 }

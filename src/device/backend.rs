@@ -19,7 +19,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::KernelType;
+use super::{KernelType, emulated::simulation::SimulationHandle};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What every allocation is aligned to, and so the most that elements may ask for.
@@ -626,6 +626,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// On a thread of its own; not for a fault of before.
     fn when_lost(&self, tell: TellsOfLoss) {
         let _ = tell;
+    }
+
+    /// The simulation that polls the calling task, if it runs this device.
+    fn simulation(&self) -> Option<SimulationHandle> {
+        None
     }
 
     /// The context of a CUDA device.
