@@ -21,6 +21,7 @@ use smallvec::SmallVec;
 
 use super::{KernelType, emulated::simulation::SimulationHandle};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Discarded;
 
 /// What every allocation is aligned to, and so the most that elements may ask for.
 pub(crate) const MOST_ALIGNMENT: usize = 256;
@@ -294,6 +295,12 @@ pub(crate) type HostFunction = Box<dyn FnOnce() + Send + 'static>;
 
 /// The same, called at each launch of a graph.
 pub(crate) type HostCallback = Arc<dyn Fn() + Send + Sync + 'static>;
+
+/// A function of the user's: whoever lets go of it last survives a panic of what it has captured.
+pub(crate) fn host_callback(function: impl Fn() + Send + Sync + 'static) -> HostCallback {
+    let function = Discarded::new(function);
+    Arc::new(move || function.get().into_iter().for_each(|function| function()))
+}
 
 /// What a backend calls with the fault that ended its device.
 pub(crate) type TellsOfLoss = Box<dyn Fn(Error) + Send + Sync>;

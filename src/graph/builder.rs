@@ -4,7 +4,11 @@ use std::{borrow::Borrow, fmt};
 
 use super::{Graph, Node, Sketch};
 use crate::{
-    device::{Device, backend::Condition, draft::Few},
+    device::{
+        Device,
+        backend::{Condition, host_callback},
+        draft::Few,
+    },
     error::{Error, ErrorKind, Result},
     memory::{Buffer, DeviceSlice, DeviceSliceMut, Plain, execution},
     stream::Stream,
@@ -89,7 +93,7 @@ impl Builder {
     /// [`Usage`](ErrorKind::Usage) for a node of another graph.
     pub fn host(&mut self, after: &[Node], function: impl Fn() + Send + Sync + 'static) -> Result<Node> {
         let after = self.find_all(after)?;
-        self.sketch.recorder.call(after, std::sync::Arc::new(function)).map(|at| self.sketch.node(at))
+        self.sketch.recorder.call(after, host_callback(function)).map(|at| self.sketch.node(at))
     }
 
     /// Adds all of another graph, as one node.

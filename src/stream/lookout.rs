@@ -28,7 +28,7 @@ use super::{Inner, Stream, completion::Completion, mark::Mark, watch::Visits};
 use crate::{
     device::{Device, backend::Backend},
     error::said,
-    sync::{Condvar, Level, Mutex, MutexGuard, lock},
+    sync::{Condvar, Level, Mutex, MutexGuard, contained, lock},
     thread_name::thread_name,
 };
 
@@ -163,7 +163,10 @@ impl Lookout {
             }
         };
         let Err(error) = std::thread::Builder::new().name(self.shared.name.clone()).spawn(keep) else { return true };
-        tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call");
+        // A subscriber is user code.
+        contained("a subscriber panicked", || {
+            tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call");
+        });
         let mut list = lock(&self.shared.list);
         // The next that comes tries again.
         let unwatched = list.visits.abandon();
@@ -258,8 +261,9 @@ impl Shared {
 /// A waker, or the drop of what a user's memory was wrapped with, may panic: the others' streams and memory are still
 /// looked after.
 fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
-    let done = catch_unwind(AssertUnwindSafe(work));
-    done.map_err(|panic| tracing::error!(panic = said(panic), "something that the lookout has called panicked")).ok()
+    let mut done = None;
+    contained("something that the lookout has called panicked", || done = Some(work()));
+    done
 }
 
 impl Scan {

@@ -70,12 +70,12 @@ pub(crate) use watch::Watched;
 use crate::{
     device::{
         Device,
-        backend::{Backend, HostCallback, HostFunction, RawStream, StreamSpec},
+        backend::{Backend, HostFunction, RawStream, StreamSpec, host_callback},
         recorder,
     },
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
-    sync::{Deferred, Level, Mutex, MutexGuard, assert_may_wake, discard, lock},
+    sync::{Deferred, Discarded, Level, Mutex, MutexGuard, assert_may_wake, discard, lock},
 };
 
 /// A queue of work on one device. A cheap handle: clones are the same stream.
@@ -256,7 +256,9 @@ impl Stream {
             // Before the stream's lock: what is refused is dropped without.
             return Err(recorder::is_called_once());
         }
-        let mut function: Option<HostFunction> = Some(Box::new(function));
+        let function = Discarded::new(function);
+        let call = move || function.take().into_iter().for_each(|function| function());
+        let mut function: Option<HostFunction> = Some(Box::new(call));
         let ticket = self.enqueue_point(|backend, raw| backend.host_function(raw, &mut function));
         // What is refused goes here, without the stream's lock: it may have captured a buffer, whose drop takes that.
         discard(function);
@@ -271,7 +273,7 @@ impl Stream {
     pub fn host_callback(&self, function: impl Fn() + Send + Sync + 'static) -> Result<()> {
         // A device that refuses it lets go of what it has of it, under its recorder's lock.
         let _later = Deferred::new();
-        let function: HostCallback = Arc::new(function);
+        let function = host_callback(function);
         // Two of it: what is refused is dropped without the stream's lock.
         let given = function.clone();
         let ticket = self.enqueue_point(|backend, raw| backend.host_callback(raw, given));

@@ -340,7 +340,10 @@ impl Core {
         drop(state);
         let Some(mut body) = body else { return };
         let waker = Waker::from(Arc::new(TaskWaker::new(id, self)));
-        let done = aborted || body.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
+        // What its future panics with is its join's; what remains is a destructor, which ends the task.
+        let mut ready = false;
+        let mut poll = || ready = body.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
+        let done = aborted || !contained("a task panicked as it ended", &mut poll) || ready;
         let mut state = lock(&self.state);
         let body = match state.tasks.get_mut(&id) {
             Some(entry) if !done => {
@@ -352,7 +355,7 @@ impl Core {
         state.tasks.remove(&id);
         state.ready.remove(&id);
         drop(state);
-        drop(body);
+        contained("a task panicked as it was dropped", || drop(body));
     }
 
     /// Calls the ticks that are due, and sees to it that the next one wakes us. True if there was one.
