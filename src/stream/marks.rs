@@ -43,6 +43,7 @@ impl Stream {
     /// Whoever looks for a mark between finds a later one then; so one in [`NEAR`] tickets stays. An error is not yet heeded:
     /// whoever asks has a lock.
     pub(super) fn move_mark(&self, mark: &mut Arc<Mark>) -> Result<bool> {
+        assert_may_wake();
         let inner = &*self.0;
         if inner.held.is_shared() || inner.streams.capture().is_some() {
             return Ok(false);
