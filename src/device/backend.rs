@@ -19,8 +19,9 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::KernelType;
+use super::{KernelType, emulated::simulation::SimulationHandle};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Discarded;
 
 /// What every allocation is aligned to, and so the most that elements may ask for.
 pub(crate) const MOST_ALIGNMENT: usize = 256;
@@ -294,6 +295,12 @@ pub(crate) type HostFunction = Box<dyn FnOnce() + Send + 'static>;
 
 /// The same, called at each launch of a graph.
 pub(crate) type HostCallback = Arc<dyn Fn() + Send + Sync + 'static>;
+
+/// A function of the user's: whoever lets go of it last survives a panic of what it has captured.
+pub(crate) fn host_callback(function: impl Fn() + Send + Sync + 'static) -> HostCallback {
+    let function = Discarded::new(function);
+    Arc::new(move || function.get().into_iter().for_each(|function| function()))
+}
 
 /// What a backend calls with the fault that ended its device.
 pub(crate) type TellsOfLoss = Box<dyn Fn(Error) + Send + Sync>;
@@ -626,6 +633,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// On a thread of its own; not for a fault of before.
     fn when_lost(&self, tell: TellsOfLoss) {
         let _ = tell;
+    }
+
+    /// The simulation that polls the calling task, if it runs this device.
+    fn simulation(&self) -> Option<SimulationHandle> {
+        None
     }
 
     /// The context of a CUDA device.

@@ -4,7 +4,12 @@ use std::{borrow::Borrow, fmt, sync::Arc};
 
 use super::{Graph, Node, Sketch};
 use crate::{
-    device::{Device, backend::Condition, draft::Few, recorder::Recorder},
+    device::{
+        Device,
+        backend::{Condition, host_callback},
+        draft::Few,
+        recorder::Recorder,
+    },
     error::{Error, ErrorKind, Result},
     memory::{Buffer, DeviceSlice, DeviceSliceMut, Plain, execution},
     stream::Stream,
@@ -112,7 +117,7 @@ impl Builder {
     /// [`Usage`](ErrorKind::Usage) for a node of another graph.
     pub fn host(&mut self, after: &[Node], function: impl Fn() + Send + Sync + 'static) -> Result<Node> {
         let after = self.find_all(after)?;
-        self.sketch.recorder.call(after, std::sync::Arc::new(function)).map(|at| self.sketch.node(at))
+        self.sketch.recorder.call(after, host_callback(function)).map(|at| self.sketch.node(at))
     }
 
     /// Adds all of another graph, as one node.

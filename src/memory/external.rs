@@ -30,6 +30,7 @@ use crate::{
     device::backend::{self, Arg, BodyArg, Emulation},
     error::Result,
     stream::Stream,
+    sync::Discarded,
 };
 
 impl Stream {
@@ -114,6 +115,7 @@ impl<A: Addresses> External<'_, A> {
     pub fn emulated(mut self, body: impl for<'s> Fn(A::Slices<'s>) + Send + Sync + 'static) -> Self {
         let of: SmallVec<[(Element, bool); 8]> =
             self.uses.iter().map(|used| (used.element, used.access.writes())).collect();
+        let body = Discarded::new(body);
         self.emulated = Some(Arc::new(move |args: &[BodyArg]| {
             let slice = |at: usize| match (args[at], of[at]) {
                 (BodyArg::Slice(start, len), (element, write)) => {
@@ -121,7 +123,7 @@ impl<A: Addresses> External<'_, A> {
                 }
                 (BodyArg::Scalar(_), _) => unreachable!("only slices are declared"),
             };
-            body(A::slices(slice));
+            body.get().into_iter().for_each(|body| body(A::slices(slice)));
         }));
         self
     }

@@ -14,7 +14,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     stream::Stream,
-    sync::lock,
+    sync::{contained, lock},
 };
 
 impl Heap {
@@ -106,7 +106,9 @@ impl Memory {
             }
             Err(error) => {
                 if !error.is_device_lost() {
-                    tracing::error!(%error, bytes = self.bytes, "memory could not be given back");
+                    contained("a subscriber panicked", || {
+                        tracing::error!(%error, bytes = self.bytes, "memory could not be given back");
+                    });
                 }
                 self.leak();
             }

@@ -21,7 +21,7 @@ use super::{Home, Memory, Origin, access::Uses, heap::Heap, shelves::Bound};
 use crate::{
     planted::{self, Planted},
     stream::{Streams, Ticket, capture::Capture},
-    sync::lock,
+    sync::{contained, lock},
 };
 
 impl Memory {
@@ -204,7 +204,11 @@ impl Heap {
             match freed {
                 Ok(()) => {}
                 Err(error) if error.is_device_lost() => self.ledger.leak(size),
-                Err(error) => tracing::error!(%error, bytes = size, "memory could not be given back"),
+                Err(error) => {
+                    _ = contained("a subscriber panicked", || {
+                        tracing::error!(%error, bytes = size, "memory could not be given back");
+                    })
+                }
             }
         }
     }
@@ -214,8 +218,11 @@ impl Heap {
         let asked = memory.bytes as u64;
         self.ledger.leak(asked);
         self.forget(asked);
-        tracing::warn!(bytes = asked, "memory of a lost device is left to it");
         self.ledger.tell();
+        // As the memory is dropped; a subscriber is user code.
+        contained("a subscriber panicked", || {
+            tracing::warn!(bytes = asked, "memory of a lost device is left to it");
+        });
     }
 
     /// The uses of the memory that was freed first, if any is bound.

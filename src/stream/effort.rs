@@ -62,7 +62,7 @@ use std::{
 };
 
 use super::{CompletionMode, Stream, Streams, forecast::Expected, lookout::Scan, mark::Mark};
-use crate::{device::emulated, error::Result, sync::contained};
+use crate::{error::Result, sync::contained};
 
 /// Tasks of one device that poll at once.
 const SEATS: usize = 64;
@@ -149,7 +149,7 @@ impl Effort {
 
     /// It is not done: what now?
     fn wait(&mut self, stream: &Stream, mark: &Arc<Mark>, waker: &Waker, began: Instant) -> Result<()> {
-        let mode = match emulated::simulation::current() {
+        let mode = match stream.device().backend().simulation() {
             // Real time means nothing there.
             Some(_) => CompletionMode::Quiet,
             None => stream.completion_mode(),

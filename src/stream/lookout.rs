@@ -9,8 +9,8 @@
 //!   same beat sweeps memory that was parked until its uses are over.
 //!
 //! It sleeps until the next alarm or beat unless it scans. Nothing waits: no thread. It ends at a beat that finds nothing
-//! to do and is made again when it is needed. Under a [`Simulation`](crate::device::Simulation) there is no thread at
-//! all: its loop keeps the beat, in virtual time, and there are no alarms and no scans.
+//! to do and is made again when it is needed. A device that is run by the [`Simulation`](crate::device::Simulation) whose task
+//! waits has no thread at all: its loop keeps the beat, in virtual time, and there are no alarms and no scans.
 
 use std::{
     cmp::Reverse,
@@ -26,9 +26,9 @@ use std::{
 
 use super::{Inner, Stream, completion::Completion, mark::Mark, watch::Visits};
 use crate::{
-    device::{Device, emulated},
+    device::{Device, backend::Backend},
     error::said,
-    sync::{Condvar, Level, Mutex, MutexGuard, lock},
+    sync::{Condvar, Level, Mutex, MutexGuard, contained, lock},
     thread_name::thread_name,
 };
 
@@ -41,6 +41,7 @@ type Sweep = Box<dyn FnMut() -> bool + Send>;
 
 /// See the [module](self).
 pub(crate) struct Lookout {
+    backend: Arc<dyn Backend>,
     shared: Arc<Shared>,
 }
 
@@ -91,7 +92,7 @@ impl Lookout {
             change: Condvar::new(),
             scanning: AtomicBool::new(false),
         };
-        Self { shared: Arc::new(shared) }
+        Self { backend: device.backend().clone(), shared: Arc::new(shared) }
     }
 
     /// From now on, as long as it has waiters, the stream is asked at every beat. Called after the waiter has registered.
@@ -151,7 +152,7 @@ impl Lookout {
         }
         drop(list);
         let shared = self.shared.clone();
-        if let Some(simulation) = emulated::simulation::current() {
+        if let Some(simulation) = self.backend.simulation() {
             simulation.on_idle_every(INTERVAL, Box::new(move || shared.beat(false)));
             return true;
         }
@@ -162,7 +163,10 @@ impl Lookout {
             }
         };
         let Err(error) = std::thread::Builder::new().name(self.shared.name.clone()).spawn(keep) else { return true };
-        tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call");
+        // A subscriber is user code.
+        contained("a subscriber panicked", || {
+            tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call");
+        });
         let mut list = lock(&self.shared.list);
         // The next that comes tries again.
         let unwatched = list.visits.abandon();
@@ -257,8 +261,9 @@ impl Shared {
 /// A waker, or the drop of what a user's memory was wrapped with, may panic: the others' streams and memory are still
 /// looked after.
 fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
-    let done = catch_unwind(AssertUnwindSafe(work));
-    done.map_err(|panic| tracing::error!(panic = said(panic), "something that the lookout has called panicked")).ok()
+    let mut done = None;
+    contained("something that the lookout has called panicked", || done = Some(work()));
+    done
 }
 
 impl Scan {

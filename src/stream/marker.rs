@@ -17,7 +17,7 @@ use super::{Stream, Ticket};
 use crate::{
     device::{Device, backend::RawEvent},
     error::{Error, ErrorKind, Result},
-    sync::{Level, Mutex, lock},
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// A point in a stream's work: recorded on one stream, waited for by others and by the host.
@@ -104,7 +104,10 @@ impl Event {
 
     /// Records it without another mark. False if it needs one.
     fn move_to_end(&self, stream: &Stream) -> Result<bool> {
+        // A record may wake a simulation.
+        let later = Deferred::new();
         let moved = lock(&self.record).as_mut().map_or(Ok(false), |record| record.ticket.move_to_end(stream));
+        drop(later);
         // Not under the lock: a device that is lost wakes others, who may ask this event.
         stream.streams().heed(moved)
     }

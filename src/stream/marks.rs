@@ -6,7 +6,7 @@ use super::{Inner, Order, Stream, mark::Mark};
 use crate::{
     error::Result,
     planted::{self, Planted},
-    sync::{assert_may_wake, lock},
+    sync::{Deferred, assert_may_wake, lock},
 };
 
 /// A mark that is recorded again leaves no more tickets than this without one.
@@ -17,6 +17,7 @@ impl Stream {
     pub(super) fn mark(&self, number: u64) -> Result<Arc<Mark>> {
         assert_may_wake();
         let inner = &*self.0;
+        let _later = Deferred::new();
         let mut order = lock(&inner.order);
         if order.marks.back().is_some_and(|mark| mark.ticket >= number) {
             let mut at = order.marks.partition_point(|mark| mark.ticket < number);
@@ -42,10 +43,12 @@ impl Stream {
     /// Whoever looks for a mark between finds a later one then; so one in [`NEAR`] tickets stays. An error is not yet heeded:
     /// whoever asks has a lock.
     pub(super) fn move_mark(&self, mark: &mut Arc<Mark>) -> Result<bool> {
+        assert_may_wake();
         let inner = &*self.0;
         if inner.held.is_shared() || inner.streams.capture().is_some() {
             return Ok(false);
         }
+        let _later = Deferred::new();
         let mut order = lock(&inner.order);
         inner.device.check()?;
         let before = match order.marks.len().checked_sub(2) {

@@ -70,12 +70,12 @@ pub(crate) use watch::Watched;
 use crate::{
     device::{
         Device,
-        backend::{Backend, HostCallback, HostFunction, RawStream, StreamSpec},
+        backend::{Backend, HostFunction, RawStream, StreamSpec, host_callback},
         recorder,
     },
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
-    sync::{Deferred, Level, Mutex, MutexGuard, assert_may_wake, discard, lock},
+    sync::{Deferred, Discarded, Level, Mutex, MutexGuard, assert_may_wake, discard, lock},
 };
 
 /// A queue of work on one device. A cheap handle: clones are the same stream.
@@ -256,7 +256,9 @@ impl Stream {
             // Before the stream's lock: what is refused is dropped without.
             return Err(recorder::is_called_once());
         }
-        let mut function: Option<HostFunction> = Some(Box::new(function));
+        let function = Discarded::new(function);
+        let call = move || function.take().into_iter().for_each(|function| function());
+        let mut function: Option<HostFunction> = Some(Box::new(call));
         let ticket = self.enqueue_point(|backend, raw| backend.host_function(raw, &mut function));
         // What is refused goes here, without the stream's lock: it may have captured a buffer, whose drop takes that.
         discard(function);
@@ -271,7 +273,7 @@ impl Stream {
     pub fn host_callback(&self, function: impl Fn() + Send + Sync + 'static) -> Result<()> {
         // A device that refuses it lets go of what it has of it, under its recorder's lock.
         let _later = Deferred::new();
-        let function: HostCallback = Arc::new(function);
+        let function = host_callback(function);
         // Two of it: what is refused is dropped without the stream's lock.
         let given = function.clone();
         let ticket = self.enqueue_point(|backend, raw| backend.host_callback(raw, given));
@@ -353,12 +355,16 @@ impl Stream {
     pub(crate) fn put(&self, pieces: u64, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
         assert_may_wake();
         let inner = &*self.0;
+        // A simulation's loop is woken by work for its devices.
+        let _later = Deferred::new();
         let mut order = lock(&inner.order);
         inner.device.check()?;
         if let Some(meter) = &mut order.meter {
             meter.work(inner.raw);
         }
+        let unwinding = Unwinding { issued: &mut order.issued, of: &inner.issued };
         let done = work(inner.streams.backend(), inner.raw);
+        std::mem::forget(unwinding);
         if let Err(error) = done {
             drop(order);
             return self.0.streams.heed(Err(error));
@@ -378,18 +384,21 @@ impl Stream {
 
     /// An operator's run begins: what it puts in here is timed.
     pub(crate) fn begin_run(&self) {
+        let _later = Deferred::new();
         let mut order = lock(&self.0.order);
         order.meter.get_or_insert_with(|| Meter::new(&self.0.streams)).begin_run();
     }
 
     /// Work is about to be put into it that does not go through [`enqueue`](Self::enqueue).
     pub(crate) fn begin_work(&self) {
+        let _later = Deferred::new();
         if let Some(meter) = &mut lock(&self.0.order).meter {
             meter.work(self.0.raw);
         }
     }
 
     pub(crate) fn end_run(&self) {
+        let _later = Deferred::new();
         let mut order = lock(&self.0.order);
         if order.meter.as_mut().is_some_and(|meter| meter.end_run(self.0.raw)) {
             // Who waits for the stream's last work waits for its time, too.
@@ -424,6 +433,7 @@ impl Stream {
         {
             return Ok(());
         }
+        let _later = Deferred::new();
         let mut order = lock(&inner.order);
         if order.clock.reached(other.id) >= ticket.number() {
             return Ok(());
@@ -544,6 +554,20 @@ impl Stream {
     /// It has waited for another device.
     pub(crate) fn has_crossed(&self) -> bool {
         self.0.crossed.load(Ordering::Acquire)
+    }
+}
+
+/// Dropped only by a panic out of a call that enqueues: its work may be there, so there is a ticket that comes after it.
+struct Unwinding<'a> {
+    issued: &'a mut u64,
+    of: &'a AtomicU64,
+}
+
+impl Drop for Unwinding<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        *self.issued += 1;
+        self.of.store(*self.issued, Ordering::Release);
     }
 }
 

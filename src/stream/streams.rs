@@ -9,7 +9,7 @@ use super::{Inner, Stream, capture::Capture, lookout::Lookout};
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
-    sync::{Level, Mutex, assert_may_wake, discard, lock},
+    sync::{Level, Mutex, assert_may_wake, contained, discard, lock},
 };
 
 /// The streams of one device.
@@ -124,15 +124,19 @@ impl Streams {
             format!("{device} takes no more work in this process; {whose}; start again in a new process"),
         )
         .because(error);
-        if device.set_lost(told) {
-            tracing::error!(%device, unfinished = unfinished.join(", "), "device lost");
-        }
+        let is_first = device.set_lost(told);
         discard(live);
         // Read again: one that was made meanwhile may have waiters already.
         let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
         live.iter().for_each(|stream| stream.0.completion.fail());
         discard(live);
         device.tell_lost();
+        if is_first {
+            // When all have been told: a subscriber is user code.
+            contained("a subscriber panicked", || {
+                tracing::error!(%device, unfinished = unfinished.join(", "), "device lost");
+            });
+        }
         match device.check() {
             Err(error) => error,
             Ok(()) => unreachable!("it was set above"),

@@ -25,7 +25,9 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering,
 pub(crate) use cell::WakerCell;
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
 pub(crate) use proxy::{ProxyWaker, proxied};
-pub(crate) use wakes::{Deferred, WakeList, assert_may_wake, contained, discard, discard_all, wake, wake_shared};
+pub(crate) use wakes::{
+    Deferred, Discarded, WakeList, assert_may_wake, contained, discard, discard_all, wake, wake_shared,
+};
 
 /// [`Mutex::at`], for the protocols, whose model checks have another mutex.
 #[inline]

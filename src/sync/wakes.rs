@@ -140,6 +140,31 @@ pub(crate) fn discard_all<T: 'static>(values: impl IntoIterator<Item = T>) {
     values.into_iter().for_each(discard);
 }
 
+/// A function of the user's, or another value, that is [discarded](discard) wherever the last who holds it lets go of it: on a
+/// worker's thread, in the middle of a list of others.
+pub(crate) struct Discarded<T: 'static>(Option<T>);
+
+impl<T: 'static> Discarded<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Some(value))
+    }
+
+    /// `None` never comes: the value is there until it is taken, which consumes this.
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.0.as_ref()
+    }
+
+    pub(crate) fn take(mut self) -> Option<T> {
+        self.0.take()
+    }
+}
+
+impl<T: 'static> Drop for Discarded<T> {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(discard);
+    }
+}
+
 /// Asserts, in a debug build, that what may wake is called with no lock held, or within a [`Deferred`] scope.
 #[inline]
 #[track_caller]

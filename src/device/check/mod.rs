@@ -64,6 +64,7 @@ use super::{
         NodeWork, Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
         TellsOfLoss,
     },
+    emulated::simulation::SimulationHandle,
     human,
 };
 use crate::error::{Error, Result};
@@ -511,6 +512,10 @@ impl Backend for Checked {
 
     fn when_lost(&self, tell: TellsOfLoss) {
         self.inner.when_lost(tell);
+    }
+
+    fn simulation(&self) -> Option<SimulationHandle> {
+        self.inner.simulation()
     }
 
     #[cfg(feature = "cuda")]

@@ -15,6 +15,7 @@ use super::{
     lock,
     machine::{DeviceId, StreamId},
     memory::{FRESH, Memory},
+    simulation::{self, SimulationHandle},
     work::{Work, check_copy, check_fill, check_launch, no_stand_in},
     workers::Engine,
 };
@@ -129,6 +130,10 @@ impl Drop for Device {
 }
 
 impl Backend for Device {
+    fn simulation(&self) -> Option<SimulationHandle> {
+        simulation::current().filter(|simulation| simulation.runs(&self.engine))
+    }
+
     fn queue_depth(&self) -> Option<u64> {
         self.full.as_ref().map(Full::most)
     }

@@ -23,6 +23,7 @@ use crate::{
         piece::Held,
     },
     error::{Error, ErrorKind, Result, said},
+    sync::contained,
 };
 
 /// One entry of a stream.
@@ -121,9 +122,7 @@ impl Work {
             Work::External { args, body, planned, .. } => launch(&args, planned, |args| body(args)),
             Work::Free { address, memory } => memory.free(address).map_err(|error| Fault(error.to_string())),
             Work::Host(function) => {
-                if let Err(panic) = catch_unwind(AssertUnwindSafe(function)) {
-                    tracing::error!(panic = said(panic), "a host function panicked");
-                }
+                contained("a host function panicked", function);
                 Ok(())
             }
             // SAFETY: as the caller vouches.

@@ -110,7 +110,7 @@ impl Engine {
                     tracing::error!(device = name, wanted = workers, started = number, %error, "no thread for a worker");
                     if hired.is_empty() {
                         let lost = Error::new(ErrorKind::DeviceLost, "the system gives it no thread").because(error);
-                        drop(self.with(|machine| machine.fail(device, lost.at(name))));
+                        discard_all(self.with(|machine| machine.fail(device, lost.at(name))));
                     }
                     break;
                 }
@@ -208,6 +208,7 @@ impl Engine {
         let Some(begun) = state.machine.start(stream, now) else { return state };
         note(&state, &begun);
         let device = state.machine.device_of(stream);
+        let mut dropped = Vec::new();
         if let Begun::Work(work) = begun {
             if let Some(device) = device.filter(|device| state.machine.runnable(*device) > 0) {
                 state.wake_one(device);
@@ -220,17 +221,19 @@ impl Engine {
             state = lock(&self.state);
             if let (Err(cause), Some(device)) = (outcome, device) {
                 let error = state.fault(device, stream, fault, cause);
-                let dropped = state.machine.fail(device, error);
-                drop(state);
-                // Drops of a user's: not under the lock, and a panic of one ends there.
-                discard_all(dropped);
-                state = lock(&self.state);
+                dropped = state.machine.fail(device, error);
             }
         }
         state.machine.finish(stream);
         state.ring(device);
         if state.listeners > 0 {
             self.passed.notify_all();
+        }
+        if !dropped.is_empty() {
+            // Drops of a user's: not under the lock, and when all have learnt of the fault.
+            drop(state);
+            discard_all(dropped);
+            state = lock(&self.state);
         }
         state
     }

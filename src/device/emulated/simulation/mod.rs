@@ -201,17 +201,18 @@ impl Drop for Simulation {
     fn drop(&mut self) {
         let mut state = lock(&self.core.state);
         state.over = true;
-        let gone = (std::mem::take(&mut state.tasks), std::mem::take(&mut state.ticks), state.waker.take());
+        let (tasks, waker) = (std::mem::take(&mut state.tasks), state.waker.take());
         drop(state);
-        let (tasks, ticks, waker) = gone;
         tasks.into_values().for_each(|task| _ = contained("a task panicked as it was dropped", || drop(task)));
-        ticks.into_iter().for_each(|tick| _ = contained("a tick panicked as it was dropped", || drop(tick)));
         discard(waker);
         let dropped: Vec<_> = self.core.engine.with(|machine| {
             let error = Error::new(ErrorKind::DeviceLost, "its simulation is over");
             machine.devices().into_iter().flat_map(|device| machine.fail(device, error.again())).collect()
         });
         discard_all(dropped);
+        // Once more, so that those who wait outside of it learn that its devices are lost.
+        let ticks = std::mem::take(&mut lock(&self.core.state).ticks);
+        ticks.into_iter().for_each(|mut tick| _ = contained("a tick panicked", || _ = (tick.call)()));
     }
 }
 
@@ -234,6 +235,11 @@ pub(crate) struct SimulationHandle {
 }
 
 impl SimulationHandle {
+    /// Whether it runs the devices of this engine.
+    pub(super) fn runs(&self, engine: &Arc<Engine>) -> bool {
+        Arc::ptr_eq(&self.core.engine, engine)
+    }
+
     /// A task of the simulation's. Dropping what this returns lets it go on by itself.
     pub(crate) fn spawn<F>(&self, name: impl Into<String>, future: F) -> Task<F::Output>
     where
@@ -334,7 +340,10 @@ impl Core {
         drop(state);
         let Some(mut body) = body else { return };
         let waker = Waker::from(Arc::new(TaskWaker::new(id, self)));
-        let done = aborted || body.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
+        // What its future panics with is its join's; what remains is a destructor, which ends the task.
+        let mut ready = false;
+        let mut poll = || ready = body.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
+        let done = aborted || !contained("a task panicked as it ended", &mut poll) || ready;
         let mut state = lock(&self.state);
         let body = match state.tasks.get_mut(&id) {
             Some(entry) if !done => {
@@ -346,14 +355,14 @@ impl Core {
         state.tasks.remove(&id);
         state.ready.remove(&id);
         drop(state);
-        drop(body);
+        contained("a task panicked as it was dropped", || drop(body));
     }
 
     /// Calls the ticks that are due, and sees to it that the next one wakes us. True if there was one.
     fn poll_ticks(&self, cx: &mut Context<'_>) -> bool {
-        let mut ticks = std::mem::take(&mut lock(&self.state).ticks);
         let mut called = false;
-        ticks.retain_mut(|tick| {
+        let mut taken = Taken { core: self, ticks: std::mem::take(&mut lock(&self.state).ticks) };
+        taken.ticks.retain_mut(|tick| {
             let due = tick.due;
             let sleep = tick.sleep.get_or_insert_with(|| Box::pin(unconstrained(sleep_until(due))));
             if sleep.as_mut().poll(cx).is_pending() {
@@ -364,10 +373,6 @@ impl Core {
             tick.due = Instant::now() + tick.interval;
             (tick.call)()
         });
-        let mut state = lock(&self.state);
-        // Those that came in meanwhile stand behind.
-        ticks.append(&mut state.ticks);
-        state.ticks = ticks;
         called
     }
 
@@ -409,6 +414,21 @@ impl Core {
         let waker = if state.polling { None } else { state.waker.take() };
         drop(state);
         waker.into_iter().for_each(wake);
+    }
+}
+
+/// The ticks, while they are polled. The clone of the caller's waker may panic: then they are there for the next poll.
+struct Taken<'a> {
+    core: &'a Core,
+    ticks: Vec<Tick>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.core.state);
+        // Those that came in meanwhile stand behind.
+        self.ticks.append(&mut state.ticks);
+        state.ticks = std::mem::take(&mut self.ticks);
     }
 }
 

@@ -1,0 +1,488 @@
+//! Emulated and simulated devices, their streams and wrapped memory, whose users hand them wakers, functions and owners that
+//! panic.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    future::pending,
+    io::Read,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+    process::Command,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    task::{Context, Wake, Waker},
+    time::Duration,
+};
+
+use wakeline::{
+    Buffer, Stream,
+    device::{Device, Emulated, Faults, Simulation},
+    graph::Graph,
+    prelude::*,
+};
+
+/// How long a body that ends at all may take.
+const BOUND: Duration = Duration::from_secs(20);
+
+type Deed = Box<dyn Fn() + Send + Sync>;
+
+/// A waker that does one thing when it is woken, and another when it is dropped.
+#[derive(Default)]
+struct Hostile {
+    woken: Option<Deed>,
+    dropped: Option<Deed>,
+}
+
+impl Wake for Hostile {
+    fn wake(self: Arc<Self>) {
+        self.woken.iter().for_each(|deed| deed());
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        self.dropped.iter().for_each(|deed| deed());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Runs a body that must not hang.
+fn within_bound(body: impl FnOnce() + Send + 'static) {
+    let (done, wait) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let outcome = catch_unwind(AssertUnwindSafe(body));
+        let _ = done.send(());
+        outcome
+    });
+    if wait.recv_timeout(BOUND).is_err() {
+        eprintln!("it hangs");
+        std::process::abort();
+    }
+    if let Err(panic) = thread.join().unwrap() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Polls a simulation until it has nothing to do: from then on a change wakes this waker.
+fn wait_with<'s>(simulation: &'s Simulation, waker: &Waker) -> Pin<Box<dyn Future<Output = ()> + 's>> {
+    let mut run: Pin<Box<dyn Future<Output = ()> + 's>> = Box::pin(simulation.run(pending::<()>()));
+    for _ in 0..3 {
+        assert!(run.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    }
+    run
+}
+
+/// Work that a simulation's waker is woken by, and panics, is work all the same: the stream counts it and the memory is in
+/// use until it is done.
+#[test]
+fn a_copy_counts_though_the_waker_of_its_simulation_panics() {
+    within_bound(|| {
+        let runtime = runtime();
+        let _in = runtime.enter();
+        let simulation = Simulation::new(1);
+        let device = Device::simulated(&simulation, Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let from = Buffer::from_slice(&stream, &[7_u32; 8]).unwrap();
+        stream.synchronize_blocking().unwrap();
+        let mut here = Buffer::<u32>::pinned(&device, 8).unwrap();
+        here.as_mut_slice().unwrap().fill(1);
+
+        let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(|| panic!("a waker"))), dropped: None }));
+        let _run = wait_with(&simulation, &waker);
+        let before = stream.ticket().number();
+        let copied = catch_unwind(AssertUnwindSafe(|| stream.copy(&from, &mut here)));
+        assert!(copied.is_ok_and(|copied| copied.is_ok()), "a panic of a waker ends there");
+        assert_eq!(stream.ticket().number(), before + 1);
+        assert!(here.as_slice().is_err(), "the copy is still to write it");
+        stream.synchronize_blocking().unwrap();
+        assert_eq!(here.as_slice().unwrap(), [7; 8]);
+    });
+}
+
+/// Every call that enqueues may wake a simulation: the waker runs with no lock held, so it may enqueue too.
+#[test]
+fn a_waker_of_a_simulation_may_enqueue() {
+    within_bound(|| {
+        let runtime = runtime();
+        let _in = runtime.enter();
+        let simulation = Simulation::new(1);
+        let device = Device::simulated(&simulation, Emulated::new());
+        let (stream, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let called = Arc::new(AtomicUsize::new(0));
+        let (of_waker, calls) = (stream.clone(), called.clone());
+        let enqueue = move || {
+            of_waker.host_function(|| ()).unwrap();
+            calls.fetch_add(1, Ordering::SeqCst);
+        };
+        let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(enqueue)), dropped: None }));
+        let mut buffer = Buffer::<u32>::new(&device, 1).unwrap();
+        let mut acts: Vec<Box<dyn FnMut()>> = vec![
+            Box::new(|| stream.fill(&mut buffer, 1).unwrap()),
+            Box::new(|| stream.host_function(|| ()).unwrap()),
+            Box::new(|| {
+                other.host_function(|| ()).unwrap();
+                stream.wait_for(&other).unwrap();
+            }),
+            Box::new(|| {
+                stream.host_function(|| ()).unwrap();
+                let _ = pin!(stream.completed()).poll(&mut Context::from_waker(Waker::noop()));
+            }),
+        ];
+        for (at, act) in acts.iter_mut().enumerate() {
+            let before = called.load(Ordering::SeqCst);
+            let run = wait_with(&simulation, &waker);
+            act();
+            drop(run);
+            assert!(called.load(Ordering::SeqCst) > before, "act {at} has woken it");
+            stream.synchronize_blocking().unwrap();
+            other.synchronize_blocking().unwrap();
+        }
+    });
+}
+
+/// The waker that a simulation, or the join of one of its tasks, had before is dropped with no lock held; a panic of its
+/// destructor ends there.
+#[test]
+fn a_waker_that_a_simulation_replaces_may_call_it_as_it_is_dropped() {
+    within_bound(|| {
+        let runtime = runtime();
+        let _in = runtime.enter();
+        let simulation = Arc::new(Simulation::new(1));
+        let task = Arc::new(Mutex::new(simulation.spawn("task", pending::<()>())));
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let hostile = || {
+            let (simulation, dropped) = (simulation.clone(), dropped.clone());
+            let deed = move || {
+                simulation.steps();
+                drop(simulation.spawn("another", async {}));
+                dropped.fetch_add(1, Ordering::SeqCst);
+                panic!("a waker's destructor");
+            };
+            Waker::from(Arc::new(Hostile { woken: None, dropped: Some(Box::new(deed)) }))
+        };
+        let mut run = Box::pin(simulation.run(pending::<()>()));
+        let waker = hostile();
+        assert!(run.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        // Two of it are left: the simulation's and this one.
+        drop(waker);
+        assert!(run.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(dropped.load(Ordering::SeqCst), 1);
+
+        let waker = hostile();
+        let mut join = lock(&task);
+        assert!(Pin::new(&mut *join).poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(waker);
+        assert!(Pin::new(&mut *join).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(dropped.load(Ordering::SeqCst), 2);
+    });
+}
+
+/// A task whose destructors panic ends alone: the simulation and its other tasks go on.
+#[test]
+fn a_task_that_panics_as_it_is_dropped_ends_alone() {
+    within_bound(|| {
+        let runtime = runtime();
+        let simulation = Simulation::new(1);
+        let (dropped, bomb) = bombs();
+        let (first, second) = (bomb(), bomb());
+        let aborted = simulation.spawn("aborted", async move {
+            let _first = first;
+            pending::<()>().await;
+        });
+        let ends = simulation.spawn("ends", {
+            let mut second = Some(second);
+            std::future::poll_fn(move |_| {
+                let _ = &mut second;
+                std::task::Poll::Ready(())
+            })
+        });
+        aborted.abort();
+        runtime.block_on(simulation.run(async {
+            assert!(aborted.await.is_err());
+            let _ = ends.await;
+        }));
+        assert_eq!(dropped.load(Ordering::SeqCst), 2);
+        assert!(simulation.unfinished().is_empty());
+    });
+}
+
+#[kernel]
+fn nap(data: &mut [u32]) {
+    std::thread::sleep(Duration::from_millis(8));
+    data[0] += 1;
+}
+
+/// A task that waits for a device with threads within a simulation leaves that device its lookout: whoever waits there later
+/// is woken, and memory that was parked is found again.
+#[test]
+fn a_simulation_that_ends_takes_no_other_device_its_lookout() {
+    within_bound(|| {
+        let runtime = runtime();
+        let device = Device::emulated(Emulated::new().workers(2));
+        let stream = Stream::new(&device).unwrap();
+        let mut data = Buffer::<u32>::new(&device, 1).unwrap();
+        let simulation = Simulation::new(1);
+        runtime.block_on(simulation.run(async {
+            nap::launch(&stream, &mut data).unwrap();
+            stream.completed().await.unwrap();
+            nap::launch(&stream, &mut data).unwrap();
+            // Still waited for as the simulation stands still.
+            assert!(futures::poll!(pin!(stream.completed())).is_pending());
+        }));
+        drop(simulation);
+        runtime.block_on(async {
+            for _ in 0..20 {
+                nap::launch(&stream, &mut data).unwrap();
+                stream.completed().await.unwrap();
+            }
+        });
+        drop(data);
+        while device.memory_stats().waiting > 0 {
+            std::thread::yield_now();
+        }
+    });
+}
+
+/// Who was polled within a simulation and waits outside learns that its device is lost with it.
+#[test]
+fn a_simulation_that_ends_wakes_those_who_wait_for_its_devices() {
+    within_bound(|| {
+        let simulation = Simulation::new(1);
+        let device = Device::simulated(&simulation, Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let runtime = runtime();
+        let mut wait = Box::pin({
+            let stream = stream.clone();
+            async move { stream.completed().await }
+        });
+        stream.host_function(|| ()).unwrap();
+        let woken = Arc::new(AtomicUsize::new(0));
+        let count = woken.clone();
+        let deed = move || _ = count.fetch_add(1, Ordering::SeqCst);
+        let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(deed)), dropped: None }));
+        runtime.block_on(simulation.run(async {
+            assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }));
+        let before = woken.load(Ordering::SeqCst);
+        drop(simulation);
+        assert!(woken.load(Ordering::SeqCst) > before, "it is woken");
+        assert!(runtime.block_on(wait).unwrap_err().is_device_lost());
+    });
+}
+
+/// Runs a body in a process of its own: what aborts there ends that one alone, and what hangs is ended. It is the test of
+/// this name.
+fn in_a_process(name: &str, body: impl FnOnce()) {
+    if std::env::var("HOSTILE_DEVICES").is_ok_and(|only| only == name) {
+        return body();
+    }
+    // Nothing is written there: it ends as the process does.
+    let (mut end, of_process) = std::io::pipe().unwrap();
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env("HOSTILE_DEVICES", name)
+        .stdin(of_process)
+        .spawn()
+        .unwrap();
+    let (tell, ended) = mpsc::channel();
+    std::thread::spawn(move || tell.send(end.read(&mut [0])));
+    if ended.recv_timeout(BOUND).is_err() {
+        process.kill().unwrap();
+        process.wait().unwrap();
+        panic!("it hangs");
+    }
+    let status = process.wait().unwrap();
+    assert!(status.success(), "{status}");
+}
+
+/// Panics as it is dropped, which it counts.
+struct Bomb(Arc<AtomicUsize>);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("a destructor");
+    }
+}
+
+fn bombs() -> (Arc<AtomicUsize>, impl Fn() -> Bomb) {
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let count = dropped.clone();
+    (dropped, move || Bomb(count.clone()))
+}
+
+#[kernel]
+fn traps(data: &mut [u32]) {
+    data[0] = 1;
+    panic!("a trap");
+}
+
+/// Functions behind a fault are dropped one by one, whoever waits learns of the fault, and the worker lives.
+#[test]
+fn functions_behind_a_fault_may_panic_as_they_are_dropped() {
+    in_a_process("functions_behind_a_fault_may_panic_as_they_are_dropped", || {
+        for workers in [1, 2] {
+            let device = Device::emulated(Emulated::new().workers(workers));
+            let stream = Stream::new(&device).unwrap();
+            let mut data = Buffer::<u32>::new(&device, 1).unwrap();
+            let (go, held) = mpsc::channel::<()>();
+            stream.host_function(move || _ = held.recv()).unwrap();
+            traps::launch(&stream, &mut data).unwrap();
+            let (dropped, bomb) = bombs();
+            for _ in 0..3 {
+                let bomb = bomb();
+                stream.host_function(move || _ = &bomb).unwrap();
+            }
+            drop(go);
+            assert!(stream.synchronize_blocking().unwrap_err().is_device_lost());
+            assert!(runtime().block_on(stream.completed()).unwrap_err().is_device_lost());
+            drop((stream, data, device));
+            while dropped.load(Ordering::SeqCst) < 3 {
+                std::thread::yield_now();
+            }
+        }
+    });
+}
+
+/// Who waits for the device has learnt of its fault when the functions behind it are dropped: a destructor of one may wait for
+/// that.
+#[test]
+fn a_fault_is_known_when_the_functions_behind_it_are_dropped() {
+    in_a_process("a_fault_is_known_when_the_functions_behind_it_are_dropped", || {
+        struct Waits(mpsc::Receiver<()>);
+        impl Drop for Waits {
+            fn drop(&mut self) {
+                let _ = self.0.recv();
+            }
+        }
+        let device = Device::emulated(Emulated::new().workers(1));
+        let (stream, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let mut data = Buffer::<u32>::new(&device, 1).unwrap();
+        let (go, held) = mpsc::channel::<()>();
+        stream.host_function(move || _ = held.recv()).unwrap();
+        traps::launch(&stream, &mut data).unwrap();
+        let (learnt, wait) = mpsc::channel();
+        let waits = Waits(wait);
+        stream.host_function(move || _ = &waits).unwrap();
+        // It listens before the fault.
+        let listener = std::thread::spawn(move || other.wait_for(&stream).and_then(|()| other.synchronize_blocking()));
+        drop(go);
+        assert!(listener.join().unwrap().unwrap_err().is_device_lost());
+        learnt.send(()).unwrap();
+    });
+}
+
+/// A device lets go of what graphs, and host functions that it has lost, have captured, one by one.
+#[test]
+fn functions_that_a_device_keeps_may_panic_as_they_are_dropped() {
+    in_a_process("functions_that_a_device_keeps_may_panic_as_they_are_dropped", || {
+        let (dropped, bomb) = bombs();
+        let device =
+            Device::emulated(Emulated::new().faults(Faults::new().lose_host_function(1).lose_host_function(2)));
+        let stream = Stream::new(&device).unwrap();
+        for _ in 0..2 {
+            let bomb = bomb();
+            stream.host_function(move || _ = &bomb).unwrap();
+        }
+        stream.synchronize_blocking().unwrap();
+        let mut graph = Graph::builder(&device).unwrap();
+        for _ in 0..2 {
+            let bomb = bomb();
+            graph.host(&[], move || _ = &bomb).unwrap();
+        }
+        let graph = graph.build().unwrap();
+        drop(graph.instantiate().unwrap());
+        drop(graph);
+        assert_eq!(dropped.load(Ordering::SeqCst), 2, "of the graph");
+        let builder = {
+            let mut builder = Graph::builder(&device).unwrap();
+            let bomb = bomb();
+            builder.host(&[], move || _ = &bomb).unwrap();
+            builder
+        };
+        drop(builder);
+        drop((stream, device));
+        assert_eq!(dropped.load(Ordering::SeqCst), 5);
+    });
+}
+
+/// A worker survives a host function that panics, a destructor of what it has captured that does, and a subscriber that panics
+/// as it hears of that.
+#[test]
+fn a_worker_survives_a_subscriber_that_panics() {
+    in_a_process("a_worker_survives_a_subscriber_that_panics", || {
+        struct Writer;
+        impl std::io::Write for Writer {
+            fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+                panic!("a subscriber");
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        tracing_subscriber::fmt().with_writer(|| Writer).init();
+        let device = Device::emulated(Emulated::new().workers(1));
+        let stream = Stream::new(&device).unwrap();
+        stream.host_function(|| panic!("a host function")).unwrap();
+        let (dropped, bomb) = bombs();
+        let bomb = bomb();
+        stream.host_function(move || _ = &bomb).unwrap();
+        stream.synchronize_blocking().unwrap();
+        assert_eq!(dropped.load(Ordering::SeqCst), 1);
+        // Those who wait learn of a loss, whatever the subscriber does.
+        let mut data = Buffer::<u32>::new(&device, 1).unwrap();
+        traps::launch(&stream, &mut data).unwrap();
+        assert!(runtime().block_on(stream.completed()).unwrap_err().is_device_lost());
+    });
+}
+
+/// The waker of who waits for wrapped memory panics in the destructor of the buffer, which may run as another panic unwinds.
+#[test]
+fn a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop() {
+    in_a_process("a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop", || {
+        let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(|| panic!("a waker"))), dropped: None }));
+        let (buffer, wrapped) = Buffer::<u32>::wrap(vec![1, 2, 3]).unwrap();
+        let mut back = Box::pin(wrapped.into_inner());
+        assert!(back.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        let unwound = catch_unwind(AssertUnwindSafe(move || {
+            let _buffer = buffer;
+            panic!("another");
+        }));
+        assert!(unwound.is_err());
+        assert_eq!(runtime().block_on(back).unwrap(), [1, 2, 3]);
+    });
+}
+
+/// An owner that is not wanted back is dropped with its buffer, or with the handle that was to give it back; a panic of its
+/// destructor ends there where it is the buffer's.
+#[test]
+fn an_owner_that_panics_does_not_unwind_out_of_a_buffers_drop() {
+    in_a_process("an_owner_that_panics_does_not_unwind_out_of_a_buffers_drop", || {
+        struct Owner(Vec<u32>, #[allow(dead_code, reason = "dropped")] Bomb);
+        impl AsMut<[u32]> for Owner {
+            fn as_mut(&mut self) -> &mut [u32] {
+                &mut self.0
+            }
+        }
+        let (dropped, bomb) = bombs();
+        let (buffer, wrapped) = Buffer::<u32>::wrap(Owner(vec![1, 2, 3], bomb())).unwrap();
+        drop(wrapped);
+        let unwound = catch_unwind(AssertUnwindSafe(move || {
+            let _buffer = buffer;
+            panic!("another");
+        }));
+        assert!(unwound.is_err());
+        assert_eq!(dropped.load(Ordering::SeqCst), 1);
+    });
+}
