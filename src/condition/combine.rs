@@ -8,7 +8,7 @@ use super::{
     Condition, Status,
     port::{OnPorts, PortFacts, PortId, Show},
 };
-use crate::memory::Reservation;
+use crate::{memory::Reservation, sync::discard};
 
 /// A condition, or several as one: what `.when(..)` takes. Made from whatever is a [`Condition`], from a
 /// [`Gate`](super::Gate), from conditions on ports, and by [`any_of`] and [`all_of`].
@@ -76,6 +76,22 @@ pub(super) enum Tree {
 
 /// Somebody's condition, whatever it is.
 pub(super) struct Own(Box<dyn Condition>);
+
+/// An operator's conditions are dropped together: a panic of one destructor ends there.
+impl Drop for Own {
+    fn drop(&mut self) {
+        discard(std::mem::replace(&mut self.0, Box::new(Gone)));
+    }
+}
+
+/// In the place of a condition that is dropped.
+struct Gone;
+
+impl Condition for Gone {
+    fn poll_status(&mut self, _: &mut Context<'_>) -> Status {
+        Status::Never
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Part {

@@ -32,7 +32,7 @@ use crate::{
         queue::{Answer, Full, Queue},
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
-    sync::{Mutex, WakerCell, lock},
+    sync::{Mutex, WakerCell, discard_all, lock},
 };
 
 impl Flow {
@@ -181,7 +181,7 @@ impl<M: Message> Drop for Egress<M> {
         state.dropped = true;
         let queue = state.queue.clone();
         drop(state);
-        drop(queue.close_reader());
+        discard_all(queue.close_reader());
         self.exit.owner.wake();
     }
 }

@@ -47,7 +47,7 @@ use crate::{
     memory::Plain,
     operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
     planted::{self, Planted},
-    sync::{Mutex, ProxyWaker, lock, proxied},
+    sync::{Mutex, ProxyWaker, contained, lock, proxied},
 };
 
 impl Flow {
@@ -363,7 +363,10 @@ impl<Res> Book<Res> {
 
     /// The flow has ended: whoever has no answer by now gets none.
     fn close(&self) {
-        self.requests().iter().for_each(|request| request.leave("kept it, and the flow has ended"));
+        for request in self.requests() {
+            // A subscriber is told, which may panic: the others are answered as well.
+            contained("a request could not be closed", || request.leave("kept it, and the flow has ended"));
+        }
     }
 
     fn requests(&self) -> Vec<Arc<Request<Res>>> {

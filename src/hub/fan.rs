@@ -26,6 +26,7 @@ use crate::{
     memory::HostAccess,
     planted::{self, Planted},
     stream::{Stream, Ticket},
+    sync::discard_all,
 };
 
 /// What one of an output's hubs did with a message that it was [offered](crate::Output::offer).
@@ -177,7 +178,7 @@ impl<M: Message> Fan<M> {
         let forked = self.make(&parcel.message)?;
         self.marked(&mut parcel.message)?;
         if !forked {
-            self.made.clear();
+            self.drop_made();
             return Ok(());
         }
         self.hand_over(place, stamp)
@@ -193,7 +194,7 @@ impl<M: Message> Fan<M> {
         let forked = self.make(&parcel.message)?;
         self.marked(&mut parcel.message)?;
         if !forked {
-            self.made.clear();
+            self.drop_made();
             return Ok(Err((parcel, stamp)));
         }
         let mut place = Some(parcel);
@@ -269,9 +270,16 @@ impl<M: Message> Fan<M> {
         origin.filter(|_| !stamped).map(stamp_of).transpose()
     }
 
+    /// One by one: several may have a destructor that panics.
+    fn drop_made(&mut self) {
+        if !self.made.is_empty() {
+            discard_all(self.made.drain(..));
+        }
+    }
+
     /// Makes the forks. False if the host has to wait before it can.
     fn make(&mut self, message: &M) -> Result<bool> {
-        self.made.clear();
+        self.drop_made();
         let mut all = true;
         for (at, branch) in self.branches.iter().enumerate() {
             if at == self.heir || self.outcomes[at] != Outcome::Sent {
@@ -312,7 +320,9 @@ impl<M: Message> Fan<M> {
     fn hand_over(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>) -> Result<()> {
         let load = place.as_ref().and_then(|parcel| Some(parcel.baggage.as_ref()?.load.clone()));
         let mut done = false;
-        for (at, fork) in self.made.drain(..) {
+        // From behind: what an error leaves here is dropped one by one.
+        self.made.reverse();
+        while let Some((at, fork)) = self.made.pop() {
             // Each takes along the same.
             let mut fork = Some(Parcel::with(fork, load.clone()));
             self.branches[at].push(&mut fork, stamp.clone())?;
@@ -362,6 +372,12 @@ impl<M: Message> Fan<M> {
 
     fn check(&self) -> Result<()> {
         self.branches.iter().try_for_each(Sender::check)
+    }
+}
+
+impl<M: Message> Drop for Fan<M> {
+    fn drop(&mut self) {
+        self.drop_made();
     }
 }
 

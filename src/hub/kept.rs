@@ -1,6 +1,12 @@
 //! [`Kept`]: what one of several workers of an operator sends, until the operator passes it on.
 
-use std::{collections::VecDeque, fmt, sync::Arc, task::Waker};
+use std::{
+    collections::VecDeque,
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    task::Waker,
+};
 
 use super::{
     Message,
@@ -13,15 +19,44 @@ use super::{
 use crate::{
     error::{Error, Result},
     stream::{Stream, Ticket},
+    sync::discard_all,
 };
 
 /// A message that has departed, with its stamp, if it does not carry that itself.
 pub(crate) type Stamped<M> = (Parcel<M>, Option<Ticket>);
 
-pub(crate) type Backlog<M> = VecDeque<Stamped<M>>;
+/// Those of them that were not passed on yet.
+pub(crate) struct Backlog<M: Message>(VecDeque<Stamped<M>>);
+
+impl<M: Message> Default for Backlog<M> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<M: Message> Deref for Backlog<M> {
+    type Target = VecDeque<Stamped<M>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<M: Message> DerefMut for Backlog<M> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+/// One by one: several may have a destructor that panics.
+impl<M: Message> Drop for Backlog<M> {
+    fn drop(&mut self) {
+        discard_all(self.0.drain(..));
+    }
+}
 
 /// See the module.
-pub(crate) struct Kept<M> {
+pub(crate) struct Kept<M: Message> {
     backlog: Backlog<M>,
     /// The operator's own blank envelopes, or why there are none.
     blanks: std::result::Result<Arc<Pool>, Error>,
@@ -29,7 +64,7 @@ pub(crate) struct Kept<M> {
 
 impl<M: Message> Kept<M> {
     pub(crate) fn new(blanks: std::result::Result<Arc<Pool>, Error>) -> Self {
-        Self { backlog: Backlog::new(), blanks }
+        Self { backlog: Backlog::default(), blanks }
     }
 
     /// Keeps what lies in `place`.
@@ -58,7 +93,7 @@ impl<M: Message> Kept<M> {
     }
 }
 
-impl<M> fmt::Debug for Kept<M> {
+impl<M: Message> fmt::Debug for Kept<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Kept").field("messages", &self.backlog.len()).finish()
     }

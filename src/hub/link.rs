@@ -6,6 +6,7 @@
 
 use std::{
     fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -27,10 +28,11 @@ use super::{
 };
 use crate::{
     device::{Device, human},
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Result, said},
     memory::transfer,
     planted::{self, Planted},
     stream::{CompletionMode, Stream, Ticket},
+    sync::discard,
 };
 
 /// Envelopes that have been replaced and go home once no lock is held.
@@ -271,21 +273,29 @@ impl<M: Message> Link<M> {
 
     /// Moves the first message that is to be moved, if it can be.
     fn move_one(&self) -> Result<Moved> {
+        if self.failed.get().is_some() {
+            // Both ends learn of it when they ask next. What has failed is not tried again.
+            return Ok(Moved::default());
+        }
         let mut replaced = Replaced::new();
         let Some(mut message) = self.queue.begin_move() else { return Ok(Moved::default()) };
-        let outcome = self.bring(&mut message.message, &mut replaced);
-        let moved = matches!(outcome, Ok(true));
-        let bytes = moved.then(|| message.message.size_in_bytes() as u64);
+        // A message's own methods may panic, in a destructor of another's, too: the message goes back to its place.
+        let brought = catch_unwind(AssertUnwindSafe(|| {
+            let moved = self.bring(&mut message.message, &mut replaced)?;
+            Ok(moved.then(|| message.message.size_in_bytes() as u64))
+        }));
+        let outcome = brought.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, said(panic))));
+        let moved = matches!(outcome, Ok(Some(_)));
         if moved {
             self.note_time(&mut message, Since::Arrived);
         }
+        // Before the end of the move: nothing else begins one.
+        let outcome = outcome.map_err(|error| self.fail(error));
         let (orphan, again) = self.queue.end_move(message, moved);
-        drop(orphan);
+        // The messages behind it are moved, whatever its destructor does.
+        discard(orphan);
         drop(replaced);
-        match outcome {
-            Ok(_) => Ok(Moved { bytes, again }),
-            Err(error) => Err(self.fail(error)),
-        }
+        outcome.map(|bytes| Moved { bytes, again })
     }
 
     #[inline]

@@ -2,7 +2,10 @@
 
 use std::{any::Any, borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    sync::discard,
+};
 
 /// Named values of any type beside a message: a frame's number, when it was taken, who asked for it. They go on with
 /// whatever an operator makes of the message; see [`Cx::metadata`](crate::Cx::metadata).
@@ -22,6 +25,15 @@ pub struct Metadata(Option<Arc<BTreeMap<Cow<'static, str>, Value>>>);
 
 type Value = Arc<dyn Any + Send + Sync>;
 
+/// A value of the user's. Several lie in one map, which drops them together: a panic of one destructor ends there.
+struct Kept<T: 'static>(Option<T>);
+
+impl<T: 'static> Drop for Kept<T> {
+    fn drop(&mut self) {
+        discard(self.0.take());
+    }
+}
+
 /// What happens where an operator takes two messages, both with a value of one name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MergePolicy {
@@ -37,12 +49,12 @@ pub enum MergePolicy {
 impl Metadata {
     /// The value of that name, if there is one and it is a `T`.
     pub fn get<T: Send + Sync + 'static>(&self, name: &str) -> Option<&T> {
-        self.0.as_ref()?.get(name)?.downcast_ref()
+        self.0.as_ref()?.get(name)?.downcast_ref::<Kept<T>>()?.0.as_ref()
     }
 
     /// Sets a value. What was there under that name is replaced.
     pub fn insert<T: Send + Sync + 'static>(&mut self, name: impl Into<Cow<'static, str>>, value: T) {
-        Arc::make_mut(self.0.get_or_insert_default()).insert(name.into(), Arc::new(value));
+        Arc::make_mut(self.0.get_or_insert_default()).insert(name.into(), Arc::new(Kept(Some(value))));
     }
 
     /// Takes a value away. True if there was one.

@@ -9,6 +9,7 @@ use crate::{
     error::Result,
     planted::{self, Planted},
     stream::Ticket,
+    sync::{discard, discard_all},
 };
 
 /// The reader's end. Dropping it hands back what was never taken.
@@ -122,7 +123,7 @@ impl<M: Message> Receiver<M> {
     pub(crate) fn let_go(&self) {
         for (number, old) in self.0.queue.let_go() {
             self.0.stamps.forget(number);
-            drop(old);
+            discard(old);
         }
     }
 
@@ -204,7 +205,8 @@ impl<M: Message> Receiver<M> {
 
 impl<M: Message> Drop for Receiver<M> {
     fn drop(&mut self) {
-        drop(self.0.queue.close_reader());
+        // One by one: several may have a destructor that panics.
+        discard_all(self.0.queue.close_reader());
     }
 }
 

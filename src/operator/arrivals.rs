@@ -14,6 +14,7 @@ use crate::{
     error::Result,
     hub::{Message, baggage::Parcel, link, receiver::Receiver, sender::Sender},
     stream::Ticket,
+    sync::discard_all,
 };
 
 /// Messages of one connection.
@@ -233,20 +234,55 @@ impl<M: Message> fmt::Debug for Arrivals<M> {
 
 /// What an input has taken: of whichever of its connections.
 #[derive(Debug)]
-pub(super) struct Intake<M> {
+pub(super) struct Intake<M: 'static> {
     /// All that was taken, and of that what had been taken before.
     traffic: Traffic,
     again: Traffic,
     stamps: Stamps,
     carry: Arc<Carry>,
     /// What [`take_all`](Self::take_all) gives out; kept for its room.
-    taken: Vec<M>,
+    taken: Taken<M>,
 }
+
+/// Messages that were taken together. They are dropped one by one: several may have a destructor that panics.
+#[derive(Debug)]
+struct Taken<M: 'static>(Vec<M>);
+
+/// What [`take_all`](Intake::take_all) gives out.
+#[derive(Debug)]
+pub(super) struct Batch<'a, M: 'static>(std::vec::Drain<'a, M>);
+
+impl<M: 'static> Drop for Taken<M> {
+    fn drop(&mut self) {
+        discard_all(self.0.drain(..));
+    }
+}
+
+impl<M: 'static> Drop for Batch<'_, M> {
+    fn drop(&mut self) {
+        discard_all(self.0.by_ref());
+    }
+}
+
+impl<M: 'static> Iterator for Batch<'_, M> {
+    type Item = M;
+
+    #[inline]
+    fn next(&mut self) -> Option<M> {
+        self.0.next()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl<M: 'static> ExactSizeIterator for Batch<'_, M> {}
 
 impl<M: Message> Intake<M> {
     pub(super) fn new(binder: &Binder<'_>) -> Self {
         let (stamps, carry) = (Stamps::new(binder.lane.clone()), binder.carry.clone());
-        Self { traffic: Traffic::default(), again: Traffic::default(), stamps, carry, taken: Vec::new() }
+        Self { traffic: Traffic::default(), again: Traffic::default(), stamps, carry, taken: Taken(Vec::new()) }
     }
 
     /// A run begins.
@@ -306,17 +342,14 @@ impl<M: Message> Intake<M> {
     }
 
     /// The messages that `next` finds, until it finds none; what of them is not used is dropped.
-    pub(super) fn take_all(
-        &mut self,
-        mut next: impl FnMut(&mut Self) -> Result<Option<M>>,
-    ) -> Result<std::vec::Drain<'_, M>> {
-        let mut taken = std::mem::take(&mut self.taken);
-        taken.clear();
+    pub(super) fn take_all(&mut self, mut next: impl FnMut(&mut Self) -> Result<Option<M>>) -> Result<Batch<'_, M>> {
+        // Also on an error or a panic it is dropped one by one.
+        let mut taken = std::mem::replace(&mut self.taken, Taken(Vec::new()));
         while let Some(message) = next(self)? {
-            taken.push(message);
+            taken.0.push(message);
         }
         self.taken = taken;
-        Ok(self.taken.drain(..))
+        Ok(Batch(self.taken.0.drain(..)))
     }
 
     /// The next message, if there is one, for one who takes it in the operator's place: what it brings along is `carry`'s.

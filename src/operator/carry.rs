@@ -37,7 +37,7 @@ use crate::{
         reply::Origin,
     },
     planted::{self, Planted},
-    sync::{Mutex, lock},
+    sync::{Mutex, discard, discard_all, lock},
 };
 
 /// Messages with callers that are remembered in one run, at least; above it those are forgotten whose callers have their
@@ -176,8 +176,12 @@ impl Carry {
         held.leave();
         // Only one thread at a time is here.
         self.newest.store(self.newest.load(Ordering::Relaxed).max(held.newest), Ordering::Relaxed);
-        // Requests that are left without an answer fail here, and no lock is held.
-        drop(held);
+        let Held { metadata, replies, given, origin, .. } = held;
+        // Requests that are left without an answer fail here, and no lock is held. One by one: a subscriber is told of each.
+        discard_all(replies.all);
+        discard_all(given.all);
+        discard(origin);
+        drop(metadata);
     }
 
     /// A message was taken, with what came beside it.

@@ -124,7 +124,7 @@ pub(super) fn keep<M: Message>(to: &Outlet<M>, stream: &Stream) -> End {
 
 pub(super) fn kept<M: Message>(to: &mut Outlet<M>) -> Vec<RawEnvelope> {
     let Outlet::Kept(kept) = to else { return Vec::new() };
-    kept.take().into_iter().filter_map(|(parcel, _)| parcel.message.into_envelope()).collect()
+    kept.take().drain(..).filter_map(|(parcel, _)| parcel.message.into_envelope()).collect()
 }
 
 impl fmt::Debug for Passing {

@@ -348,8 +348,8 @@ impl<M: Message> AnyPort for Output<M> {
 
     fn accept(&mut self, kept: Box<dyn Any + Send>) {
         let Ok(kept) = kept.downcast::<(Backlog<M>, bool)>() else { return };
-        let (kept, closes) = *kept;
-        self.backlog.get_or_insert_default().extend(kept);
+        let (mut kept, closes) = *kept;
+        self.backlog.get_or_insert_default().append(&mut kept);
         self.closes |= closes;
     }
 

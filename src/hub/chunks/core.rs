@@ -3,6 +3,7 @@
 //! Whoever makes something happen carries out what follows from it, on its own thread, with no lock held: enqueues
 //! copies, lets envelopes go home, wakes. An envelope that comes home is such an event, too. Nobody else runs a hub.
 
+mod log;
 mod seat;
 mod seen;
 
@@ -12,11 +13,12 @@ use std::{
     io::Write,
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     task::Waker,
 };
 
+use log::Log;
 pub(super) use seat::Seat;
 pub(crate) use seen::{ChunkState, Lack};
 
@@ -34,14 +36,14 @@ use crate::{
     },
     memory::{Plain, transfer},
     stream::Stream,
-    sync::{Deferred, Level, Mutex, discard, discard_all, lock, wake_shared},
+    sync::{Deferred, Level, Mutex, contained, discard, discard_all, lock, wake_shared},
 };
 
 /// An envelope, which those who peek share.
 type Envelopes<T> = Arc<Envelope<T>>;
 
 /// What is shared by all who have to do with a hub.
-pub(crate) struct Core<T: Plain, S> {
+pub(crate) struct Core<T: Plain, S: 'static> {
     pub(super) name: Arc<str>,
     /// Of each envelope.
     pub(super) bytes: usize,
@@ -49,22 +51,24 @@ pub(crate) struct Core<T: Plain, S> {
     /// For the copies from one place to another.
     streams: Mutex<HashMap<(Place, Place), Stream>>,
     failed: OnceLock<Error>,
-    log: Mutex<Option<Box<dyn Write + Send>>>,
-    logs: AtomicBool,
+    log: Log,
     flows: Mutex<Flows>,
     counts: Counts,
     /// Itself, for what its envelopes keep.
     own: Weak<Self>,
 }
 
-struct Inner<T: Plain, S> {
+struct Inner<T: Plain, S: 'static> {
     state: State<Envelopes<T>, Arc<S>>,
     places: Places<T>,
 }
 
-impl<T: Plain, S> Drop for Core<T, S> {
+impl<T: Plain, S: 'static> Drop for Core<T, S> {
     fn drop(&mut self) {
-        discard_all(self.inner.get_mut().state.drain_wakers());
+        let state = &mut self.inner.get_mut().state;
+        let (wakers, structures) = (state.drain_wakers(), state.drain_structures());
+        discard_all(wakers);
+        discard_all(structures);
     }
 }
 
@@ -153,8 +157,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
             ),
             streams: Mutex::at(Level::CopyStreams, HashMap::new()),
             failed: OnceLock::new(),
-            log: Mutex::default(),
-            logs: AtomicBool::new(false),
+            log: Log::default(),
             flows: Mutex::default(),
             counts: Counts::default(),
             own: own.clone(),
@@ -305,9 +308,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
                 && actions.freed.is_empty()
                 && actions.gone.is_empty()
             {
-                return;
+                break;
             }
         }
+        self.log.write(&self.name);
     }
 
     /// Enqueues a copy, and says so.
@@ -385,26 +389,21 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     // --- for people
 
     pub(super) fn log_to(&self, writer: Box<dyn Write + Send>) {
-        *lock(&self.log) = Some(writer);
-        self.logs.store(true, Ordering::Release);
+        self.log.set(writer);
     }
 
+    /// Notes a line, before the change that it tells of: the log's writer has it after that, as [`act`](Self::act) ends.
     pub(super) fn tell(&self, line: impl FnOnce() -> String) {
-        let traced = tracing::enabled!(tracing::Level::DEBUG);
-        if !traced && !self.logs.load(Ordering::Acquire) {
+        let mut traced = false;
+        contained("a subscriber panicked", || traced = tracing::enabled!(tracing::Level::DEBUG));
+        if !traced && !self.log.is_set() {
             return;
         }
         let line = line();
         if traced {
-            tracing::debug!(hub = &*self.name, "{line}");
+            contained("a subscriber panicked", || tracing::debug!(hub = &*self.name, "{line}"));
         }
-        let mut log = lock(&self.log);
-        if let Some(writer) = &mut *log
-            && let Err(error) = writeln!(writer, "{}: {line}", self.name)
-        {
-            tracing::warn!(%error, hub = &*self.name, "the log of a hub ends here");
-            *log = None;
-        }
+        self.log.note(line);
     }
 
     pub(super) fn len(&self) -> usize {
@@ -454,7 +453,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     }
 }
 
-impl<T: Plain, S> fmt::Debug for Core<T, S> {
+impl<T: Plain, S: 'static> fmt::Debug for Core<T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ChunkHub").field("name", &self.name).field("bytes", &self.bytes).finish_non_exhaustive()
     }

@@ -262,7 +262,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
     }
 
     /// Writes a line for each event: what is produced, copied from where to where, given to whom, modified, consumed. A
-    /// writer that fails is not written to again. The same goes to `tracing`, at debug level.
+    /// writer that fails or panics is not written to again. The same goes to `tracing`, at debug level.
+    ///
+    /// The writer may use the hub. One thread at a time writes: while it does, the lines of others are kept for it, without a
+    /// limit.
     pub fn log_to(&self, writer: impl Write + Send + 'static) {
         self.core.log_to(Box::new(writer));
     }

@@ -134,7 +134,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
             self.core
                 .tell(|| format!("chunk {number}: given to a link that {verb} it on {}", place_name(&self.device)));
         }
-        Chunk::new(self.clone(), grant)
+        let chunk = Chunk::new(self.clone(), grant);
+        self.core.log.write(&self.core.name);
+        chunk
     }
 
     /// Keeps the waker for the next change.

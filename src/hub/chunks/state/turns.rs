@@ -187,6 +187,11 @@ impl<E: Clone, S: Clone> State<E, S> {
         all
     }
 
+    /// The structures of all chunks: the hub is dropped.
+    pub(in crate::hub::chunks) fn drain_structures(&mut self) -> Vec<S> {
+        self.chunks.drain(..).chain(self.lingering.drain(..)).map(|chunk| chunk.structure).collect()
+    }
+
     /// Wakers that were taken out, to be dropped without a lock.
     pub(in crate::hub::chunks) fn take_gone(&mut self, out: &mut Actions<E>) {
         out.gone.append(&mut self.gone);

@@ -1,0 +1,558 @@
+//! Hostile user code in flows and their hubs: destructors that panic, several at once, methods of messages that panic on
+//! the way, writers of logs that use the hub, and wakers that panic at the ends of a flow. None of it ends the process or
+//! strands the others.
+//!
+//! Each body runs in a process of its own, which is killed if it hangs.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    borrow::Cow,
+    future::{pending, ready},
+    io::{self, Read, Write},
+    process::Command,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+    task::{Context, Wake, Waker},
+    time::Duration,
+};
+
+use futures::{FutureExt, StreamExt};
+use wakeline::{
+    ChunkHub, ErrorKind,
+    condition::{Condition, Status},
+    device::Emulated,
+    hub::{Producer, RawEnvelope},
+    operator::{MapPorts, Reply, SinkPorts, SourcePorts, sink, source},
+    prelude::*,
+};
+
+/// Longer than any of it takes on a loaded machine.
+const BOUND: Duration = Duration::from_secs(60);
+const NAME: &str = "HOSTILE_FLOWS";
+
+/// Runs an async body in a process of its own, on a runtime of two workers.
+fn alone(name: &str, body: impl Future<Output = ()>) {
+    if std::env::var(NAME).is_ok_and(|only| only == name) {
+        return tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(body);
+    }
+    // Nothing is written there: it ends as the process does.
+    let (mut end, of_process) = io::pipe().unwrap();
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env(NAME, name)
+        .env("RUST_BACKTRACE", "0")
+        .stdin(of_process)
+        .spawn()
+        .unwrap();
+    let (tell, ended) = mpsc::channel();
+    std::thread::spawn(move || tell.send(end.read(&mut [0])));
+    if ended.recv_timeout(BOUND).is_err() {
+        process.kill().unwrap();
+        process.wait().unwrap();
+        panic!("it hangs");
+    }
+    let status = process.wait().unwrap();
+    assert!(status.success(), "{status}");
+}
+
+fn host() -> Device {
+    Device::host()
+}
+
+/// A value whose destructor panics.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("a destructor of the user's panics");
+    }
+}
+
+impl Message for Bomb {}
+
+/// Bombs without end; `made` is told of each.
+fn bombs(made: tokio::sync::mpsc::UnboundedSender<()>) -> impl FnMut() -> std::future::Ready<Result<Option<Bomb>>> {
+    move || {
+        let _ = made.send(());
+        ready(Ok(Some(Bomb)))
+    }
+}
+
+/// It begins a run and takes nothing.
+struct Stuck;
+
+impl Operator for Stuck {
+    type Ports = SinkPorts<Bomb>;
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        pending().await
+    }
+}
+
+#[test]
+fn messages_in_a_hub_whose_destructors_panic_end_with_the_flow() {
+    alone("messages_in_a_hub_whose_destructors_panic_end_with_the_flow", async {
+        let (made, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let mut flow = Flow::new("f");
+        let bombs = flow.add("bombs", source(bombs(made)));
+        let stuck = flow.add("stuck", Stuck);
+        flow.connect_with(bombs.output, stuck.input, Hub::bounded(4));
+        let running = flow.spawn().unwrap();
+        for _ in 0..4 {
+            told.recv().await.unwrap();
+        }
+        running.abort();
+        assert!(running.await.unwrap_err().is_cancelled());
+    });
+}
+
+/// Takes a batch, and drops it.
+#[derive(Ports)]
+struct BatchPorts {
+    #[input(at_least = 3)]
+    input: Input<Bomb>,
+}
+
+struct DropsBatch(usize);
+
+impl Operator for DropsBatch {
+    type Ports = BatchPorts;
+
+    async fn compute(&mut self, ports: &mut BatchPorts, cx: &mut Cx) -> Result<()> {
+        drop(ports.input.take_batch()?);
+        self.0 += 1;
+        if self.0 == 2 {
+            cx.finish();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_batch_whose_destructors_panic_is_dropped_unused() {
+    alone("a_batch_whose_destructors_panic_is_dropped_unused", async {
+        let (made, _told) = tokio::sync::mpsc::unbounded_channel();
+        let mut flow = Flow::new("f");
+        let bombs = flow.add("bombs", source(bombs(made)));
+        let drops = flow.add("drops", DropsBatch(0));
+        flow.connect_with(bombs.output, drops.input, Hub::bounded(6));
+        // The source may be left with one bomb in hand, which is its own to drop.
+        match flow.run().await {
+            Ok(report) => assert_eq!(report.operators[1].runs, 2),
+            Err(error) => assert!(error.to_string().contains("operator `bombs`"), "{error}"),
+        }
+    });
+}
+
+/// Two values beside its message.
+struct Labels;
+
+impl Operator for Labels {
+    type Ports = SourcePorts<u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        cx.insert_metadata("a", Bomb);
+        cx.insert_metadata("b", Bomb);
+        ports.output.send(7).await?;
+        cx.finish();
+        Ok(())
+    }
+}
+
+#[test]
+fn metadata_whose_destructors_panic_go_with_their_message() {
+    alone("metadata_whose_destructors_panic_go_with_their_message", async {
+        let mut flow = Flow::new("f");
+        let labels = flow.add("labels", Labels);
+        let came = Arc::new(AtomicUsize::new(0));
+        let seen = came.clone();
+        let end = flow.add("end", sink(move |number: u32| ready(Ok(seen.store(number as usize, Ordering::SeqCst)))));
+        flow.connect(labels.output, end.input);
+        flow.run().await.unwrap();
+        assert_eq!(came.load(Ordering::SeqCst), 7);
+    });
+}
+
+struct Never(#[allow(dead_code, reason = "dropped")] Bomb);
+
+impl Condition for Never {
+    fn poll_status(&mut self, _: &mut Context<'_>) -> Status {
+        Status::Never
+    }
+
+    fn describe(&self) -> Cow<'static, str> {
+        "nothing".into()
+    }
+}
+
+#[test]
+fn conditions_whose_destructors_panic_end_with_the_flow() {
+    alone("conditions_whose_destructors_panic_end_with_the_flow", async {
+        let flow = || {
+            let mut flow = Flow::new("f");
+            let source = flow.add("source", source(async || Ok(Some(1_u32)))).when(Never(Bomb)).when(Never(Bomb));
+            let end = flow.add("end", sink(async |_: u32| Ok(())));
+            flow.connect(source.output, end.input);
+            flow
+        };
+        flow().spawn().unwrap().await.unwrap();
+        flow().run().await.unwrap();
+        drop(flow());
+    });
+}
+
+/// A chunk's structure whose destructor panics.
+#[derive(Clone)]
+struct Shape(#[allow(dead_code, reason = "dropped")] Arc<Bomb>);
+
+#[test]
+fn structures_whose_destructors_panic_go_with_their_hub() {
+    alone("structures_whose_destructors_panic_go_with_their_hub", async {
+        let hub = ChunkHub::<u32, Shape>::builder("h").elements(1).queue(2).host_envelopes(2).build().unwrap();
+        let mut produce = hub.produce(&host()).unwrap();
+        for number in 0..2 {
+            let mut blank = produce.next().await.unwrap().unwrap();
+            blank.set_structure(Shape(Arc::new(Bomb)));
+            blank.fill_from(&[number]).await.unwrap();
+            blank.commit().unwrap();
+        }
+        drop((produce, hub));
+    });
+}
+
+/// Which of a message's methods panics, and at which call.
+#[derive(Clone, Copy, Debug)]
+enum Panics {
+    Envelopes(usize),
+    SizeInBytes(usize),
+    Never,
+}
+
+struct Parcel {
+    envelope: Envelope<u32>,
+    panics: Panics,
+    calls: AtomicUsize,
+}
+
+impl Message for Parcel {
+    const CARRIES_ENVELOPES: bool = true;
+    const ELEMENT_BYTES: usize = 4;
+
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+        if let Panics::Envelopes(at) = self.panics {
+            assert_ne!(self.calls.fetch_add(1, Ordering::SeqCst), at, "a method of a message panics");
+        }
+        self.envelope.envelopes(visit);
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        if let Panics::SizeInBytes(at) = self.panics {
+            assert_ne!(self.calls.fetch_add(1, Ordering::SeqCst), at, "a method of a message panics");
+        }
+        self.envelope.size_in_bytes()
+    }
+}
+
+fn parcel(panics: Panics) -> Parcel {
+    let mut buffer = Buffer::<u32>::pinned(&host(), 4).unwrap();
+    buffer.as_mut_slice().unwrap().fill(1);
+    Parcel { envelope: buffer.into(), panics, calls: AtomicUsize::new(0) }
+}
+
+/// A message whose method panics as its hub moves it fails the flow; one that panics before it has come in is its sender's.
+async fn moves(device: Device) {
+    let mut failed = [false; 2];
+    for at in 0..6 {
+        for (kind, panics) in [Panics::Envelopes(at), Panics::SizeInBytes(at)].into_iter().enumerate() {
+            let mut flow = Flow::new("f");
+            let end = flow.add("end", sink(async |_: Parcel| Ok(()))).on(&device);
+            let ingress = flow.ingress_with("in", end.input, Hub::bounded(3).envelopes(3).envelope_bytes(64));
+            let running = flow.spawn().unwrap();
+            ingress.send(parcel(Panics::Never)).await.unwrap();
+            let hostile = ingress.clone();
+            let _ = tokio::spawn(async move { hostile.send(parcel(panics)).await.map_err(|_| ()) }).await;
+            // Those after it come through, or learn that the flow has failed: none waits for ever.
+            for _ in 0..8 {
+                let _ = ingress.send(parcel(Panics::Never)).await.map_err(|_| ());
+            }
+            drop(ingress);
+            if let Err(error) = running.await {
+                assert_eq!(error.kind(), ErrorKind::Panicked, "{panics:?}: {error}");
+                failed[kind] |= error.to_string().contains("hub `");
+            }
+        }
+    }
+    assert_eq!(failed, [true; 2], "none has panicked in a move");
+}
+
+#[test]
+fn a_message_that_panics_in_a_move_fails_its_hub_emulated() {
+    alone("a_message_that_panics_in_a_move_fails_its_hub_emulated", async {
+        moves(Device::emulated(Emulated::new().workers(4)).race_checked()).await;
+    });
+}
+
+#[test]
+fn a_message_that_panics_in_a_move_fails_its_hub_cuda() {
+    alone("a_message_that_panics_in_a_move_fails_its_hub_cuda", async {
+        match Device::cuda(0) {
+            Ok(device) => moves(device.race_checked()).await,
+            Err(error) if std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1") => {
+                panic!("REQUIRE_CUDA=1 and no GPU: {error}")
+            }
+            Err(error) => eprintln!("skipped, no GPU: {error}"),
+        }
+    });
+}
+
+/// What a writer does with the lines that it is given.
+struct Lines<F>(F);
+
+impl<F: FnMut(&str) + Send> Write for Lines<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (self.0)(&String::from_utf8_lossy(bytes));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+async fn put(produce: &mut Producer<u32>, number: u32) {
+    produce.with(async |blank| blank.fill_from(&[number]).await).await.unwrap();
+}
+
+#[test]
+fn the_writer_of_a_log_uses_its_hub() {
+    alone("the_writer_of_a_log_uses_its_hub", async {
+        let hub = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(4).build().unwrap();
+        let (mut produce, mut other) = (hub.produce(&host()).unwrap(), Some(hub.produce(&host()).unwrap()));
+        let (asked, text) = (hub.clone(), Arc::new(Mutex::new(String::new())));
+        let told = text.clone();
+        hub.log_to(Lines(move |line: &str| {
+            // The chunk is there by the time that it is told.
+            assert!(!asked.is_empty());
+            told.lock().unwrap().push_str(line);
+            if let Some(mut other) = other.take() {
+                put(&mut other, 2).now_or_never().unwrap();
+            }
+        }));
+        put(&mut produce, 1).await;
+        assert_eq!(hub.len(), 2);
+        let text = text.lock().unwrap().clone();
+        assert_eq!(text, "h: chunk 1: produced on the host, 4 B\nh: chunk 2: produced on the host, 4 B\n");
+        // A cycle: the hub keeps the writer, which has the hub.
+        hub.log_to(io::sink());
+    });
+}
+
+#[test]
+fn the_writer_of_a_log_panics() {
+    alone("the_writer_of_a_log_panics", async {
+        let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).build().unwrap();
+        hub.log_to(Lines(|line: &str| assert!(!line.contains("modified"), "the writer of a log panics")));
+        put(&mut hub.produce(&host()).unwrap(), 1).await;
+        let mut modify = hub.modify(&host()).unwrap();
+        for _ in 0..3 {
+            modify.next().await.unwrap().unwrap().commit().unwrap();
+        }
+        // And one whose destructor does.
+        hub.log_to(Lines({
+            let bomb = Bomb;
+            move |_: &str| _ = &bomb
+        }));
+        hub.log_to(io::sink());
+        assert_eq!(hub.len(), 1);
+    });
+}
+
+#[test]
+fn the_writer_of_a_log_holds_up_its_own_thread_alone() {
+    alone("the_writer_of_a_log_holds_up_its_own_thread_alone", async {
+        let hub = ChunkHub::<u32>::builder("h").elements(1).queue(2).host_envelopes(2).build().unwrap();
+        let (go, held) = mpsc::channel::<()>();
+        let (began, wait) = mpsc::channel();
+        let lines = Arc::new(AtomicUsize::new(0));
+        let written = lines.clone();
+        hub.log_to(Lines(move |line: &str| {
+            let _ = began.send(());
+            let _ = held.recv();
+            written.fetch_add(line.matches('\n').count(), Ordering::SeqCst);
+        }));
+        let mut first = hub.produce(&host()).unwrap();
+        let writes = std::thread::spawn(move || put(&mut first, 1).now_or_never().unwrap());
+        wait.recv().unwrap();
+        // Meanwhile others go on.
+        let mut consume = hub.consume(&host()).unwrap();
+        consume.next().await.unwrap().unwrap().commit().unwrap();
+        drop(go);
+        writes.join().unwrap();
+        assert_eq!(lines.load(Ordering::SeqCst), 3, "what others have told meanwhile is written, too");
+    });
+}
+
+/// A waker that panics as it is woken.
+struct Hostile;
+
+impl Wake for Hostile {
+    fn wake(self: Arc<Self>) {
+        panic!("a hostile waker");
+    }
+}
+
+fn hostile() -> Waker {
+    Waker::from(Arc::new(Hostile))
+}
+
+#[test]
+fn a_waker_that_panics_at_an_egress_fails_no_flow() {
+    alone("a_waker_that_panics_at_an_egress_fails_no_flow", async {
+        let (go, numbers) = tokio::sync::mpsc::unbounded_channel::<u32>();
+        let numbers = Arc::new(tokio::sync::Mutex::new(numbers));
+        let next = move || {
+            let numbers = numbers.clone();
+            async move { Ok(numbers.lock().await.recv().await) }
+        };
+        let mut flow = Flow::new("f");
+        let source = flow.add("source", source(next));
+        let mut out = flow.egress("out", source.output);
+        let running = flow.spawn().unwrap();
+        assert!(Box::pin(out.recv()).as_mut().poll(&mut Context::from_waker(&hostile())).is_pending());
+        (0..4).for_each(|number| go.send(number).unwrap());
+        drop(go);
+        assert_eq!(out.collect::<Vec<_>>().await, [0, 1, 2, 3]);
+        running.await.unwrap();
+    });
+}
+
+/// Keeps the replies of all requests that it takes.
+struct Keeps(Arc<Mutex<Vec<Reply>>>, tokio::sync::mpsc::UnboundedSender<()>);
+
+impl Operator for Keeps {
+    type Ports = MapPorts<u32, u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        ports.input.take()?;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(cx.take_replies());
+        let _ = self.1.send(());
+        Ok(())
+    }
+}
+
+#[test]
+fn callers_whose_wakers_panic_leave_the_others_their_answers() {
+    alone("callers_whose_wakers_panic_leave_the_others_their_answers", async {
+        let (kept, (tell, mut told)) = (Arc::default(), tokio::sync::mpsc::unbounded_channel());
+        let mut flow = Flow::new("f");
+        let keeps = flow.add("keeps", Keeps(Arc::clone(&kept), tell));
+        let ask = flow.service_with("ask", keeps.input, keeps.output, Hub::bounded(8));
+        let running = flow.spawn().unwrap();
+        let mut asked: Vec<_> = (0..3).map(|_| Box::pin(ask.ask(1))).collect();
+        let ours = futures::task::noop_waker();
+        let mut others: Vec<_> = Vec::new();
+        for hostile_one in &mut asked {
+            // Before it is answered it waits for the flow to run: asked until its request has come in.
+            while told.try_recv().is_err() {
+                assert!(hostile_one.as_mut().poll(&mut Context::from_waker(&hostile())).is_pending());
+                tokio::task::yield_now().await;
+            }
+            let mut other = Box::pin(ask.ask(2));
+            while told.try_recv().is_err() {
+                assert!(other.as_mut().poll(&mut Context::from_waker(&ours)).is_pending());
+                tokio::task::yield_now().await;
+            }
+            others.push(other);
+        }
+        running.abort();
+        assert!(running.await.unwrap_err().is_cancelled());
+        for other in others {
+            assert!(other.await.unwrap_err().is_cancelled());
+        }
+    });
+}
+
+#[test]
+fn peeks_whose_wakers_panic_leave_the_others_their_chunk() {
+    alone("peeks_whose_wakers_panic_leave_the_others_their_chunk", async {
+        let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).build().unwrap();
+        let mut produce = hub.produce(&host()).unwrap();
+        let mut links: Vec<_> = (0..7).map(|_| hub.peek(&host()).unwrap()).collect();
+        let mut waits: Vec<_> = links.iter_mut().map(|link| Box::pin(link.next())).collect();
+        let woken = Arc::new(Counts(AtomicUsize::new(0)));
+        for (at, wait) in waits.iter_mut().enumerate() {
+            let waker = if at < 3 { hostile() } else { Waker::from(woken.clone()) };
+            assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        put(&mut produce, 1).await;
+        assert_eq!(woken.0.load(Ordering::SeqCst), 4);
+    });
+}
+
+struct Counts(AtomicUsize);
+
+impl Wake for Counts {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A waker that sends into the flow as it is dropped.
+struct SendsWhenDropped(wakeline::Ingress<u32>, Arc<AtomicBool>);
+
+impl Wake for SendsWhenDropped {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for SendsWhenDropped {
+    fn drop(&mut self) {
+        // The last one is dropped as the flow has ended.
+        self.1.fetch_or(self.0.try_send(3).is_ok(), Ordering::SeqCst);
+    }
+}
+
+type Slot = Arc<Mutex<Option<wakeline::Ingress<u32>>>>;
+
+/// Waits for a message with wakers of its own.
+struct OwnWakers(Slot, Arc<AtomicBool>);
+
+impl Operator for OwnWakers {
+    type Ports = SinkPorts<u32>;
+
+    async fn run(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        let ingress = self.0.lock().unwrap().take().unwrap();
+        let mut receive = Box::pin(ports.input.recv());
+        for _ in 0..8 {
+            let waker = Waker::from(Arc::new(SendsWhenDropped(ingress.clone(), self.1.clone())));
+            if receive.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_waker_that_is_replaced_sends_into_the_hub_that_drops_it() {
+    alone("a_waker_that_is_replaced_sends_into_the_hub_that_drops_it", async {
+        let (slot, sent) = (Slot::default(), Arc::default());
+        let mut flow = Flow::new("f");
+        let own = flow.add("own", OwnWakers(slot.clone(), Arc::clone(&sent)));
+        *slot.lock().unwrap() = Some(flow.ingress_with("in", own.input, Hub::bounded(64)));
+        flow.run().await.unwrap();
+        assert!(sent.load(Ordering::SeqCst));
+    });
+}
