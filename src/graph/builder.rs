@@ -139,12 +139,12 @@ impl Builder {
         let twins = children.iter().filter(|(child, _)| child.shares_memory_of_its_own(graph)).map(|(_, at)| *at);
         let end = recorder.end_of(stream.raw());
         let after = recorder.state().draft.last_of(end.into_iter().chain(twins));
+        // Kept there, too, before there is a node: a body's capture is kept by the graph around it, wherever its builder goes.
+        capture.keep(graph.0.clone());
         let at = execution::add_child(recorder, after, &graph.0.recorder)?;
         recorder.go_on_after(stream.raw(), at);
         let ticket = stream.enqueue(|_, _| Ok(()))?;
         graph.holds().iter().for_each(|other| hold.note_all_of(other, &ticket));
-        // Kept there, too: a body's capture is kept by the graph around it, wherever its builder goes.
-        capture.keep(graph.0.clone());
         children.push((graph.clone(), at));
         Ok(self.sketch.node(at))
     }
@@ -318,7 +318,8 @@ impl Builder {
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) while another thread captures another
-    /// library's work into it.
+    /// library's work into it, after a conditional's body that panicked or whose builder was exchanged, and for the builder of
+    /// such a body.
     pub fn build(self) -> Result<Graph> {
         if self.sketch.recorder.is_within() {
             let text = "the builder of a conditional's body: that is a part of the graph around it, and built with it";
