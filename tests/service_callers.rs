@@ -245,7 +245,7 @@ impl Operator for DoesNotCompile {
 #[tokio::test]
 async fn e1_callers_are_given_no_compiler_log() {
     let _turn = logged().await;
-    let Some(device) = cuda() else { return };
+    let Some(device) = cuda_without_kernels() else { return };
     let mut flow = Flow::new("inner-flow");
     let inner = flow.add("inner-operator", DoesNotCompile).on(&device);
     let hub = Hub::bounded(1).envelope_bytes(64);

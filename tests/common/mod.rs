@@ -37,19 +37,22 @@ pub(crate) fn emulated_with(config: Emulated) -> Device {
 
 /// The first GPU, race-checked. `None` where there is none, unless `REQUIRE_CUDA=1` is set: then that is a failure.
 pub(crate) fn cuda() -> Option<Device> {
+    let device = cuda_without_kernels()?;
+    hear_errors();
+    // A driver that loads code, or page-locks memory, may wait for all that the device has to do, and these tests hold the
+    // device up.
+    for kernel in wakeline::kernel::Kernel::all() {
+        kernel.load_blocking(&device).expect("the tests' kernels compile");
+    }
+    let spares: Vec<_> = (0..8).map(|_| Buffer::<u32>::pinned(&device, 64)).collect();
+    drop(spares);
+    Some(device)
+}
+
+/// The same, with kernels that are not loaded: for a test of one that does not compile.
+pub(crate) fn cuda_without_kernels() -> Option<Device> {
     match Device::cuda(0) {
-        Ok(device) => {
-            hear_errors();
-            let device = device.race_checked();
-            // A driver that loads code, or page-locks memory, may wait for all that the device has to do, and these
-            // tests hold the device up.
-            for kernel in wakeline::kernel::Kernel::all() {
-                kernel.load_blocking(&device).expect("the tests' kernels compile");
-            }
-            let spares: Vec<_> = (0..8).map(|_| Buffer::<u32>::pinned(&device, 64)).collect();
-            drop(spares);
-            Some(device)
-        }
+        Ok(device) => Some(device.race_checked()),
         Err(error) if std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1") => {
             panic!("REQUIRE_CUDA=1 and no GPU: {error}")
         }
