@@ -175,7 +175,13 @@ fn metadata_whose_destructors_panic_go_with_their_message() {
         let labels = flow.add("labels", Labels);
         let came = Arc::new(AtomicUsize::new(0));
         let seen = came.clone();
-        let end = flow.add("end", sink(move |number: u32| ready(Ok(seen.store(number as usize, Ordering::SeqCst)))));
+        let end = flow.add(
+            "end",
+            sink(move |number: u32| {
+                seen.store(number as usize, Ordering::SeqCst);
+                ready(Ok(()))
+            }),
+        );
         flow.connect(labels.output, end.input);
         flow.run().await.unwrap();
         assert_eq!(came.load(Ordering::SeqCst), 7);
@@ -207,6 +213,40 @@ fn conditions_whose_destructors_panic_end_with_the_flow() {
         flow().spawn().unwrap().await.unwrap();
         flow().run().await.unwrap();
         drop(flow());
+    });
+}
+
+/// An operator whose destructor panics. It ends at once.
+struct Ends(#[allow(dead_code, reason = "dropped")] Bomb);
+
+impl Operator for Ends {
+    type Ports = SourcePorts<u32>;
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        Ok(())
+    }
+}
+
+#[test]
+fn operators_whose_destructors_panic_go_with_their_flow() {
+    alone("operators_whose_destructors_panic_go_with_their_flow", async {
+        let flow = || {
+            let mut flow = Flow::new("f");
+            for name in ["one", "other"] {
+                let ends = flow.add(name, Ends(Bomb));
+                let end = flow.add(format!("behind {name}"), sink(async |_: u32| Ok(())));
+                flow.connect(ends.output, end.input);
+            }
+            flow
+        };
+        drop(flow());
+        let mut kept = flow();
+        kept.run().await.unwrap();
+        drop(kept);
+        // Those of a flow in the background are dropped as it ends, which they fail.
+        let error = flow().spawn().unwrap().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Panicked, "{error}");
     });
 }
 

@@ -68,7 +68,7 @@ use crate::{
         seat::{self, How, Seat, Setting, Surroundings},
     },
     stream::CompletionMode,
-    sync::{Mutex, lock},
+    sync::{Mutex, discard, lock},
 };
 use added::Place;
 use spawn::Threads;
@@ -116,6 +116,13 @@ struct Entry {
     stays: bool,
     /// Tasks that its runs go on in, beside its own.
     workers: usize,
+}
+
+/// The operators of a flow are dropped together: a panic of one destructor ends there.
+impl Drop for Entry {
+    fn drop(&mut self) {
+        discard(self.seat.take());
+    }
 }
 
 struct Connection {

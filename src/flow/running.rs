@@ -13,7 +13,7 @@ use super::{Handle, OperatorStatus, Report, drive::Finished};
 use crate::{
     error::{Error, ErrorKind, Result},
     operator::{control::Control, seat::Seat},
-    sync::ProxyWaker,
+    sync::{ProxyWaker, discard_all},
 };
 
 /// A flow that runs in the background: a future of its [`Report`].
@@ -110,6 +110,7 @@ impl Drop for Running {
         if !self.done {
             self.control.abort();
         }
+        discard_all(self.seats.drain(..));
     }
 }
 
