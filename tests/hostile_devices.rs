@@ -486,3 +486,92 @@ fn an_owner_that_panics_does_not_unwind_out_of_a_buffers_drop() {
         assert_eq!(dropped.load(Ordering::SeqCst), 1);
     });
 }
+
+/// A device that ends with its last handle, which it counts.
+fn counted(alive: &Arc<AtomicUsize>) -> (Device, Stream) {
+    struct Alive(Arc<AtomicUsize>);
+    impl Drop for Alive {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    alive.fetch_add(1, Ordering::SeqCst);
+    let alive = Alive(alive.clone());
+    // What it loses lives as long as the device.
+    let device = Device::emulated(Emulated::new().workers(1).faults(Faults::new().lose_host_function(1)));
+    let stream = Stream::new(&device).unwrap();
+    stream.host_function(move || _ = &alive).unwrap();
+    (device, stream)
+}
+
+/// A stream keeps another device no longer than until the work of that which it came after is known to be sound.
+#[test]
+fn a_stream_lets_go_of_the_devices_that_it_came_after() {
+    within_bound(|| {
+        let runtime = runtime();
+        let home = Device::emulated(Emulated::new());
+        let (stream, second) = (Stream::new(&home).unwrap(), Stream::new(&home).unwrap());
+        let mut to = Buffer::<u32>::new(&home, 16).unwrap();
+        let alive = Arc::new(AtomicUsize::new(0));
+        for round in 0..40 {
+            let (_other, its) = counted(&alive);
+            let from = Buffer::from_slice(&its, &[round; 16]).unwrap();
+            if round % 2 == 0 {
+                runtime.block_on(its.completed()).unwrap();
+            }
+            stream.copy(&from, &mut to).unwrap();
+            second.wait_for(&stream).unwrap();
+            runtime.block_on(async {
+                stream.completed().await.unwrap();
+                second.completed().await.unwrap();
+            });
+        }
+        while alive.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
+    });
+}
+
+/// A stream that is never waited for looks by itself, as it comes after more and more devices.
+#[test]
+fn a_stream_that_is_never_waited_for_lets_go_of_devices_too() {
+    within_bound(|| {
+        let home = Device::emulated(Emulated::new());
+        let stream = Stream::new(&home).unwrap();
+        let alive = Arc::new(AtomicUsize::new(0));
+        let mut made = 0;
+        while made < 60 || alive.load(Ordering::SeqCst) > 20 {
+            let (_other, its) = counted(&alive);
+            its.host_function(|| ()).unwrap();
+            stream.wait_for(&its).unwrap();
+            stream.host_function(|| ()).unwrap();
+            made += 1;
+        }
+    });
+}
+
+/// A device that is only kept by those who came after it is kept until they know whether it has faulted.
+#[test]
+fn a_fault_of_a_device_without_handles_reaches_those_who_came_after() {
+    within_bound(|| {
+        let runtime = runtime();
+        let home = Device::emulated(Emulated::new());
+        let (first, second) = (Stream::new(&home).unwrap(), Stream::new(&home).unwrap());
+        let go = {
+            let other = Device::emulated(Emulated::new().workers(1));
+            let its = Stream::new(&other).unwrap();
+            let mut data = Buffer::<u32>::new(&other, 1).unwrap();
+            let (go, held) = mpsc::channel::<()>();
+            its.host_function(move || _ = held.recv()).unwrap();
+            traps::launch(&its, &mut data).unwrap();
+            first.wait_for(&its).unwrap();
+            go
+        };
+        second.wait_for(&first).unwrap();
+        drop(go);
+        assert!(runtime.block_on(second.completed()).unwrap_err().is_device_lost());
+        assert!(runtime.block_on(first.completed()).unwrap_err().is_device_lost());
+        assert!(runtime.block_on(first.completed()).unwrap_err().is_device_lost(), "and again");
+        assert!(Stream::new(&home).is_ok(), "this device is well");
+    });
+}

@@ -7,8 +7,13 @@
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
-use super::{Devices, Streams, clock::Clock};
-use crate::{device::backend::RawEvent, error::Result};
+use smallvec::SmallVec;
+
+use super::{Streams, Upstream, clock::Clock};
+use crate::{
+    device::{WeakDevice, backend::RawEvent},
+    error::Result,
+};
 
 /// A recorded point of a stream.
 pub(crate) struct Mark {
@@ -17,8 +22,8 @@ pub(crate) struct Mark {
     pub(super) number: u64,
     pub(super) event: RawEvent,
     pub(super) clock: Clock,
-    /// Other devices whose work came before, directly or not.
-    pub(super) upstream: Devices,
+    /// Other devices whose work came before, directly or not. The stream keeps those that are still needed.
+    pub(super) upstream: SmallVec<[WeakDevice; 1]>,
     home: Arc<Streams>,
 }
 
@@ -64,7 +69,7 @@ impl Spares {
                 number: 0,
                 event,
                 clock: Clock::default(),
-                upstream: Devices::new(),
+                upstream: SmallVec::new(),
                 home: streams.clone(),
             }));
         }
@@ -74,11 +79,12 @@ impl Spares {
 
 impl Mark {
     /// Everything but the event, of a mark that was just taken.
-    pub(super) fn set(this: &mut Arc<Self>, ticket: u64, number: u64, clock: &Clock, upstream: &Devices) {
+    pub(super) fn set(this: &mut Arc<Self>, ticket: u64, number: u64, clock: &Clock, upstream: &[Upstream]) {
         let Some(mark) = Arc::get_mut(this) else { unreachable!("`Spares::take` gives out none that others hold") };
         (mark.ticket, mark.number) = (ticket, number);
         mark.clock.set(clock);
-        mark.upstream.clone_from(upstream);
+        mark.upstream.clear();
+        mark.upstream.extend(upstream.iter().map(|upstream| upstream.device.downgrade()));
     }
 }
 

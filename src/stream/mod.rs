@@ -69,7 +69,7 @@ pub(crate) use watch::Watched;
 
 use crate::{
     device::{
-        Device,
+        Device, WeakDevice,
         backend::{Backend, HostFunction, RawStream, StreamSpec, host_callback},
         recorder,
     },
@@ -114,7 +114,7 @@ pub(crate) struct Inner {
     forecast: Mutex<Forecast>,
     /// On the lookout's list.
     watched: Watched,
-    /// Has waited for another device.
+    /// Has waited for another device, whose work is not known to be sound.
     crossed: AtomicBool,
     mode: AtomicMode,
 }
@@ -130,11 +130,20 @@ struct Order {
     spares: Spares,
     /// Where the runs of an operator are timed.
     meter: Option<Box<Meter>>,
-    /// Other devices whose work this stream has come after, directly or not.
-    upstream: Devices,
+    /// Other devices whose work this stream has come after, directly or not, and is not yet known to be sound.
+    upstream: SmallVec<[Upstream; 1]>,
 }
 
-type Devices = SmallVec<[Device; 1]>;
+/// Another device, which is kept until its work is known to be sound: a fault of it may still come.
+#[derive(Clone)]
+struct Upstream {
+    device: Device,
+    /// If it has not faulted once this ticket has passed, none of that work has.
+    until: u64,
+}
+
+/// With more devices to come after than this, a wait looks for those that are no longer needed.
+const MANY: usize = 16;
 
 impl Stream {
     /// A new stream on `device`, with the default priority.
@@ -182,7 +191,7 @@ impl Stream {
                     marked: 0,
                     spares,
                     meter: None,
-                    upstream: Devices::new(),
+                    upstream: SmallVec::new(),
                 },
             ),
             issued: AtomicU64::new(0),
@@ -424,7 +433,10 @@ impl Stream {
             // Nothing to wait for. But what that work came after, on another device, this stream now comes after too.
             if inner.device != other.device || other.crossed.load(Ordering::Acquire) {
                 let upstream = lock(&other.order).upstream.clone();
-                self.come_after(&mut lock(&inner.order), &upstream, &other.device);
+                let devices = upstream.iter().map(|upstream| upstream.device.clone());
+                // All of that has passed.
+                self.come_after(&mut lock(&inner.order), devices, &other.device, 0);
+                discard(upstream);
             }
             return Ok(());
         }
@@ -472,15 +484,29 @@ impl Stream {
         // A wait has a ticket too: whoever comes after this stream now comes after what it waits for.
         order.issued += 1;
         inner.issued.store(order.issued, Ordering::Release);
-        self.come_after(&mut order, &mark.upstream, &other.device);
+        let until = order.issued;
+        // One that is gone was known to be sound: the ticket's stream would have kept it.
+        self.come_after(&mut order, mark.upstream.iter().filter_map(WeakDevice::upgrade), &other.device, until);
+        let are_many = order.upstream.len() > MANY && inner.streams.capture().is_none();
+        drop(order);
+        if are_many {
+            // What they say is for those who wait.
+            let _ = self.ticket().look_back().and_then(|()| self.sound());
+        }
         Ok(())
     }
 
-    fn come_after(&self, order: &mut Order, upstream: &Devices, of: &Device) {
-        for device in upstream.iter().chain([of]) {
-            if *device != self.0.device && !order.upstream.contains(device) {
-                order.upstream.push(device.clone());
-                self.0.crossed.store(true, Ordering::Release);
+    fn come_after(&self, order: &mut Order, upstream: impl Iterator<Item = Device>, of: &Device, until: u64) {
+        for device in upstream.chain([of.clone()]) {
+            if device == self.0.device {
+                continue;
+            }
+            match order.upstream.iter_mut().find(|upstream| upstream.device == device) {
+                Some(known) => known.until = known.until.max(until),
+                None => {
+                    order.upstream.push(Upstream { device, until });
+                    self.0.crossed.store(true, Ordering::Release);
+                }
             }
         }
     }
@@ -522,12 +548,24 @@ impl Stream {
         if !self.0.crossed.load(Ordering::Acquire) || planted::is(Planted::FaultUnheard) {
             return Ok(());
         }
+        // Before the devices are asked: by then what has passed is spoilt, or never will be.
+        let passed = self.0.completion.passed();
         let upstream = lock(&self.0.order).upstream.clone();
-        for device in upstream {
+        let sound = upstream.iter().try_for_each(|Upstream { device, .. }| {
             device.check()?;
-            Streams::of(&device).heed(device.backend().stream_query(RawStream::DEFAULT))?;
+            Streams::of(device).heed(device.backend().stream_query(RawStream::DEFAULT)).map(drop)
+        });
+        if sound.is_ok() {
+            let mut order = lock(&self.0.order);
+            let was_asked = |device: &Device| upstream.iter().any(|upstream| upstream.device == *device);
+            // The copies are dropped below: none of them is the last here.
+            order.upstream.retain(|upstream| upstream.until > passed || !was_asked(&upstream.device));
+            if order.upstream.is_empty() {
+                self.0.crossed.store(false, Ordering::Release);
+            }
         }
-        Ok(())
+        discard(upstream);
+        sound
     }
 
     /// Has a callback say when the mark has passed: on a stream at this one's side, behind a wait for the mark.
@@ -551,7 +589,7 @@ impl Stream {
         lock(&self.0.forecast)
     }
 
-    /// It has waited for another device.
+    /// It has waited for another device, whose work is not known to be sound.
     pub(crate) fn has_crossed(&self) -> bool {
         self.0.crossed.load(Ordering::Acquire)
     }
