@@ -2,7 +2,7 @@
 
 pub(super) mod runs;
 
-use std::{borrow::Cow, fmt, sync::Arc, task::Waker};
+use std::{any::Any, borrow::Cow, fmt, sync::Arc, task::Waker};
 
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
@@ -314,13 +314,15 @@ impl Cx {
     /// ```
     pub fn insert_metadata<T: Send + Sync + 'static>(&mut self, name: impl Into<Cow<'static, str>>, value: T) {
         self.beside = Some("it gives messages metadata of its own");
-        self.carry.change(|metadata| metadata.insert(name, value));
+        let (name, value): (_, Arc<dyn Any + Send + Sync>) = (name.into(), Arc::new(value));
+        // Dropped here, where no lock is held.
+        drop(self.carry.change(|metadata| metadata.replace(name, value)));
     }
 
     /// Takes a named value away from what is sent from now on in this run. True if there was one.
     pub fn remove_metadata(&mut self, name: &str) -> bool {
         self.beside = Some("it takes metadata away from messages");
-        self.carry.change(|metadata| metadata.remove(name))
+        self.carry.change(|metadata| metadata.take(name)).is_some()
     }
 
     /// Who waits for answers to the messages that this run has taken: one entry a message, in the order of taking, empty
