@@ -10,7 +10,7 @@ use std::{
     future::{Future, ready},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
@@ -202,6 +202,53 @@ fn a_size_that_changes_is_counted_without_overflow() {
         flow.connect(source.output, leaves.input);
         let report = flow.run().await.unwrap();
         assert_eq!(report.operator("leaves").unwrap().bytes_in, 0);
+    });
+}
+
+/// Reads in each run what the run before has enqueued, and says whether it was there.
+#[derive(Clone)]
+struct RunsAfter(Arc<Mutex<(Option<Buffer<u32>>, Vec<bool>)>>);
+
+impl Operator for RunsAfter {
+    type Ports = SinkPorts<u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        ports.input.take()?;
+        let mut state = self.0.lock().unwrap();
+        if let Some(before) = state.0.take() {
+            let there = before.as_slice().is_ok();
+            state.1.push(there);
+        }
+        let stream = cx.stream()?.clone();
+        let mut host = Buffer::<u32>::pinned(cx.device(), 16)?;
+        stream.host_function(|| (0..200).for_each(|_| thread::yield_now()))?;
+        let mut there = stream.alloc::<u32>(16)?;
+        stream.fill(&mut there, 1)?;
+        stream.copy(&there, &mut host)?;
+        cx.run_after(host.available());
+        state.0 = Some(host);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_concurrent_operators_worker_runs_after_what_it_asked_for() {
+    within_bound("a worker that runs after a buffer", async {
+        let device = Device::emulated(Emulated::new());
+        let mut flow = Flow::new("flow");
+        let mut left = 6;
+        let source = flow.add(
+            "source",
+            source(move || {
+                left -= 1;
+                ready(Ok((left > 0).then_some(left)))
+            }),
+        );
+        let runs = RunsAfter(Arc::default());
+        let after = flow.add("after", concurrent(1, runs.clone())).on(&device);
+        flow.connect(source.output, after.input);
+        flow.run().await.unwrap();
+        assert_eq!(runs.0.lock().unwrap().1, [true; 4]);
     });
 }
 

@@ -2,7 +2,14 @@
 
 pub(super) mod runs;
 
-use std::{any::Any, borrow::Cow, fmt, sync::Arc, task::Waker};
+use std::{
+    any::Any,
+    borrow::Cow,
+    fmt,
+    future::poll_fn,
+    sync::Arc,
+    task::{Poll, Waker},
+};
 
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
@@ -430,6 +437,17 @@ impl Cx {
     /// Begins a task of this name where the flow's others are.
     pub(super) fn spawn(&self, name: &str, task: BoxFuture<'static, ()>) {
         (self.flow.spawn)(name, task);
+    }
+
+    /// Waits for what the run before was to be followed by, where no ports are waited at.
+    pub(super) async fn until_awaited(&mut self) {
+        if !self.awaited.is_empty() {
+            poll_fn(|task| match condition::buffers(&mut self.awaited, task).is_ready() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            })
+            .await;
+        }
     }
 
     /// It has said that it wants no further run.
