@@ -63,7 +63,12 @@ fn a_message_that_panics_as_it_is_sent_takes_no_place() {
     within_bound("a size that panics", async {
         let mut flow = Flow::new("flow");
         let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
-        let end = flow.add("end", sink(move |message: Sized| ready(Ok(tell.send(message.0).unwrap()))));
+        let end = flow.add(
+            "end",
+            sink(move |message: Sized| {
+                ready(tell.send(message.0).map_err(|error| Error::new(ErrorKind::Operator, error.to_string())))
+            }),
+        );
         let ingress = flow.ingress_with("in", end.input, Hub::bounded(2));
         let running = flow.spawn().unwrap();
         ingress.send(Sized(1, None)).await.unwrap();
@@ -93,7 +98,12 @@ fn a_message_may_send_another_to_its_own_ingress_as_it_is_sent() {
     within_bound("a size that sends", async {
         let mut flow = Flow::new("flow");
         let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
-        let end = flow.add("end", sink(move |message: Sized| ready(Ok(tell.send(message.0).unwrap()))));
+        let end = flow.add(
+            "end",
+            sink(move |message: Sized| {
+                ready(tell.send(message.0).map_err(|error| Error::new(ErrorKind::Operator, error.to_string())))
+            }),
+        );
         let ingress: Ingress<Sized> = flow.ingress_with("in", end.input, Hub::bounded(4));
         let running = flow.spawn().unwrap();
         ingress.send(Sized(1, None)).await.unwrap();
@@ -207,7 +217,10 @@ fn a_size_that_changes_is_counted_without_overflow() {
 
 /// Reads in each run what the run before has enqueued, and says whether it was there.
 #[derive(Clone)]
-struct RunsAfter(Arc<Mutex<(Option<Buffer<u32>>, Vec<bool>)>>);
+struct RunsAfter(Arc<Mutex<Runs>>);
+
+/// What the last run has enqueued, and whether each found it there.
+type Runs = (Option<Buffer<u32>>, Vec<bool>);
 
 impl Operator for RunsAfter {
     type Ports = SinkPorts<u32>;
