@@ -20,6 +20,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// How `toml` gives a date to somebody who does not know it.
 const DATE: &str = "$__toml_private_datetime";
 
+/// Parts of a key, at most: a value lies as deep as its key has parts, and is read and dropped by recursion.
+const MOST_PARTS: usize = 64;
+
 /// Where values are from.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
@@ -63,6 +66,10 @@ impl Layer {
         let mut names = key.rsplit('.');
         if key.split('.').any(str::is_empty) {
             let text = format!("{place} sets `{key}`, which is no key: names joined by dots, none of them empty");
+            return Err(Error::new(ErrorKind::Setup, text));
+        }
+        if key.split('.').nth(MOST_PARTS).is_some() {
+            let text = format!("{place} sets a key of more than {MOST_PARTS} parts: there are no settings that deep");
             return Err(Error::new(ErrorKind::Setup, text));
         }
         let mut values = Dict::new();

@@ -152,9 +152,10 @@ impl<M: Message> Door<M> {
         let mut given_out = lock(&self.given_out);
         let mut owner = Context::from_waker(&self.owner);
         let mut more = 0;
+        // Before `act`, which may panic: those places are used however it ends.
+        *given_out = given_out.saturating_sub(used);
         let used = self.output.with(|output| {
             let done = act(output);
-            *given_out -= used;
             while *given_out + more < MOST {
                 match output.poll_places(*given_out + more + 1, &mut owner) {
                     Readiness::READY => more += 1,
@@ -214,15 +215,27 @@ impl<M: Message> Place<M> {
     /// Sends without waiting.
     pub(super) fn send(self, message: M, load: Option<Load>) -> Result<(), SendError<M>> {
         let Self { door, permit } = self;
+        let mut parcel = Parcel::with(message, load);
+        // The message's own code, with no lock held: it may panic, which gives the permit back, or send here itself.
+        let departure = match door.output.with(|output| (!output.is_closed()).then(|| output.departure())).flatten() {
+            Some(departure) if !door.flow.is_stopping() => departure,
+            _ => return Err(SendError::new(Some(parcel.message), ended(&door.flow))),
+        };
+        Abroad::come_back(&mut parcel.message, door.node.rest());
+        let departed = departure.of(&mut parcel.message);
         permit.forget();
-        let (mut place, mut dropped) = (Some(Parcel::with(message, load)), None);
-        let (sent, _) = door.use_places(1, |output| match &mut place {
-            Some(parcel) if !output.is_closed() && !door.flow.is_stopping() => {
-                Abroad::come_back(&mut parcel.message, door.node.rest());
-                output.try_send_for(&mut place, &mut dropped)
+        // Of several readers the message is forked under the lock: if that panics, the place is given out again.
+        let again = LookOnPanic(&door);
+        let (mut place, mut dropped) = (Some(parcel), None);
+        let (sent, _) = door.use_places(1, |output| match &departed {
+            Err(error) => Err(error.again()),
+            Ok(departed) if !output.is_closed() && !door.flow.is_stopping() => {
+                output.try_send_departed(&mut place, departed, &mut dropped)
             }
-            _ => Ok(()),
+            Ok(_) => Ok(()),
         });
+        drop(again);
+        let sent = sent.map(|sent| sent.and_then(|()| departure.arrive()));
         // Here, where no lock is held: a message that is dropped may send another one.
         drop(dropped);
         match (sent, place) {
@@ -232,6 +245,17 @@ impl<M: Message> Place<M> {
             }
             (_, None) => Ok(()),
             (_, Some(parcel)) => Err(SendError::new(Some(parcel.message), ended(&door.flow))),
+        }
+    }
+}
+
+/// Gives a used place out again if what used it panicked.
+struct LookOnPanic<'a, M: Message>(&'a Door<M>);
+
+impl<M: Message> Drop for LookOnPanic<'_, M> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.look();
         }
     }
 }

@@ -100,7 +100,8 @@ impl<M: Message> Ingress<M> {
     /// The message comes back, unless it was lost on the way to its device.
     ///
     /// # Cancel safety
-    /// Dropping the future before it resolves drops the message with it, unsent.
+    /// Dropping the future before it resolves drops the message with it, unsent. A future that is kept and not polled keeps
+    /// its turn, and a place of the hub's once there is one: drop it to release that to the next sender.
     pub async fn send(&self, message: M) -> Result<(), SendError<M>> {
         match self.place().await {
             Ok(place) => place.send(message, Load::of_reply(Reply::of_span(span()))),

@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Default)]
 pub struct Metadata(Option<Arc<BTreeMap<Cow<'static, str>, Value>>>);
 
-type Value = Arc<dyn Any + Send + Sync>;
+pub(crate) type Value = Arc<dyn Any + Send + Sync>;
 
 /// A value of the user's. Several lie in one map, which drops them together: a panic of one destructor ends there.
 struct Kept<T: 'static>(Option<T>);
@@ -54,12 +54,27 @@ impl Metadata {
 
     /// Sets a value. What was there under that name is replaced.
     pub fn insert<T: Send + Sync + 'static>(&mut self, name: impl Into<Cow<'static, str>>, value: T) {
-        Arc::make_mut(self.0.get_or_insert_default()).insert(name.into(), Arc::new(Kept(Some(value))));
+        drop(self.replace(name.into(), Self::value(value)));
+    }
+
+    /// A value, as [`replace`](Self::replace) takes it.
+    pub(crate) fn value<T: Send + Sync + 'static>(value: T) -> Value {
+        Arc::new(Kept(Some(value)))
+    }
+
+    /// As `insert`. The value replaced is the caller's, to drop with no lock held.
+    pub(crate) fn replace(&mut self, name: Cow<'static, str>, value: Value) -> Option<Value> {
+        Arc::make_mut(self.0.get_or_insert_default()).insert(name, value)
+    }
+
+    /// As `remove`. The value is the caller's, to drop with no lock held.
+    pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
+        Arc::make_mut(self.0.as_mut()?).remove(name)
     }
 
     /// Takes a value away. True if there was one.
     pub fn remove(&mut self, name: &str) -> bool {
-        self.0.as_mut().is_some_and(|values| Arc::make_mut(values).remove(name).is_some())
+        self.take(name).is_some()
     }
 
     /// The names, in their order.

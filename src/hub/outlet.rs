@@ -13,7 +13,7 @@ use super::{
     kept::{Kept, Stamped},
     pool::Pool,
     queue::Answer,
-    sender::Sender,
+    sender::{Sender, Way},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -148,17 +148,26 @@ impl<M: Message> Outlet<M> {
     }
 
     /// As `try_send`, from outside of the flow: what the hub drops for it lies in `dropped` then.
-    pub(crate) fn try_send_for(
+    pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
+        stamped: bool,
         origin: Option<&Stream>,
         dropped: &mut Option<Parcel<M>>,
     ) -> Result<()> {
         match self {
             Self::One(sender) if !sender.reader_gone() => {
-                sender.try_send_for(place, origin, |parcel| *dropped = Some(parcel))
+                sender.try_send_departed(place, stamped, origin, |parcel| *dropped = Some(parcel))
             }
             _ => self.try_send_otherwise(place, origin),
+        }
+    }
+
+    /// To its one reader.
+    pub(crate) fn way(&self) -> Option<Way<M>> {
+        match self {
+            Self::One(sender) => Some(sender.way()),
+            _ => None,
         }
     }
 

@@ -136,17 +136,6 @@ impl<M: Message> Sender<M> {
     /// Sends what lies in `place`, if there is room; otherwise it stays there. `origin`: the stream that it carries.
     #[inline]
     pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
-        self.try_send_for(place, origin, drop)
-    }
-
-    /// As `try_send`. What the hub drops for it, be it this one, is `dropped`.
-    #[inline]
-    pub(crate) fn try_send_for(
-        &mut self,
-        place: &mut Option<Parcel<M>>,
-        origin: Option<&Stream>,
-        dropped: impl FnOnce(Parcel<M>),
-    ) -> Result<()> {
         self.check()?;
         let Some(parcel) = place else { return Ok(()) };
         let stamped = depart(&mut parcel.message, origin)?;
@@ -155,22 +144,46 @@ impl<M: Message> Sender<M> {
             return Ok(());
         }
         let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
-        self.push_for(place, stamp, dropped)
+        self.push(place, stamp)
+    }
+
+    /// Sends a message that has [departed](Way::depart), as `try_send`. What the hub drops for it, be it this one, is
+    /// `dropped`; nothing is moved.
+    pub(crate) fn try_send_departed(
+        &mut self,
+        place: &mut Option<Parcel<M>>,
+        stamped: bool,
+        origin: Option<&Stream>,
+        dropped: impl FnOnce(Parcel<M>),
+    ) -> Result<()> {
+        self.check()?;
+        if !self.has_room(1) {
+            return Ok(());
+        }
+        let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
+        self.enqueue(place, stamp, dropped);
+        Ok(())
+    }
+
+    /// For what is done to a message before it is sent, and to the hub after it, without this.
+    pub(super) fn way(&self) -> Way<M> {
+        Way(self.link.clone())
     }
 
     /// Puts a message that has departed into the queue; it stays in `place` if there is no room or no reader.
     #[inline]
     pub(super) fn push(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>) -> Result<()> {
-        self.push_for(place, stamp, drop)
+        if self.enqueue(place, stamp, drop) { self.link.pump() } else { Ok(()) }
     }
 
+    /// True if there may be something to move.
     #[inline]
-    fn push_for(
+    fn enqueue(
         &mut self,
         place: &mut Option<Parcel<M>>,
         stamp: Option<Ticket>,
         dropped: impl FnOnce(Parcel<M>),
-    ) -> Result<()> {
+    ) -> bool {
         let (link, count) = (&*self.link, self.sent + 1);
         let stamped = stamp.is_some();
         if let Some(stamp) = stamp {
@@ -199,10 +212,10 @@ impl<M: Message> Sender<M> {
                 if pushed == Pushed::Refused {
                     place.take().map(dropped);
                 }
-                return Ok(());
+                return false;
             }
         }
-        if moves { link.pump() } else { Ok(()) }
+        moves
     }
 
     /// As `hand_on`, if there is room; otherwise it comes back with its stamp.
@@ -228,18 +241,9 @@ impl<M: Message> Sender<M> {
     }
 
     /// Where nothing is copied, every envelope is where the reader is.
+    #[inline]
     pub(super) fn check_places(&self, message: &mut M) -> Result<()> {
-        let link = &*self.link;
-        if !M::CARRIES_ENVELOPES || link.arrivals.is_some() {
-            return Ok(());
-        }
-        let mut misplaced = None;
-        message.envelopes(&mut |envelope| {
-            if !envelope.memory().is_at(&link.reader) {
-                misplaced.get_or_insert_with(|| link.misplaced(envelope));
-            }
-        });
-        misplaced.map_or(Ok(()), |error| Err(link.fail(error)))
+        check_places(&self.link, message)
     }
 
     /// What went wrong on the way, if something did.
@@ -327,6 +331,38 @@ impl<M: Message> Sender<M> {
     pub(crate) fn hub(&self) -> &str {
         &self.link.name
     }
+}
+
+/// A hub, for a sender that calls a message's code without the port.
+pub(crate) struct Way<M: Message>(Arc<Link<M>>);
+
+impl<M: Message> Way<M> {
+    /// As [`depart`]. Afterwards [`Sender::try_send_departed`] calls no code of the message's.
+    pub(crate) fn depart(&self, message: &mut M, origin: Option<&Stream>) -> Result<bool> {
+        self.0.check()?;
+        let stamped = depart(message, origin)?;
+        check_places(&self.0, message)?;
+        Ok(stamped)
+    }
+
+    /// Moves what can be moved, where messages are moved at all.
+    pub(crate) fn pump(&self) -> Result<()> {
+        if M::CARRIES_ENVELOPES && self.0.arrivals.is_some() { self.0.pump() } else { Ok(()) }
+    }
+}
+
+/// See [`Sender::check_places`].
+fn check_places<M: Message>(link: &Link<M>, message: &mut M) -> Result<()> {
+    if !M::CARRIES_ENVELOPES || link.arrivals.is_some() {
+        return Ok(());
+    }
+    let mut misplaced = None;
+    message.envelopes(&mut |envelope| {
+        if !envelope.memory().is_at(&link.reader) {
+            misplaced.get_or_insert_with(|| link.misplaced(envelope));
+        }
+    });
+    misplaced.map_or(Ok(()), |error| Err(link.fail(error)))
 }
 
 /// A message leaves its sender, which works on the stream `origin`: what was done to it is marked, for whoever comes after

@@ -247,14 +247,16 @@ impl Carry {
         let taken = self.taken.swap(0, Ordering::Relaxed);
         let mut replies = vec![Reply::default(); taken];
         if self.any() {
-            let forgotten = self.change_held(|held| {
-                let mut forgotten = SmallVec::<[Replies; 1]>::new();
-                for (number, reply) in mem::take(&mut held.replies).all {
-                    forgotten.push(held.given.push(number, reply.clone()));
-                    replies[number] = reply;
+            let all = self.change_held(|held| mem::take(&mut held.replies)).all;
+            for (number, reply) in &all {
+                // A message taken between two runs has a number that the next message taken there resets: it may be too high.
+                if let Some(place) = replies.get_mut(*number) {
+                    place.clone_from(reply);
                 }
-                forgotten
-            });
+            }
+            let forgotten: SmallVec<[Replies; 1]> = self
+                .change_held(|held| all.into_iter().map(|(number, reply)| held.given.push(number, reply)).collect());
+            // Where no lock is held.
             drop(forgotten);
         }
         replies
@@ -264,14 +266,9 @@ impl Carry {
         lock(&self.held).metadata.clone()
     }
 
+    /// Changes the metadata under the lock: `change` drops no value.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut Metadata) -> R) -> R {
-        let (changed, before) = self.change_held(|held| {
-            let before = held.metadata.clone();
-            (change(&mut held.metadata), before)
-        });
-        // A value that was replaced is dropped here, where no lock is held.
-        drop(before);
-        changed
+        self.change_held(|held| change(&mut held.metadata))
     }
 
     fn change_held<R>(&self, change: impl FnOnce(&mut Held) -> R) -> R {

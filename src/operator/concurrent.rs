@@ -345,6 +345,7 @@ impl<O: Operator + Clone> Concurrent<O> {
 
 /// One run of a worker.
 async fn one<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
+    cx.until_awaited().await;
     cx.begin_run(ports);
     operator.compute(ports, cx).await?;
     if cx.has_run() {

@@ -27,7 +27,7 @@ use crate::{
         },
         link::HubState,
     },
-    sync::{Mutex, WakerCell, lock},
+    sync::{Mutex, WakerCell, contained, lock},
 };
 
 /// A flow at work: asks how it stands, pauses, resumes, stops and aborts it, from any thread or task. From
@@ -204,11 +204,16 @@ impl Control {
             first = true;
             error
         });
-        // Callers outside of the flow hear the kind alone, and a `Running` may have been dropped.
-        if first && failure.is_cancelled() {
-            tracing::debug!(flow = &*self.name, error = %failure, "the flow has ended early");
-        } else if first {
-            tracing::warn!(flow = &*self.name, error = %failure, "the flow has failed");
+        // Callers outside of the flow hear the kind alone, and a `Running` may have been dropped. The cause's `Display` and the
+        // subscriber are user code.
+        if first {
+            contained("the log of a flow's failure panicked", || {
+                if failure.is_cancelled() {
+                    tracing::debug!(flow = &*self.name, error = %failure, "the flow has ended early");
+                } else {
+                    tracing::warn!(flow = &*self.name, error = %failure, "the flow has failed");
+                }
+            });
         }
         failure.again()
     }

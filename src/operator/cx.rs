@@ -2,7 +2,13 @@
 
 pub(super) mod runs;
 
-use std::{borrow::Cow, fmt, sync::Arc, task::Waker};
+use std::{
+    borrow::Cow,
+    fmt,
+    future::poll_fn,
+    sync::Arc,
+    task::{Poll, Waker},
+};
 
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
@@ -314,13 +320,15 @@ impl Cx {
     /// ```
     pub fn insert_metadata<T: Send + Sync + 'static>(&mut self, name: impl Into<Cow<'static, str>>, value: T) {
         self.beside = Some("it gives messages metadata of its own");
-        self.carry.change(|metadata| metadata.insert(name, value));
+        let (name, value) = (name.into(), Metadata::value(value));
+        // Dropped here, where no lock is held.
+        drop(self.carry.change(|metadata| metadata.replace(name, value)));
     }
 
     /// Takes a named value away from what is sent from now on in this run. True if there was one.
     pub fn remove_metadata(&mut self, name: &str) -> bool {
         self.beside = Some("it takes metadata away from messages");
-        self.carry.change(|metadata| metadata.remove(name))
+        self.carry.change(|metadata| metadata.take(name)).is_some()
     }
 
     /// Who waits for answers to the messages that this run has taken: one entry a message, in the order of taking, empty
@@ -428,6 +436,17 @@ impl Cx {
     /// Begins a task of this name where the flow's others are.
     pub(super) fn spawn(&self, name: &str, task: BoxFuture<'static, ()>) {
         (self.flow.spawn)(name, task);
+    }
+
+    /// Waits for what the run before was to be followed by, where no ports are waited at.
+    pub(super) async fn until_awaited(&mut self) {
+        if !self.awaited.is_empty() {
+            poll_fn(|task| match condition::buffers(&mut self.awaited, task).is_ready() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            })
+            .await;
+        }
     }
 
     /// It has said that it wants no further run.

@@ -177,6 +177,7 @@ impl<O: Operator> Driven for Place<O> {
         if !ready.await {
             return Ok(false);
         }
+        cx.until_awaited().await;
         let before = traffic(ports);
         cx.begin_run(ports);
         let ran = {

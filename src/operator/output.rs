@@ -24,6 +24,7 @@ use crate::{
     error::Result,
     hub::{
         Envelope, Message, Outcome, RawEnvelope, Reply, baggage::Parcel, kept::Backlog, outlet::Outlet, queue::Answer,
+        sender::Way,
     },
     memory::Plain,
     stream::Stream,
@@ -129,14 +130,27 @@ impl<M: Message> Output<M> {
         self.deliver(&mut Some(Parcel::with(message, Some(load)))).await
     }
 
+    /// What a message needs to be sent by [`try_send_departed`](Self::try_send_departed), for a sender that holds a lock
+    /// only while the message is enqueued.
+    pub(crate) fn departure(&self) -> Departure<M> {
+        let own = self.lane.as_ref().and_then(|lane| lane.own().cloned().or_else(|| lane.lent()));
+        Departure { way: self.to.way(), origin: self.chosen.clone().or(own) }
+    }
+
     /// Sends what lies in `place` if there is room; otherwise it stays there. What the hub drops for it comes to lie in
-    /// `dropped`: for one who holds a lock meanwhile, and dropping a message may be anything.
-    pub(crate) fn try_send_for(
+    /// `dropped`. Where the output has one reader, no code of the message's runs; the hub moves nothing before
+    /// [`Departure::arrive`].
+    pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
+        departed: &Departed,
         dropped: &mut Option<Parcel<M>>,
     ) -> Result<()> {
-        self.put(place, |to, place, origin| to.try_send_for(place, origin, dropped))
+        self.to.try_send_departed(place, departed.stamped, departed.origin.as_ref(), dropped)?;
+        if place.is_none() {
+            self.traffic.add(departed.bytes);
+        }
+        Ok(())
     }
 
     /// Sends what lies in `place` if there is room; otherwise it stays there.
@@ -243,6 +257,38 @@ impl<M: Message> Output<M> {
     /// True if nothing that is sent can arrive any more.
     pub fn is_closed(&self) -> bool {
         matches!(self.to, Outlet::Nobody) || self.to.readers_gone()
+    }
+}
+
+/// See [`Output::departure`].
+pub(crate) struct Departure<M: Message> {
+    /// To the one reader; of several, the message is prepared for each as it is sent.
+    way: Option<Way<M>>,
+    origin: Option<Stream>,
+}
+
+/// A message that is ready to be enqueued.
+pub(crate) struct Departed {
+    bytes: u64,
+    /// Its envelopes are marked with the stream.
+    stamped: bool,
+    origin: Option<Stream>,
+}
+
+impl<M: Message> Departure<M> {
+    /// Prepares a message: all of its code that a send calls is called here.
+    pub(crate) fn of(&self, message: &mut M) -> Result<Departed> {
+        let bytes = message.size_in_bytes() as u64;
+        let stamped = match &self.way {
+            Some(way) => way.depart(message, self.origin.as_ref())?,
+            None => false,
+        };
+        Ok(Departed { bytes, stamped, origin: self.origin.clone() })
+    }
+
+    /// The hub moves what can be moved.
+    pub(crate) fn arrive(&self) -> Result<()> {
+        self.way.as_ref().map_or(Ok(()), Way::pump)
     }
 }
 

@@ -190,7 +190,8 @@ impl Traffic {
     }
 
     pub(super) fn without(self, other: Self) -> Self {
-        Self { messages: self.messages - other.messages, bytes: self.bytes - other.bytes }
+        // A message of the user's may give another size each time it is asked.
+        Self { messages: self.messages.saturating_sub(other.messages), bytes: self.bytes.saturating_sub(other.bytes) }
     }
 
     /// One message of so many bytes.

@@ -58,6 +58,15 @@ pub(super) struct Graphs {
     idle: Mutex<Vec<Handle<CUstream_st>>>,
 }
 
+#[cfg(test)]
+impl Graphs {
+    /// Of graphs and execs.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let book = self.book();
+        (book.graphs.len(), book.execs.len())
+    }
+}
+
 #[derive(Debug, Default)]
 struct Book {
     graphs: HashMap<RawGraph, Graph>,
