@@ -45,7 +45,7 @@ pub use kernel_type::KernelType;
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::{Level, Mutex, discard, lock},
+    sync::{Mutex, discard, lock},
 };
 
 /// Chooses the device of [`Device::first`]: `cuda:1`, `emulated`.
@@ -153,7 +153,7 @@ impl Device {
         #[cfg(feature = "cuda")]
         {
             // For as long as the process lives: closing a device would have to wait for its work.
-            static OPENED: Mutex<Vec<(usize, Device)>> = Mutex::at(Level::Devices, Vec::new());
+            static OPENED: Mutex<Vec<(usize, Device)>> = Mutex::at(crate::sync::Level::Devices, Vec::new());
             let mut opened = lock(&OPENED);
             if let Some((_, device)) = opened.iter().find(|(at, _)| *at == n) {
                 device.check_process()?;

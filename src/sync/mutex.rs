@@ -13,6 +13,7 @@ use std::{
 
 /// The order in which a thread acquires locks that nest, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "some are of CUDA devices"))]
 pub(crate) enum Level {
     /// `device`: the CUDA devices that were opened. One is opened under it.
     Devices,
