@@ -77,7 +77,7 @@ fn tried_in_a_fork(device: &Device) {
         lost
     }));
 
-    // Work in flight, of which nobody in the child will ever hear.
+    // Work in flight, whose completion never reaches the child.
     let stream = Stream::new(device).unwrap();
     let held = hold(&stream);
     is_lost(&in_a_fork(|| says(futures::executor::block_on(stream.completed()))));

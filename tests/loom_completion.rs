@@ -1,32 +1,8 @@
 //! Model check of `stream/completion.rs`: every interleaving of waiters, sources and faults. The file is included as it
 //! stands, with loom's primitives; the device is a number, "so far the stream is", and the callbacks that were enqueued.
 
-mod sync {
-    pub(crate) use loom::sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    };
-
-    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> loom::sync::MutexGuard<'_, T> {
-        mutex.lock().unwrap()
-    }
-
-    pub(crate) fn assert_unlocked() {}
-
-    pub(crate) fn strands_others() -> bool {
-        false
-    }
-
-    pub(crate) fn is_unlocked() -> bool {
-        true
-    }
-
-    pub(crate) use super::wakes::*;
-}
-
-#[allow(dead_code)]
-#[path = "../src/sync/wakes.rs"]
-mod wakes;
+#[path = "common/loom.rs"]
+mod sync;
 
 #[allow(dead_code)]
 #[path = "../src/stream/completion.rs"]

@@ -1,40 +1,8 @@
 //! Model check of `hub/queue.rs` and `hub/waking.rs`: every interleaving of a writer, a reader and whoever moves messages. The files are
 //! included as they stand, with loom's primitives.
 
-mod sync {
-    pub(crate) use loom::sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    };
-
-    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> loom::sync::MutexGuard<'_, T> {
-        mutex.lock().unwrap()
-    }
-
-    pub(crate) fn assert_unlocked() {}
-
-    pub(crate) fn strands_others() -> bool {
-        false
-    }
-
-    pub(crate) fn is_unlocked() -> bool {
-        true
-    }
-
-    pub(crate) use super::wakes::*;
-
-    pub(crate) enum Level {
-        Hub,
-    }
-
-    pub(crate) fn mutex_at<T>(_: Level, value: T) -> Mutex<T> {
-        Mutex::new(value)
-    }
-}
-
-#[allow(dead_code)]
-#[path = "../src/sync/wakes.rs"]
-mod wakes;
+#[path = "common/loom.rs"]
+mod sync;
 
 #[allow(dead_code)]
 #[path = "../src/hub/queue.rs"]

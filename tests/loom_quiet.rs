@@ -1,32 +1,8 @@
 //! Model check of `operator/quiet.rs`, every interleaving of operators that wake each other, and of `operator/watchers.rs`,
 //! every interleaving of an operator and one who watches it. The files are included as they stand, with loom's primitives.
 
-mod sync {
-    pub(crate) use loom::sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
-    };
-
-    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        mutex.lock().expect("no model panics with a lock")
-    }
-
-    pub(crate) fn assert_unlocked() {}
-
-    pub(crate) fn strands_others() -> bool {
-        false
-    }
-
-    pub(crate) fn is_unlocked() -> bool {
-        true
-    }
-
-    pub(crate) use super::wakes::*;
-}
-
-#[allow(dead_code)]
-#[path = "../src/sync/wakes.rs"]
-mod wakes;
+#[path = "common/loom.rs"]
+mod sync;
 
 #[allow(dead_code)]
 #[path = "../src/operator/quiet.rs"]

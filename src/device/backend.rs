@@ -296,7 +296,7 @@ pub(crate) type HostFunction = Box<dyn FnOnce() + Send + 'static>;
 /// The same, called at each launch of a graph.
 pub(crate) type HostCallback = Arc<dyn Fn() + Send + Sync + 'static>;
 
-/// A function of the user's: whoever lets go of it last survives a panic of what it has captured.
+/// A function of the user's. The drop of its last handle contains a panic of what it has captured.
 pub(crate) fn host_callback(function: impl Fn() + Send + Sync + 'static) -> HostCallback {
     let function = Discarded::new(function);
     Arc::new(move || function.get().into_iter().for_each(|function| function()))

@@ -490,7 +490,7 @@ impl State {
 
 impl Tied {
     /// A node is about to use it. From here on the host may not write it and, if the node does, may not read it: a host slice
-    /// that exists now is a shared borrow beside a read, since whoever adds the node borrows the memory in the same way; and
+    /// that exists now is a shared borrow beside a read, since adding the node borrows the memory in the same way; and
     /// none is made later, until this is dropped with the capture that failed or with the graph and its last launch.
     fn count(&mut self, write: bool) {
         let (reads, writes) = (!self.used, write && !self.writes);

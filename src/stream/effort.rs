@@ -155,7 +155,7 @@ impl Effort {
             None => stream.completion_mode(),
         };
         if matches!(self.state, State::None) {
-            // In a fork nobody would ever come to say that it is done.
+            // In a fork no worker would ever signal that it is done.
             stream.device().check_process()?;
         }
         let now = self.asked.unwrap_or(began);

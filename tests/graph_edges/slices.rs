@@ -234,7 +234,7 @@ alone!(holds_memory_made_in_a_capture_is_written_before_its_first_node, async |d
     assert_eq!(x.to_vec(&stream).await.unwrap(), [9; 64]);
 });
 
-// Within a capture, work that is none of its business: a copy to the host and back on a stream of somebody else's.
+// Within a capture, work that is none of its business: a copy to the host and back on a stream of its own.
 alone!(work_on_another_stream_within_a_capture_is_refused, async |device: Device, stream: Stream| {
     let mut filled = buffer(&stream, 0).await;
     let free = buffer(&stream, 4).await;

@@ -152,7 +152,7 @@ pub(super) fn launch(cx: &Context, stream: CUstream, function: &mut Option<HostF
         None => cx.check(code, "cuLaunchHostFunc"),
     };
     if result.is_err() {
-        // Nothing, if whoever saw the fault has dropped it.
+        // Nothing, if the error was dropped where the fault was seen.
         *function = pending().take(key);
     }
     result

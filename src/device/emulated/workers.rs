@@ -127,7 +127,7 @@ impl Engine {
             machine.is_over(device)
         });
         if in_a_fork() {
-            // They are the parent's: here there is nobody to join.
+            // They are the parent's: the child has no thread to join.
             std::mem::forget(workers);
             return;
         }
