@@ -19,7 +19,7 @@ pub enum Planted {
     EarlyReuse,
     /// A stream that waits for a point of another's takes itself to come after all that the other has been given since.
     PresentClock,
-    /// Whoever waits for a point is given the mark before it.
+    /// A stream that waits for a point of another's is given the mark before it.
     EarlyMark,
     /// Work is said to be done that was not asked about.
     EarlyCompletion,

@@ -20,10 +20,7 @@ impl Stream {
         let _later = Deferred::new();
         let mut order = lock(&inner.order);
         if order.marks.back().is_some_and(|mark| mark.ticket >= number) {
-            let mut at = order.marks.partition_point(|mark| mark.ticket < number);
-            if planted::is(Planted::EarlyMark) {
-                at = at.saturating_sub(1);
-            }
+            let at = order.marks.partition_point(|mark| mark.ticket < number);
             return Ok(order.marks[at].clone());
         }
         inner.device.check()?;
@@ -35,6 +32,17 @@ impl Stream {
             inner.completion.advance(passed);
         }
         inner.streams.heed(made)
+    }
+
+    /// The mark for another stream that waits for a ticket.
+    pub(super) fn mark_for_wait(&self, number: u64) -> Result<Arc<Mark>> {
+        let mark = self.mark(number)?;
+        if planted::is(Planted::EarlyMark) {
+            let order = lock(&self.0.order);
+            let at = order.marks.partition_point(|earlier| earlier.ticket < mark.ticket);
+            return Ok(at.checked_sub(1).map_or(mark, |before| order.marks[before].clone()));
+        }
+        Ok(mark)
     }
 
     /// Records a mark again, at the stream's present end, if that is the latest and whoever asks is the only one who has it:

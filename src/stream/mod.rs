@@ -462,7 +462,7 @@ impl Stream {
             None => {
                 // One lock after the other, never both.
                 drop(order);
-                late = ticket.stream().mark(ticket.number())?;
+                late = ticket.stream().mark_for_wait(ticket.number())?;
                 order = lock(&inner.order);
                 &late
             }
