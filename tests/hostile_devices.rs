@@ -3,12 +3,13 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "common/alone.rs"]
+mod alone;
+
 use std::{
     future::pending,
-    io::Read,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
-    process::Command,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -18,15 +19,13 @@ use std::{
     time::Duration,
 };
 
+use alone::{in_a_process, within_bound};
 use wakeline::{
     Buffer, Stream,
     device::{Device, Emulated, Faults, Simulation},
     graph::Graph,
     prelude::*,
 };
-
-/// How long a body that ends at all may take.
-const BOUND: Duration = Duration::from_secs(20);
 
 type Deed = Box<dyn Fn() + Send + Sync>;
 
@@ -55,23 +54,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-/// Runs a body that must not hang.
-fn within_bound(body: impl FnOnce() + Send + 'static) {
-    let (done, wait) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        let outcome = catch_unwind(AssertUnwindSafe(body));
-        let _ = done.send(());
-        outcome
-    });
-    if wait.recv_timeout(BOUND).is_err() {
-        eprintln!("it hangs");
-        std::process::abort();
-    }
-    if let Err(panic) = thread.join().unwrap() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// Polls a simulation until it has nothing to do: from then on a change wakes this waker.
@@ -279,31 +261,6 @@ fn a_simulation_that_ends_wakes_those_who_wait_for_its_devices() {
         assert!(woken.load(Ordering::SeqCst) > before, "it is woken");
         assert!(runtime.block_on(wait).unwrap_err().is_device_lost());
     });
-}
-
-/// Runs a body in a process of its own: what aborts there ends that one alone, and what hangs is ended. It is the test of
-/// this name.
-fn in_a_process(name: &str, body: impl FnOnce()) {
-    if std::env::var("HOSTILE_DEVICES").is_ok_and(|only| only == name) {
-        return body();
-    }
-    // Nothing is written there: it ends as the process does.
-    let (mut end, of_process) = std::io::pipe().unwrap();
-    let mut process = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
-        .env("HOSTILE_DEVICES", name)
-        .stdin(of_process)
-        .spawn()
-        .unwrap();
-    let (tell, ended) = mpsc::channel();
-    std::thread::spawn(move || tell.send(end.read(&mut [0])));
-    if ended.recv_timeout(BOUND).is_err() {
-        process.kill().unwrap();
-        process.wait().unwrap();
-        panic!("it hangs");
-    }
-    let status = process.wait().unwrap();
-    assert!(status.success(), "{status}");
 }
 
 /// Panics as it is dropped, which it counts.

@@ -5,6 +5,7 @@
 
 #![allow(dead_code, unused_macros, unused_imports, reason = "each test takes from here what it needs")]
 
+pub(crate) mod alone;
 pub(crate) mod chunks;
 
 use std::{

@@ -7,8 +7,6 @@ mod common;
 mod graph;
 
 use std::{
-    io::Read,
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -56,31 +54,14 @@ mod slices;
 fn in_a_process(path: &str, device: impl FnOnce() -> Option<Device>, body: impl AsyncFnOnce(Device, Stream)) {
     // Tests are called without their crate.
     let name = path.split_once("::").map_or(path, |(_, name)| name);
-    if std::env::var("GRAPH_EDGES").is_ok_and(|only| only == name) {
+    alone::in_a_process(name, || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        return runtime.block_on(within(async {
+        runtime.block_on(within(async {
             let Some(device) = device() else { return };
             let stream = Stream::new(&device).unwrap();
             body(device, stream).await;
         }));
-    }
-    // Nothing is written there: it ends as the process does.
-    let (mut end, of_process) = std::io::pipe().unwrap();
-    let mut process = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
-        .env("GRAPH_EDGES", name)
-        .stdin(of_process)
-        .spawn()
-        .unwrap();
-    let (tell, ended) = mpsc::channel();
-    std::thread::spawn(move || tell.send(end.read(&mut [0])));
-    if ended.recv_timeout(Duration::from_secs(15)).is_err() {
-        process.kill().unwrap();
-        process.wait().unwrap();
-        panic!("it hangs");
-    }
-    let status = process.wait().unwrap();
-    assert!(status.success(), "{status}");
+    });
 }
 
 fn traps_at_increment() -> Device {
