@@ -81,6 +81,10 @@ fn tried_in_a_fork(device: &Device) {
     let stream = Stream::new(device).unwrap();
     let held = hold(&stream);
     is_lost(&in_a_fork(|| says(futures::executor::block_on(stream.completed()))));
+    is_lost(&in_a_fork(|| says(stream.synchronize_blocking())));
+    // More than the device's queue takes.
+    let mut data = Buffer::<u32>::new(device, 4).unwrap();
+    is_lost(&in_a_fork(|| says((0..4096).try_for_each(|_| stream.fill(&mut data, 1)))));
     drop(held);
     futures::executor::block_on(stream.completed()).unwrap();
     let checked = device.clone().race_checked();
@@ -91,7 +95,7 @@ fn tried_in_a_fork(device: &Device) {
 fn devices_are_lost_in_a_fork_and_say_so() {
     assert_eq!(in_a_fork(|| says(Stream::new(&Device::emulated(Emulated::new())))), "nothing is wrong");
 
-    let device = Device::emulated(Emulated::new().workers(1));
+    let device = Device::emulated(Emulated::new().workers(1).queue_depth(64));
     tried_in_a_fork(&device);
     is_lost(&in_a_fork(|| says(Stream::new(&Device::emulated(Emulated::new())))));
     is_lost(&in_a_fork(|| {

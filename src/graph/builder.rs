@@ -143,7 +143,7 @@ impl Builder {
         capture.keep(graph.0.clone());
         let at = execution::add_child(recorder, after, &graph.0.recorder)?;
         recorder.go_on_after(stream.raw(), at);
-        let ticket = stream.enqueue(|_, _| Ok(()))?;
+        let ticket = stream.enqueue_point(|_, _| Ok(()))?;
         graph.holds().iter().for_each(|other| hold.note_all_of(other, &ticket));
         children.push((graph.clone(), at));
         Ok(self.sketch.node(at))
@@ -272,7 +272,7 @@ impl Builder {
         capture.keep(used.clone());
         capture.keep(inner.sketch.capture.clone());
         self.sketch.bodies.push(used.clone());
-        let ticket = stream.enqueue(|_, _| Ok(()))?;
+        let ticket = stream.enqueue_point(|_, _| Ok(()))?;
         flag.borrow().view().memory.note_read(ticket);
         let made = body(&mut inner, flag);
         if inner.sketch.id != id {
@@ -287,7 +287,7 @@ impl Builder {
         // Launches come after what uses its memory elsewhere, and nodes after this one: also if it has failed, and stays.
         let Sketch { hold, .. } = &self.sketch;
         hold.before_all_of(&used, &stream)?;
-        let ticket = stream.enqueue(|_, _| Ok(()))?;
+        let ticket = stream.enqueue_point(|_, _| Ok(()))?;
         hold.note_all_of(&used, &ticket);
         self.sketch.children.push((inner.sketch.finish(Vec::new()), at));
         open.complete = true;

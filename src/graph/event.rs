@@ -65,7 +65,7 @@ impl GraphEvent {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.keep_for(stream);
-        stream.enqueue(|backend, raw| backend.event_record(self.0.raw, raw)).map(drop)
+        stream.enqueue_point(|backend, raw| backend.event_record(self.0.raw, raw)).map(drop)
     }
 
     /// Work enqueued into the stream from now on waits for the last record as it is now; in a graph, what comes after its
@@ -81,7 +81,7 @@ impl GraphEvent {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.keep_for(stream);
-        stream.enqueue(|backend, raw| backend.stream_wait(raw, self.0.raw)).map(drop)
+        stream.enqueue_point(|backend, raw| backend.stream_wait(raw, self.0.raw)).map(drop)
     }
 
     /// Asks the device whether the last record has passed.

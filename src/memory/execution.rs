@@ -148,10 +148,11 @@ impl Execution {
     /// Brings it to the device, so that its first launch need not.
     pub(crate) fn upload(&self, stream: &Stream) -> Result<()> {
         self.may_be_on(stream)?;
-        stream.make_room();
-        let _later = Deferred::new();
-        let _uses = lock(&self.uses);
-        stream.enqueue(|backend, raw| backend.exec_upload(self.raw, raw)).map(drop)
+        let (room, _uses) = stream.make_room(|| {
+            let later = Deferred::new();
+            (lock(&self.uses), later)
+        })?;
+        stream.enqueue(&room, |backend, raw| backend.exec_upload(self.raw, raw)).map(drop)
     }
 
     pub(crate) fn launch(&self, stream: &Stream) -> Result<Ticket> {
@@ -162,12 +163,14 @@ impl Execution {
     pub(crate) fn launch_with(&self, stream: &Stream, given: &mut [Given<'_>]) -> Result<Ticket> {
         self.may_be_on(stream)?;
         given.iter().filter(|given| given.written).try_for_each(|given| given.memory.writable())?;
-        stream.make_room();
         // Before the locks, so that it is dropped after them.
         let _gone;
-        let _turn = Turn::take_when(|| {
-            lock(&self.uses).holds.iter().any(|hold| hold.is_lent()) || given.iter().any(|given| given.memory.is_lent())
-        });
+        let (room, _turn) = stream.make_room(|| {
+            Turn::take_when(|| {
+                lock(&self.uses).holds.iter().any(|hold| hold.is_lent())
+                    || given.iter().any(|given| given.memory.is_lent())
+            })
+        })?;
         let mut uses = lock(&self.uses);
         _gone = uses.take_over(|open| open.iter().all(Ticket::has_passed));
         uses.ends.iter().try_for_each(|end| end.is_covered(given))?;
@@ -180,7 +183,7 @@ impl Execution {
         // them to the lookout for as long, and what a change replaces stays as long, too. What lies at its open ends is given,
         // as was just seen to, and memory with an open ticket is parked, not freed: the ticket is noted below, before anybody
         // else can drop it.
-        let ticket = stream.enqueue(|backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
+        let ticket = stream.enqueue(&room, |backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
         uses.holds.iter().for_each(|hold| hold.note_launch(&ticket));
         for Given { memory, written, .. } in given {
             if *written { memory.note_write(ticket.clone()) } else { memory.note_read(ticket.clone()) }

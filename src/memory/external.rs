@@ -150,7 +150,8 @@ impl<A: Addresses> External<'_, A> {
     pub unsafe fn enqueue(self, call: impl FnOnce(*mut c_void, A) -> Result<()>) -> Result<()> {
         let Self { stream, name, mut uses, emulated, .. } = self;
         let place = || format!("external work `{name}` on `{}`", stream.name());
-        stream.make_room();
+        // The function's own work takes the place.
+        drop(stream.make_room(|| ()).map_err(|error| error.at(place()))?);
         let turn = Turn::at(uses.iter().map(|used| used.access.memory()));
         // Returned at the end, after the ticket is noted, or if it comes to nothing.
         let mut _lent = Lent::default();

@@ -75,11 +75,11 @@ impl<'a> Call<'a> {
         };
         // Compiled, if it has to be, before anything is locked.
         stream.streams().heed(stream.device().backend().load(def)).map_err(|error| error.at(place()))?;
-        stream.make_room();
-        let _turn = Turn::at(given.iter().filter_map(|arg| match arg {
+        let slices = given.iter().filter_map(|arg| match arg {
             Given::Slice { access, .. } => Some(access.memory()),
             Given::Scalar(_) => None,
-        }));
+        });
+        let (room, _turn) = stream.make_room(|| Turn::at(slices.clone())).map_err(|error| error.at(place()))?;
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(given.len());
         for arg in &mut given {
             args.push(match arg {
@@ -92,7 +92,7 @@ impl<'a> Call<'a> {
             });
         }
         let launch = Launch { kernel: def, grid, block, shared_bytes: shape.shared_bytes, args: &args };
-        let enqueued = stream.enqueue(|backend, raw| {
+        let enqueued = stream.enqueue(&room, |backend, raw| {
             // SAFETY: by this function's contract the arguments are the declaration's. Each slice lies in memory of
             // this device (`reachable`) and is in bounds; it stays valid until the kernel is done, as the ticket is
             // noted in it below and memory with an open ticket is parked, not freed.

@@ -53,9 +53,12 @@ impl Heap {
         state.count(size, size, drawn);
         drop(state);
         let mut address = None;
-        let made = stream.enqueue(|backend, raw| {
-            address = Some(backend.alloc_on(raw, size)?);
-            Ok(())
+        let room = stream.make_room(|| ());
+        let made = room.and_then(|(room, ())| {
+            stream.enqueue(&room, |backend, raw| {
+                address = Some(backend.alloc_on(raw, size)?);
+                Ok(())
+            })
         });
         match (made, address) {
             (Ok(ticket), Some(address)) => {

@@ -44,13 +44,13 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
 
 /// Between memories that a device can copy between.
 fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
-    stream.make_room();
-    let _turn = Turn::at([from, &*to].into_iter());
+    let (room, _turn) = stream.make_room(|| Turn::at([from, &*to].into_iter()))?;
     from.before_read(stream)?;
     to.before_write(stream)?;
     // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the ticket
     // is noted in both before anybody else can drop them, and memory with an open ticket is parked, not freed.
-    let ticket = stream.enqueue(|backend, raw| unsafe { backend.copy(raw, to.place(), from.place(), bytes as u64) })?;
+    let ticket =
+        stream.enqueue(&room, |backend, raw| unsafe { backend.copy(raw, to.place(), from.place(), bytes as u64) })?;
     from.note_read(ticket.clone());
     to.note_write(ticket.clone());
     Ok(ticket)
@@ -63,13 +63,13 @@ pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) 
         return Ok(());
     }
     let start = Address(to.address()?.0 + from as u64);
-    stream.make_room();
-    let _turn = to.turn();
+    let (room, _turn) = stream.make_room(|| to.turn())?;
     to.before_write(stream)?;
     let zeros = Pattern { width: 1, bits: 0 };
     // SAFETY: the bytes lie in the memory, as was just seen to; it stays valid until the fill is done, as the ticket is
     // noted in it.
-    let ticket = stream.enqueue(|backend, raw| unsafe { backend.fill(raw, start, zeros, (until - from) as u64) })?;
+    let ticket =
+        stream.enqueue(&room, |backend, raw| unsafe { backend.fill(raw, start, zeros, (until - from) as u64) })?;
     to.note_write(ticket);
     Ok(())
 }
@@ -111,11 +111,11 @@ impl Stream {
             Error::new(ErrorKind::Usage, "a fill repeats 1, 2 or 4 bytes and this value does not: use a kernel")
         })?;
         let address = to.memory.address()?;
-        self.make_room();
-        let _turn = to.memory.turn();
+        let (room, _turn) = self.make_room(|| to.memory.turn())?;
         to.memory.before_write(self)?;
         // SAFETY: the memory is `bytes` long; it stays valid until the fill is done, as the ticket is noted in it.
-        let ticket = self.enqueue(|backend, raw| unsafe { backend.fill(raw, address, pattern, bytes as u64) })?;
+        let ticket =
+            self.enqueue(&room, |backend, raw| unsafe { backend.fill(raw, address, pattern, bytes as u64) })?;
         to.memory.note_write(ticket);
         Ok(())
     }

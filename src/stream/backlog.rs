@@ -9,9 +9,12 @@
 //! ```text
 //!   piece ... piece, event, piece ... piece, event, piece ...     an event every so many pieces: the device has passed those
 //!                                                                 before it
-//!   enqueue:  little to do ──> enqueued                           one load and one comparison
-//!             too much ──> the events are asked until it is less  before a lock is taken, outside the driver
+//!   make room:  little to do ──> a place is kept ──> enqueue      before a lock is taken
+//!               too much ──> the events are asked until it is less
 //! ```
+//!
+//! A thread that has a place waits for no other place, nor for what such a thread waits for: so it enqueues soon, and however
+//! many threads there are the queue is never full.
 
 use std::{
     collections::VecDeque,
@@ -24,17 +27,18 @@ use std::{
 use crate::{
     device::backend::{Backend, RawEvent, RawStream},
     error::Result,
-    sync::{Level, Mutex, lock},
+    sync::{Level, Mutex, assert_unlocked, lock},
 };
 
 /// How much of one stream of the device's is enqueued and not known to be done. Several [`Stream`](super::Stream)s may share it.
 pub(super) struct Backlog {
-    /// With fewer pieces than this a call that holds nothing goes on; one that holds a lock has a few more.
-    low: u64,
-    high: u64,
+    /// Pieces that are enqueued, and places that are kept, at most.
+    most: u64,
     /// Pieces between two events.
     step: u64,
     enqueued: AtomicU64,
+    /// Places of threads that are about to enqueue.
+    kept: AtomicU64,
     /// Up to here nothing need be asked.
     free_until: AtomicU64,
     events: Mutex<Events>,
@@ -48,46 +52,66 @@ struct Events {
     passed: u64,
 }
 
-/// What a caller holds while it waits.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Holds {
-    Nothing,
-    Locks,
+/// A place in the queue for one piece of work, until this is dropped: then the piece is enqueued, or will not be.
+#[must_use]
+pub(crate) struct Room<'b>(Option<&'b Backlog>);
+
+impl Room<'_> {
+    /// Where the queue is not bounded.
+    pub(super) const ENDLESS: Self = Self(None);
+}
+
+impl Drop for Room<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(backlog) = self.0 {
+            // After `enqueued` has grown: the piece is counted twice for a moment, and never not at all.
+            backlog.kept.fetch_sub(1, Ordering::Release);
+        }
+    }
 }
 
 impl Backlog {
     /// `None` where the queue is not bounded.
     pub(super) fn of(backend: &dyn Backend) -> Option<Box<Self>> {
-        let most = backend.queue_depth()?.max(16);
-        let low = most - most / 4;
+        let depth = backend.queue_depth()?.max(16);
+        let most = depth - depth / 4;
         Some(Box::new(Self {
-            low,
-            high: most - most / 8,
-            step: (most / 16).max(1),
+            most,
+            step: (depth / 16).max(1),
             enqueued: AtomicU64::new(0),
-            free_until: AtomicU64::new(low),
+            kept: AtomicU64::new(0),
+            free_until: AtomicU64::new(most),
             events: Mutex::at(Level::Backlog, Events::default()),
         }))
     }
 
-    /// Before a piece of work: waits, blocking the thread, while the device has too much to do. After a fault it returns: the
-    /// next call says so.
+    /// A place, if there is one. Never waits.
     #[inline]
-    pub(super) fn make_room(&self, backend: &dyn Backend, holds: Holds) {
-        if self.enqueued.load(Ordering::Relaxed) >= self.free_until.load(Ordering::Relaxed) {
-            self.wait(backend, holds);
-        }
+    pub(super) fn keep(&self) -> Option<Room<'_>> {
+        let kept = self.kept.fetch_add(1, Ordering::AcqRel) + 1;
+        let room = Room(Some(self));
+        (self.enqueued.load(Ordering::Relaxed) + kept <= self.free_until.load(Ordering::Relaxed)).then_some(room)
     }
 
+    /// Waits, blocking the thread, while the device has too much to do.
+    ///
+    /// # Errors
+    /// Of `goes_on`, which is asked before each pause. After a fault of the device it returns: the next call says so.
     #[cold]
-    fn wait(&self, backend: &dyn Backend, holds: Holds) {
+    pub(super) fn wait(&self, backend: &dyn Backend, goes_on: impl Fn() -> Result<()>) -> Result<()> {
         /// A queue of hundreds of pieces lasts far longer.
         const PAUSE: Duration = Duration::from_micros(50);
-        let most = if holds == Holds::Nothing { self.low } else { self.high };
+        assert_unlocked();
         loop {
+            // Those that are kept may not come to be enqueued.
+            let taken = self.kept.load(Ordering::Acquire) + self.enqueued.load(Ordering::Relaxed);
             match self.look(backend) {
-                Some(passed) if self.enqueued.load(Ordering::Relaxed) >= passed + most => thread::sleep(PAUSE),
-                _ => return,
+                Some(passed) if taken >= passed + self.most => {
+                    goes_on()?;
+                    thread::sleep(PAUSE);
+                }
+                _ => return Ok(()),
             }
         }
     }
@@ -103,7 +127,7 @@ impl Backlog {
             events.idle.push(event);
             events.passed = pieces;
         }
-        self.free_until.store(events.passed + self.low, Ordering::Relaxed);
+        self.free_until.store(events.passed + self.most, Ordering::Relaxed);
         (!events.open.is_empty()).then_some(events.passed)
     }
 
@@ -129,7 +153,7 @@ impl Backlog {
                 Some((passed, oldest)) if backend.event_query(oldest)? => {
                     events.open.pop_front();
                     events.passed = passed;
-                    self.free_until.store(passed + self.low, Ordering::Relaxed);
+                    self.free_until.store(passed + self.most, Ordering::Relaxed);
                     oldest
                 }
                 _ => backend.event_create(false)?,
@@ -154,7 +178,7 @@ impl Backlog {
 
 impl fmt::Debug for Backlog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backlog").field("enqueued", &self.enqueued).field("low", &self.low).finish_non_exhaustive()
+        f.debug_struct("Backlog").field("enqueued", &self.enqueued).field("most", &self.most).finish_non_exhaustive()
     }
 }
 

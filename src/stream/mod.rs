@@ -48,7 +48,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use backlog::Holds;
+pub(crate) use backlog::Room;
 use clock::Clock;
 pub use completed::Completed;
 use completion::Completion;
@@ -75,7 +75,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
-    sync::{Deferred, Discarded, Level, Mutex, MutexGuard, assert_may_wake, discard, lock},
+    sync::{Deferred, Discarded, Level, Mutex, MutexGuard, assert_may_wake, assert_unlocked, discard, lock},
 };
 
 /// A queue of work on one device. A cheap handle: clones are the same stream.
@@ -238,6 +238,8 @@ impl Stream {
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn synchronize_blocking(&self) -> Result<()> {
+        // In a fork of the process no worker would ever be done.
+        self.0.device.check_process()?;
         let ticket = self.ticket();
         self.0.streams.heed(self.0.streams.backend().stream_synchronize(self.0.raw))?;
         self.0.completion.advance(ticket.number());
@@ -335,22 +337,31 @@ impl Stream {
         self.0.id == other.0.id
     }
 
-    /// Waits, blocking the thread, while the device has too much to do in this stream. Called before a lock is taken that is
-    /// held across an [`enqueue`](Self::enqueue): so a thread that needs that lock does not wait for the device.
+    /// Waits, blocking the thread, while the device has too much to do in this stream, and takes the locks that are held
+    /// across an [`enqueue`](Self::enqueue): so a thread that needs one of those does not wait for the device. To be called
+    /// with no lock held. `locks` may wait, and may be called again.
     #[inline]
-    pub(crate) fn make_room(&self) {
-        if let Some(backlog) = self.0.held.backlog() {
-            backlog.make_room(self.0.streams.backend(), Holds::Nothing);
+    pub(crate) fn make_room<L>(&self, mut locks: impl FnMut() -> L) -> Result<(Room<'_>, L)> {
+        assert_unlocked();
+        let Some(backlog) = self.0.held.backlog() else { return Ok((Room::ENDLESS, locks())) };
+        loop {
+            // Whoever has a place waits for nothing but short locks: what `locks` waits for may itself need a place.
+            let taken = locks();
+            if let Some(room) = backlog.keep() {
+                return Ok((room, taken));
+            }
+            drop(taken);
+            backlog.wait(self.0.streams.backend(), || self.0.device.check_process())?;
         }
     }
 
-    /// Puts one piece of work into the stream and gives it the next ticket, as one step. Waits, blocking the thread, while
-    /// the device has too much to do in this stream.
+    /// Puts one piece of work into the stream and gives it the next ticket, as one step. Never waits: there is room.
     #[inline]
-    pub(crate) fn enqueue(&self, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
-        if let Some(backlog) = self.0.held.backlog() {
-            backlog.make_room(self.0.streams.backend(), Holds::Locks);
-        }
+    pub(crate) fn enqueue(
+        &self,
+        _room: &Room<'_>,
+        work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
+    ) -> Result<Ticket> {
         self.put(1, work)
     }
 

@@ -188,15 +188,15 @@ pub(crate) fn contained(what: &'static str, call: impl FnOnce()) -> bool {
 
 #[cold]
 fn report(what: &'static str, payload: Box<dyn Any + Send>) {
-    // The subscriber and the payload's destructor are user code, too.
-    let reported = catch_unwind(AssertUnwindSafe(move || {
-        let text = payload.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no text)");
-        tracing::error!(panic = text, "{what}");
-        drop(payload);
-    }));
-    if let Err(second) = reported {
-        std::mem::forget(second);
+    let text = payload.downcast_ref::<&str>().map(|text| text.to_string());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no text)".into());
+    // The subscriber and the payload's destructor are user code, too: each by itself, as two panics at a time are an abort.
+    for call in
+        [Box::new(move || tracing::error!(panic = text, "{what}")) as Box<dyn FnOnce()>, Box::new(|| drop(payload))]
+    {
+        if let Err(second) = catch_unwind(AssertUnwindSafe(call)) {
+            std::mem::forget(second);
+        }
     }
 }
 

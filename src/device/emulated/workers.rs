@@ -224,18 +224,25 @@ impl Engine {
                 dropped = state.machine.fail(device, error);
             }
         }
-        state.machine.finish(stream);
-        state.ring(device);
-        if state.listeners > 0 {
-            self.passed.notify_all();
-        }
         if !dropped.is_empty() {
-            // Drops of a user's: not under the lock, and when all have learnt of the fault.
+            // Destructors of a user's: not under the lock, when every waiter has the fault, and before the stream is idle. From
+            // then on its device may be over, and its owner joins this thread.
+            self.tell(&mut state, device);
             drop(state);
             discard_all(dropped);
             state = lock(&self.state);
         }
+        state.machine.finish(stream);
+        self.tell(&mut state, device);
         state
+    }
+
+    /// The workers, and the threads that block until a stream is done, look again.
+    fn tell(&self, state: &mut State, own: Option<DeviceId>) {
+        state.ring(own);
+        if state.listeners > 0 {
+            self.passed.notify_all();
+        }
     }
 }
 

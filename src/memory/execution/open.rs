@@ -71,7 +71,7 @@ impl Opening {
         // SAFETY: the memory is as long; whoever calls this notes the ticket in it, so that the graph keeps it. Here it is not
         // run like this: no launch comes before the other end is told, or the node is off (`Execution::launch_with`). Another
         // exec of the same graph has no open ends, and copies each byte to where it is.
-        let ticket = stream.enqueue(|backend, raw| unsafe {
+        let ticket = stream.enqueue_point(|backend, raw| unsafe {
             backend.copy(raw, Place::Device(within), Place::Device(within), bytes as u64)
         })?;
         match recorder.end_of(stream.raw())[..] {
