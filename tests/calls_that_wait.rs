@@ -236,6 +236,52 @@ on_both_bounded!(graphs_are_launched_on_other_streams_and_devices, async |device
     at_rest(&other).await;
 });
 
+// However many threads launch at once: none of them waits for room with a lock that others need.
+on_both_bounded!(many_threads_fill_the_queue_and_a_graph_is_launched_beside_them, async |device: Device| {
+    // On an H200: more than what the queue takes beyond the bound at which a launch waits.
+    let threads = if device.is_cuda() { 400 } else { 64 };
+    let device = if device.is_cuda() { device } else { common::emulated_with(Emulated::new().queue_depth(16)) };
+    let [a, b] = streams(&device);
+    let other = common::emulated();
+    let c = Stream::new(&other).unwrap();
+    let (first, second, third) = (Arc::new(graph(&device).await), graph(&device).await, graph(&other).await);
+    let held = hold(&a);
+    let (stop, waiting) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let launching: Vec<_> = (0..threads)
+        .map(|_| {
+            let (a, first, stop, waiting) = (a.clone(), first.clone(), stop.clone(), waiting.clone());
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    waiting.fetch_add(1, Ordering::SeqCst);
+                    first.launch(&a).unwrap();
+                    waiting.fetch_sub(1, Ordering::SeqCst);
+                }
+            })
+        })
+        .collect();
+    while waiting.load(Ordering::SeqCst) < threads {
+        tokio::task::yield_now().await;
+    }
+    let on = [b.clone(), c.clone()];
+    let beside = tokio::task::spawn_blocking(move || {
+        for _ in 0..ROUNDS {
+            second.launch(&on[0]).unwrap();
+            third.launch(&on[1]).unwrap();
+        }
+    });
+    let beside = tokio::time::timeout(Duration::from_secs(5), beside).await;
+    stop.store(true, Ordering::SeqCst);
+    drop(held);
+    launching.into_iter().for_each(|thread| thread.join().unwrap());
+    for stream in [a, b, c] {
+        stream.completed().await.unwrap();
+    }
+    drop(first);
+    at_rest(&device).await;
+    at_rest(&other).await;
+    beside.expect("a launch waits for another stream's room").unwrap();
+});
+
 on_both_bounded!(page_locked_memory_is_allocated_and_dropped_while_the_device_works, async |device: Device| {
     const MIB: usize = 1 << 20;
     if !device.is_cuda() {

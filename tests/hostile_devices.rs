@@ -263,6 +263,20 @@ fn a_simulation_that_ends_wakes_those_who_wait_for_its_devices() {
     });
 }
 
+/// A subscriber of this process that panics at each event.
+fn subscribe_with_panics() {
+    struct Writer;
+    impl std::io::Write for Writer {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            panic!("a subscriber");
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    tracing_subscriber::fmt().with_writer(|| Writer).init();
+}
+
 /// Panics as it is dropped, which it counts.
 struct Bomb(Arc<AtomicUsize>);
 
@@ -379,16 +393,7 @@ fn functions_that_a_device_keeps_may_panic_as_they_are_dropped() {
 #[test]
 fn a_worker_survives_a_subscriber_that_panics() {
     in_a_process("a_worker_survives_a_subscriber_that_panics", || {
-        struct Writer;
-        impl std::io::Write for Writer {
-            fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
-                panic!("a subscriber");
-            }
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
-        }
-        tracing_subscriber::fmt().with_writer(|| Writer).init();
+        subscribe_with_panics();
         let device = Device::emulated(Emulated::new().workers(1));
         let stream = Stream::new(&device).unwrap();
         stream.host_function(|| panic!("a host function")).unwrap();
@@ -401,6 +406,48 @@ fn a_worker_survives_a_subscriber_that_panics() {
         let mut data = Buffer::<u32>::new(&device, 1).unwrap();
         traps::launch(&stream, &mut data).unwrap();
         assert!(runtime().block_on(stream.completed()).unwrap_err().is_device_lost());
+    });
+}
+
+/// A panic whose payload panics as it is dropped, with a subscriber that panics: two panics at a time would be an abort.
+#[test]
+fn a_payload_and_a_subscriber_that_panic_do_not_abort() {
+    in_a_process("a_payload_and_a_subscriber_that_panic_do_not_abort", || {
+        subscribe_with_panics();
+        let stream = Stream::new(&Device::emulated(Emulated::new().workers(1))).unwrap();
+        let (dropped, bomb) = bombs();
+        let bomb = bomb();
+        stream.host_function(move || std::panic::panic_any(bomb)).unwrap();
+        stream.synchronize_blocking().unwrap();
+        assert_eq!(dropped.load(Ordering::SeqCst), 1);
+    });
+}
+
+/// The owner of a device drops it under a lock for which a destructor waits on a worker of the device.
+#[test]
+fn a_device_is_dropped_while_a_refused_function_is() {
+    within_bound(|| {
+        struct Waits(mpsc::Sender<()>, mpsc::Receiver<()>);
+        impl Drop for Waits {
+            fn drop(&mut self) {
+                self.0.send(()).unwrap();
+                let _ = self.1.recv();
+            }
+        }
+        let device = Device::emulated(Emulated::new().workers(1));
+        let stream = Stream::new(&device).unwrap();
+        let (go, held) = mpsc::channel::<()>();
+        stream.host_function(move || _ = held.recv()).unwrap();
+        let mut data = Buffer::<u32>::new(&device, 1).unwrap();
+        traps::launch(&stream, &mut data).unwrap();
+        let (began, begins) = mpsc::channel();
+        let (end, ends) = mpsc::channel::<()>();
+        let waits = Mutex::new(Waits(began, ends));
+        stream.host_function(move || _ = &waits).unwrap();
+        drop(go);
+        begins.recv().unwrap();
+        drop((data, stream, device));
+        drop(end);
     });
 }
 

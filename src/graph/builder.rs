@@ -47,6 +47,19 @@ pub struct Builder {
     sketch: Sketch,
 }
 
+/// A node's stream, to which a user's function adds: closed when it has returned, or has panicked, also for a clone that it
+/// has kept.
+struct Open<'a> {
+    recorder: &'a Recorder,
+    stream: &'a Stream,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.recorder.close_stream(self.stream.raw());
+    }
+}
+
 /// The body of a conditional, until it is complete. Dropped before that, by a panic or an error, it makes the graph around
 /// it one that cannot be built: the body's nodes may lack edges, and what they use may belong to a builder that was taken
 /// away.
@@ -88,10 +101,9 @@ impl Builder {
         let after = self.find_all(after)?;
         let stream = self.sketch.capture.stream("node", after)?;
         {
+            let _open = Open { recorder: &self.sketch.recorder, stream: &stream };
             let _in = self.sketch.capture.enter();
-            let worked = work(&stream);
-            self.sketch.recorder.close_stream(stream.raw());
-            worked?;
+            work(&stream)?;
         }
         let end = self.sketch.recorder.end_of(stream.raw());
         let at = match &*end {

@@ -94,26 +94,27 @@ impl Backlog {
         (self.enqueued.load(Ordering::Relaxed) + kept <= self.free_until.load(Ordering::Relaxed)).then_some(room)
     }
 
-    /// Waits, blocking the thread, while the device has too much to do.
+    /// Waits, blocking the thread, while the device has too much to do. False if there is no saying how much it has: after a
+    /// fault, which the next call reports, or where there is no event; then the driver's queue is the only bound, as without
+    /// this.
     ///
     /// # Errors
-    /// Of `goes_on`, which is asked before each pause. After a fault of the device it returns: the next call says so.
+    /// Of `goes_on`, which is asked before each pause.
     #[cold]
-    pub(super) fn wait(&self, backend: &dyn Backend, goes_on: impl Fn() -> Result<()>) -> Result<()> {
+    pub(super) fn wait(&self, backend: &dyn Backend, goes_on: impl Fn() -> Result<()>) -> Result<bool> {
         /// A queue of hundreds of pieces lasts far longer.
         const PAUSE: Duration = Duration::from_micros(50);
         assert_unlocked();
-        loop {
+        while let Some(passed) = self.look(backend) {
             // Those that are kept may not come to be enqueued.
             let taken = self.kept.load(Ordering::Acquire) + self.enqueued.load(Ordering::Relaxed);
-            match self.look(backend) {
-                Some(passed) if taken >= passed + self.most => {
-                    goes_on()?;
-                    thread::sleep(PAUSE);
-                }
-                _ => return Ok(()),
+            if taken < passed + self.most {
+                return Ok(true);
             }
+            goes_on()?;
+            thread::sleep(PAUSE);
         }
+        Ok(false)
     }
 
     /// How many pieces have passed. `None` if that cannot be found out.
@@ -127,8 +128,9 @@ impl Backlog {
             events.idle.push(event);
             events.passed = pieces;
         }
-        self.free_until.store(events.passed + self.most, Ordering::Relaxed);
-        (!events.open.is_empty()).then_some(events.passed)
+        let until = events.passed + self.most;
+        self.free_until.store(until, Ordering::Relaxed);
+        (!events.open.is_empty() || self.enqueued.load(Ordering::Relaxed) < until).then_some(events.passed)
     }
 
     /// After so many pieces. Never waits for the device.

@@ -351,7 +351,9 @@ impl Stream {
                 return Ok((room, taken));
             }
             drop(taken);
-            backlog.wait(self.0.streams.backend(), || self.0.device.check_process())?;
+            if !backlog.wait(self.0.streams.backend(), || self.0.device.check_process())? {
+                return Ok((Room::ENDLESS, locks()));
+            }
         }
     }
 

@@ -199,6 +199,25 @@ alone!(holds_a_body_that_fails_is_in_order_with_later_nodes, async |device: Devi
     assert_eq!(data.to_vec(&stream).await.unwrap(), [5; 64]);
 });
 
+// The body of a condition comes after all nodes so far, and so must the nodes of a stream that was kept.
+alone!(a_stream_that_a_panicking_function_kept_is_open, async |device: Device, stream: Stream| {
+    let flag = buffer(&stream, 1).await;
+    let mut data = buffer(&stream, 0).await;
+    let mut other = buffer(&stream, 0).await;
+    let mut graph = Graph::builder(&device).unwrap();
+    let mut kept = None;
+    panics(|| {
+        graph.add(&[], |stream| {
+            kept = Some(stream.clone());
+            panic!("after it has kept the stream");
+        })
+    });
+    let kept = kept.unwrap();
+    graph.run_if(&[], &flag, |body| body.add(&[], |stream| stream.fill(&mut data, 1)).map(drop)).unwrap();
+    refused(kept.fill(&mut other, 2), &["of a node that was added"]);
+    assert_eq!(graph.build().unwrap().nodes().len(), 1);
+});
+
 // A timer's events are gone with the timer, and the graph's nodes would record them at each launch.
 alone!(a_timer_in_a_capture_leaves_nodes_that_record_its_events, async |device: Device, stream: Stream| {
     let mut data = buffer(&stream, 0).await;
