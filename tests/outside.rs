@@ -287,11 +287,13 @@ async fn an_envelope_that_was_put_back_into_its_hub_holds_no_flow() {
     let refuses = flow.add("refuses", Refuses);
     flow.link(refuses.numbers, &hub);
     let mut running = flow.spawn().unwrap();
+    is_held(&mut running).await;
     produce.with(async |blank| blank.fill_from(&[7]).await).await.unwrap();
     let envelope = within(consume.next()).await.unwrap().unwrap().into_envelope().unwrap();
     drop(consume);
     is_held(&mut running).await;
     within(produce.send(envelope, ())).await.unwrap();
     drop(produce);
-    let _ = within(running).await;
+    let stalled = within(running).await.unwrap_err();
+    assert!(stalled.is_stalled(), "{stalled}");
 }
