@@ -103,10 +103,11 @@ impl Flow {
 /// An operator that has something to say to its callers answers with an error of its own, which they get as it is:
 /// [`Reply::fail`](crate::operator::Reply::fail).
 ///
-/// So it is with an [`Envelope`] that a response carries, and with a [blank](Self::blank) one: where a device is lost, what the
-/// envelope's own methods return says no more than the kind. That goes on while the envelope passes through other flows, and
-/// ends as it is sent into this one. Not covered are the errors of a [stream](crate::Stream) or [device](crate::device::Device) that the
-/// caller's program enqueues work on: those are written for that program.
+/// The same holds for an [`Envelope`] in a response, and for a [blank](Self::blank) one: the errors of the envelope's own
+/// methods have the kind and a general message, and the log has the rest. It holds while the envelope passes through other
+/// flows, and ends when it is sent into this one. It does not hold for the errors of a [stream](crate::Stream) or a
+/// [device](crate::device::Device) that the caller's program enqueues work on, nor for those of an
+/// [event](crate::stream::Event) or a buffer in a response: these are written for the program that owns the flow.
 ///
 /// ```
 /// use wakeline::{operator::MapPorts, prelude::*};

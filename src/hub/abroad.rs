@@ -39,7 +39,7 @@ pub(crate) struct Boundary {
     flow: Arc<dyn Lender>,
     /// The flow is not at rest while an envelope is outside.
     lends: bool,
-    /// What those outside are given in place of the envelope's own errors.
+    /// What callers get in place of the envelope's own errors.
     errors: Option<Arc<CallerErrors>>,
 }
 
@@ -67,12 +67,12 @@ impl Boundary {
         Arc::new(Self { flow, lends: true, errors: None })
     }
 
-    /// To callers, with what is theirs.
+    /// To callers, who get these errors.
     pub(crate) fn of_callers(flow: Arc<dyn Lender>, errors: CallerErrors) -> Arc<Self> {
         Arc::new(Self { flow, lends: true, errors: Some(Arc::new(errors)) })
     }
 
-    /// To callers, with blank envelopes to send. The open ingress holds the flow, and they do not.
+    /// To callers, who get blank envelopes to send, and these errors. The open ingress holds the flow; the envelopes do not.
     pub(crate) fn of_blanks(flow: Arc<dyn Lender>, errors: CallerErrors) -> Arc<Self> {
         Arc::new(Self { flow, lends: false, errors: Some(Arc::new(errors)) })
     }
@@ -201,8 +201,7 @@ impl Marks {
         self.iter().find_map(|mark| mark.0.errors.as_ref())
     }
 
-    /// The memory of the other's envelope is this one's from now on: those who may not see names of the one may not see them
-    /// of the other.
+    /// This envelope has the memory of the other from now on: its errors are hidden where the other's were.
     pub(super) fn hide_as(&mut self, other: &Self) {
         for mark in other.iter() {
             let Boundary { flow, errors: Some(errors), .. } = &*mark.0 else { continue };

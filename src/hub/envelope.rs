@@ -23,6 +23,10 @@ use crate::{
 /// An operator that gives one away to a task or thread of its own should await its return within `compute`: a flow does
 /// not know of it, and takes an envelope that is out while nothing else moves for one that never comes home.
 ///
+/// One that came in a [service's](crate::Service) response, or is a blank one of a service or an
+/// [ingress](crate::Ingress), is in the hands of a caller, who is not to see what the flow's operators and streams are
+/// called: its methods return errors of the kind that happened, with a general message, and the log has the rest.
+///
 /// Kernels take it as a slice argument. The host reads and writes it through `.await`, if it lies on the host.
 pub struct Envelope<T: Plain> {
     raw: RawEnvelope,
