@@ -22,6 +22,8 @@
 //! | [`Cancelled`](ErrorKind::Cancelled) | the flow was aborted |
 //! | [`Driver`](ErrorKind::Driver) | a driver call failed for another reason: its name and code are there |
 
+mod caller;
+
 use std::{
     any::Any,
     error::Error as StdError,
@@ -29,6 +31,8 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
+
+pub(crate) use caller::CallerErrors;
 
 /// The result of a wakeline call.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;

@@ -7,7 +7,7 @@ use std::{
     error::Error as StdError,
     fmt::{self, Write},
     future::ready,
-    sync::{Mutex, OnceLock},
+    sync::{Mutex, OnceLock, mpsc},
 };
 
 use common::*;
@@ -18,7 +18,7 @@ use tracing_subscriber::{
     layer::{Context, SubscriberExt},
 };
 use wakeline::{
-    Ingress, Running, Service,
+    Egress, Ingress, Running, Service,
     device::{Emulated, Faults},
     prelude::*,
 };
@@ -190,7 +190,9 @@ fn on_device(device: &Device) -> (Running, Service<Envelope<u32>, u32>, Ingress<
     );
     let other = flow.add("other", sink(|_: Envelope<u32>| ready(Ok(()))));
     flow.connect(inner.output, read.input);
-    let service = flow.service_with("inner-service", inner.input, read.output, Hub::bounded(1).envelope_bytes(64));
+    // The only envelope on each side.
+    let requests = Hub::bounded(1).envelopes(1).envelope_bytes(64);
+    let service = flow.service_with("inner-service", inner.input, read.output, requests);
     let ingress = flow.ingress_with("inner-ingress", other.input, Hub::bounded(1).envelope_bytes(64));
     (flow.spawn().unwrap(), service, ingress)
 }
@@ -344,4 +346,189 @@ async fn e1_an_operator_gives_its_callers_a_text_of_its_own() {
     assert_eq!(within(service.ask(9)).await.unwrap(), 9);
     drop(service);
     within(running).await.unwrap();
+}
+
+/// Fills an envelope on a device, once the channel's other end is dropped.
+struct Fills(Option<mpsc::Receiver<()>>);
+
+#[derive(Ports)]
+struct FillsPorts {
+    #[input]
+    input: Input<u32>,
+    #[output(envelopes = 2, envelope_bytes = 64)]
+    output: Output<Envelope<u32>>,
+}
+
+impl Operator for Fills {
+    type Ports = FillsPorts;
+
+    async fn compute(&mut self, ports: &mut FillsPorts, cx: &mut Cx) -> Result<()> {
+        ports.input.take()?;
+        let mut envelope = ports.output.blank().await?;
+        envelope.set_len(4)?;
+        if let Some(held) = self.0.take() {
+            cx.stream()?.host_function(move || _ = held.recv())?;
+        }
+        increment::launch(cx.stream()?, &mut envelope)?;
+        ports.output.send(envelope).await
+    }
+}
+
+/// All errors that an envelope's methods give, at once or after waiting.
+async fn errors_of(envelope: &mut Envelope<u32>) -> Vec<Error> {
+    let access = format!("{envelope:?} {:?} {:?}", envelope.available(), envelope.idle());
+    assert!(!access.contains("inner-"), "a caller is given: {access}");
+    let outcomes = [
+        within(envelope.available()).await,
+        within(envelope.idle()).await,
+        within(envelope.read()).await.map(drop),
+        within(envelope.write()).await.map(drop),
+        within(envelope.space()).await.map(drop),
+        envelope.as_slice().map(drop),
+        envelope.as_mut_slice().map(drop),
+        envelope.as_mut_space().map(drop),
+        envelope.state().map(drop),
+    ];
+    outcomes.into_iter().filter_map(Result::err).collect()
+}
+
+/// The flow with a service whose response is an envelope: that came, and the device is lost only after it.
+struct Lost {
+    running: Running,
+    service: Service<u32, Envelope<u32>>,
+    envelope: Envelope<u32>,
+    hold: mpsc::Sender<()>,
+}
+
+impl Lost {
+    async fn new() -> Self {
+        let device = emulated_with(Emulated::new().workers(2).faults(Faults::new().trap_kernel("increment", 1)));
+        let (hold, held) = mpsc::channel();
+        let mut flow = Flow::new("inner-flow");
+        let inner = flow.add("inner-operator", Fills(Some(held))).on(&device);
+        let service = flow.service("inner-service", inner.input, inner.output);
+        let running = flow.spawn().unwrap();
+        let envelope = within(service.ask(1)).await.unwrap();
+        Self { running, service, envelope, hold }
+    }
+}
+
+#[tokio::test]
+async fn e1_an_envelope_in_a_response_gives_its_caller_no_names() {
+    let _turn = logged().await;
+    let Lost { running, service, mut envelope, hold } = Lost::new().await;
+    // In flight still: the host may not touch it.
+    for error in [envelope.as_slice().map(drop).unwrap_err(), envelope.as_mut_slice().map(drop).unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+        assert!(error.to_string().contains("`read()`"), "{error}");
+        clean(&error);
+    }
+    drop(hold);
+    let errors = errors_of(&mut envelope).await;
+    assert_eq!(errors.len(), 9, "{errors:?}");
+    for error in &errors {
+        assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+        clean(error);
+    }
+    assert_eq!(in_log("an envelope outside of the flow has failed"), 1, "once: {:?}", lock(&LOG));
+    assert_eq!(in_log("operator=\"inner-service\""), 1, "{:?}", lock(&LOG));
+    drop((service, envelope));
+    let own = within(running).await.unwrap_err();
+    assert!(own.to_string().contains("inner-"), "{own}");
+}
+
+/// A flow of the caller's own: what it gives out is its program's, and may name what is inside of it.
+fn own_flow() -> (Running, Ingress<Envelope<u32>>, Egress<Envelope<u32>>) {
+    let mut flow = Flow::new("own");
+    let pass = flow.add("pass", pass_on::<Envelope<u32>>());
+    let to = flow.ingress_with("to", pass.input, Hub::bounded(1).envelope_bytes(64));
+    let from = flow.egress("from", pass.output);
+    (flow.spawn().unwrap(), to, from)
+}
+
+/// However a caller turns it, before the fault or after it, and when the flow is gone.
+#[tokio::test]
+async fn e1_an_envelope_names_nothing_after_another_flow_or_a_swap() {
+    let _turn = logged().await;
+    for (early, swapped) in [(true, true), (true, false), (false, true), (false, false)] {
+        let Lost { running, service, mut envelope, hold } = Lost::new().await;
+        let (own, to, mut from) = own_flow();
+        let mut other = within(to.blank()).await.unwrap();
+        let mut hold = Some(hold);
+        if !early {
+            hold = None;
+            errors_of(&mut envelope).await;
+        }
+        within(to.send(envelope)).await.unwrap();
+        envelope = within(from.recv()).await.unwrap();
+        if swapped {
+            // Through its own flow and out again: an envelope that was given to no caller.
+            within(to.send(other)).await.unwrap();
+            other = within(from.recv()).await.unwrap();
+            other.swap(&mut envelope).unwrap();
+            drop(envelope);
+            envelope = other;
+        }
+        drop((hold, service));
+        within(running).await.unwrap_err();
+        let errors = errors_of(&mut envelope).await;
+        assert_eq!(errors.len(), 9, "{errors:?}");
+        errors.iter().for_each(|error| clean(error));
+        drop((to, from, envelope));
+        within(own).await.unwrap();
+    }
+}
+
+/// A blank envelope has been in the flow before.
+#[tokio::test]
+async fn e1_a_blank_envelope_gives_its_caller_no_names() {
+    let _turn = logged().await;
+    // The only worker is held: the copy fails after the blank envelope has come back.
+    let device = emulated_with(Emulated::new().workers(1).faults(Faults::new().fail_copy(1)));
+    let [held] = streams(&device);
+    let hold = hold(&held);
+    let (running, service, _ingress) = on_device(&device);
+    let mut first = within(service.blank()).await.unwrap();
+    first.set_len(1).unwrap();
+    let asking = tokio::spawn({
+        let service = service.clone();
+        async move { service.ask(first).await }
+    });
+    let mut blank = within(service.blank()).await.unwrap();
+    drop(hold);
+    clean(&within(asking).await.unwrap().unwrap_err());
+    let errors = errors_of(&mut blank).await;
+    assert!(errors.iter().any(Error::is_device_lost), "it was copied from: {errors:?}");
+    errors.iter().for_each(|error| clean(error));
+    drop((blank, service));
+    within(running).await.unwrap_err();
+}
+
+/// In its own flow an envelope is the flow's again: its errors name what is inside, for the log and the flow's own error.
+#[tokio::test]
+async fn e1_an_envelope_that_comes_back_gives_its_flow_the_names() {
+    let _turn = logged().await;
+    let device = emulated_with(Emulated::new().workers(2).faults(Faults::new().trap_kernel("increment", 1)));
+    let (hold, held) = mpsc::channel();
+    let mut flow = Flow::new("inner-flow");
+    let inner = flow.add("inner-operator", Fills(Some(held))).on(&device);
+    let service = flow.service("inner-service", inner.input, inner.output);
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let mut tell = Some(tell);
+    let end = flow.add(
+        "inner-end",
+        sink(move |envelope: Envelope<u32>| {
+            let said = format!("{:?}", envelope.available());
+            let _ = tell.take().map(|tell| tell.send(said));
+            ready(Ok(()))
+        }),
+    );
+    let back = flow.ingress("inner-ingress", end.input);
+    let running = flow.spawn().unwrap();
+    let envelope = within(service.ask(1)).await.unwrap();
+    within(back.send(envelope)).await.unwrap();
+    let said = within(told).await.unwrap();
+    assert!(said.contains("inner-"), "{said}");
+    drop((hold, back, service));
+    within(running).await.unwrap_err();
 }

@@ -22,17 +22,16 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError, watc
 use super::{Handle, SendError};
 use crate::{
     condition::Readiness,
-    error::{Error, ErrorKind, Result},
+    error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
         Envelope, Message,
-        abroad::Abroad,
+        abroad::{Boundary, CameBack},
         baggage::{Load, Parcel},
     },
     memory::Plain,
     operator::{
         Cx, Output,
         lent::{Lent, Loan},
-        node::Node,
     },
     sync::{Deferred, Level, Mutex, lock, proxied},
 };
@@ -55,8 +54,9 @@ pub(super) struct Door<M: Message> {
     given_out: Mutex<usize>,
     /// A blank envelope may have come home.
     blank: Notify,
-    /// The operator, and its waker.
-    node: Arc<Node>,
+    /// Blank envelopes leave the flow here.
+    boundary: Arc<Boundary>,
+    /// The operator's waker.
     owner: Waker,
     flow: Handle,
 }
@@ -98,12 +98,13 @@ pub(super) fn never_ran() -> Error {
 
 impl<M: Message> Door<M> {
     pub(super) fn new(output: &Lent<Output<M>>, cx: &Cx) -> Arc<Self> {
+        let errors = CallerErrors::new(cx.flow().name(), cx.name());
         Arc::new(Self {
             output: output.lend(),
             places: Arc::new(Semaphore::new(0)),
             given_out: Mutex::at(Level::Ingress, 0),
             blank: Notify::new(),
-            node: cx.node().clone(),
+            boundary: Boundary::of_blanks(cx.node().rest().clone(), errors),
             owner: cx.waker(),
             flow: cx.flow(),
         })
@@ -215,13 +216,15 @@ impl<M: Message> Place<M> {
     /// Sends without waiting.
     pub(super) fn send(self, message: M, load: Option<Load>) -> Result<(), SendError<M>> {
         let Self { door, permit } = self;
+        // Dropped after the message: no moment of rest is seen in between.
+        let mut came_back = CameBack::default();
         let mut parcel = Parcel::with(message, load);
         // The message's own code, with no lock held: it may panic, which gives the permit back, or send here itself.
         let departure = match door.output.with(|output| (!output.is_closed()).then(|| output.departure())).flatten() {
             Some(departure) if !door.flow.is_stopping() => departure,
             _ => return Err(SendError::new(Some(parcel.message), ended(&door.flow))),
         };
-        Abroad::come_back(&mut parcel.message, door.node.rest());
+        came_back.take(&mut parcel.message, |boundary| boundary.is_beside(&door.boundary));
         let departed = departure.of(&mut parcel.message);
         permit.forget();
         // Of several readers the message is forked under the lock: if that panics, the place is given out again.
@@ -244,7 +247,10 @@ impl<M: Message> Place<M> {
                 Err(SendError::new(None, error.for_caller("the message was lost on its way into the flow")))
             }
             (_, None) => Ok(()),
-            (_, Some(parcel)) => Err(SendError::new(Some(parcel.message), ended(&door.flow))),
+            (_, Some(mut parcel)) => {
+                came_back.put_back(&mut parcel.message);
+                Err(SendError::new(Some(parcel.message), ended(&door.flow)))
+            }
         }
     }
 }
@@ -275,7 +281,8 @@ impl<T: Plain> Door<Envelope<T>> {
     fn try_blank(&self) -> Result<Option<Envelope<T>>> {
         let mut owner = Context::from_waker(&self.owner);
         match self.output.with(|output| output.poll_blank(&mut owner)) {
-            Some(Poll::Ready(Ok(blank))) => {
+            Some(Poll::Ready(Ok(mut blank))) => {
+                self.boundary.mark(&mut blank);
                 // There may be another, for another one who waits.
                 self.blank.notify_one();
                 Ok(Some(blank))

@@ -2,8 +2,9 @@
 //!
 //! An operator like any other takes what comes, and hands it over to the handle by a queue of one. While that one is
 //! full it waits for somebody outside, and so does the flow; while there is nothing to take it waits for other operators,
-//! so that a flow that has gone quiet ends though somebody still listens. Envelopes are marked as [`Abroad`]: whoever has
-//! one may still make a writer go on.
+//! so that a flow that has gone quiet ends though somebody still listens. Envelopes are marked as
+//! [`Abroad`](crate::hub::abroad): to drop one may still make a writer go on. The program that has the handle owns the flow:
+//! the envelopes' errors name what is inside.
 //!
 //! ```text
 //!   hub ──> [ operator ──> queue of one ] ──> handle
@@ -28,7 +29,7 @@ use crate::{
     error::Result,
     hub::{
         Hub, Message,
-        abroad::Abroad,
+        abroad::Boundary,
         queue::{Answer, Full, Queue},
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
@@ -75,7 +76,12 @@ impl Flow {
 /// [`Flow::egress`].
 ///
 /// The flow waits for whoever has it, as for a slow operator, and ends with messages untaken only if it fails or is aborted.
-/// It also waits for an [`Envelope`](crate::Envelope) that was received to be dropped, where it needs that to go on.
+/// It also waits for an [`Envelope`](crate::Envelope) that was received to be dropped, where it needs that to go on: also while
+/// that passes through another flow.
+///
+/// The program that has the handle owns the flow. So the errors of an envelope that was received, that of a lost device say,
+/// name what failed inside; those of a [service's](crate::Service) response do not.
+///
 /// Dropping it says that nobody wants any more, and the flow ends from there upwards. `None` is the end of what comes here,
 /// also after a failure: what that was [`Running`](crate::Running) says.
 pub struct Egress<M: Message> {
@@ -235,17 +241,18 @@ impl<M: Message> Operator for Leave<M> {
     async fn run(&mut self, ports: &mut SinkPorts<M>, cx: &mut Cx) -> Result<()> {
         let queue = self.0.queue();
         let _closing = Closing(&queue);
+        let boundary = Boundary::of_program(cx.node().rest().clone());
         while cx.ready(ports).await {
-            self.compute(ports, cx).await?;
+            let mut message = ports.input.take()?;
+            boundary.mark(&mut message);
+            // Once the handle is dropped, messages are dropped, too.
+            let _ = self.0.queue().push(&mut Some(message), true);
         }
         Ok(())
     }
 
-    async fn compute(&mut self, ports: &mut SinkPorts<M>, cx: &mut Cx) -> Result<()> {
-        let mut message = ports.input.take()?;
-        Abroad::mark(&mut message, cx.node().rest());
-        // What nobody takes any more goes with whoever was to have it.
-        let _ = self.0.queue().push(&mut Some(message), true);
+    /// It has no runs.
+    async fn compute(&mut self, _ports: &mut SinkPorts<M>, _cx: &mut Cx) -> Result<()> {
         Ok(())
     }
 

@@ -164,7 +164,8 @@ impl<T: Plain> Ingress<Envelope<T>> {
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if nobody said how large the hub's envelopes are (give
-    /// [`ingress_with`](Flow::ingress_with) a [`Hub::envelope_bytes`]); otherwise as [`Ingress::send`].
+    /// [`ingress_with`](Flow::ingress_with) a [`Hub::envelope_bytes`]); otherwise as [`Ingress::send`]. The errors of the
+    /// envelope's own methods are for callers as well: the kind, with a general message.
     ///
     /// # Cancel safety
     /// An envelope is taken only as the future resolves: dropping it loses none.

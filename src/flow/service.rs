@@ -37,10 +37,10 @@ use super::{
 };
 use crate::{
     condition::{PortState, Readiness},
-    error::{Error, ErrorKind, Result},
+    error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
         Envelope, Hub, Message, Reply,
-        abroad::Abroad,
+        abroad::Boundary,
         baggage::Load,
         reply::{Caller, next_number},
     },
@@ -102,6 +102,12 @@ impl Flow {
 /// inside of the flow are in the log ([`tracing`], as warnings) and in the error that [`Running`](crate::Running) resolves to.
 /// An operator that has something to say to its callers answers with an error of its own, which they get as it is:
 /// [`Reply::fail`](crate::operator::Reply::fail).
+///
+/// The same holds for an [`Envelope`] in a response, and for a [blank](Self::blank) one: the errors of the envelope's own
+/// methods have the kind and a general message, and the log has the rest. It holds while the envelope passes through other
+/// flows, and ends when it is sent into this one. It does not hold for the errors of a [stream](crate::Stream) or a
+/// [device](crate::device::Device) that the caller's program enqueues work on, nor for those of an
+/// [event](crate::stream::Event) or a buffer in a response: these are written for the program that owns the flow.
 ///
 /// ```
 /// use wakeline::{operator::MapPorts, prelude::*};
@@ -519,6 +525,8 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
         self.stage.send_replace(Stage::Open(door.clone()));
         let mut no_handles = pin!(self.stage.closed());
         let (book, carry) = (self.book.clone(), cx.carry().clone());
+        let errors = CallerErrors::new(cx.flow().name(), &book.name);
+        let boundary = Boundary::of_callers(carry.node().rest().clone(), errors);
         let mut open = true;
         cx.attend(|task, ending| {
             if open && (ending || no_handles.as_mut().poll(task).is_ready() || !door.tend()) {
@@ -540,7 +548,7 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                 }
                 budget.made_progress();
                 if let Some(Some(mut response)) = responses.with(|responses| responses.try_take()).transpose()? {
-                    Abroad::mark(&mut response, carry.node().rest());
+                    boundary.mark(&mut response);
                     let reply = carry.take_replies().pop().unwrap_or_default();
                     book.answer(&reply, response);
                     carry.let_go();

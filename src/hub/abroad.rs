@@ -1,74 +1,342 @@
-//! [`Abroad`]: that somebody outside of a flow has an envelope of it.
+//! [`Abroad`]: a mark on an envelope that is outside of a flow.
 //!
-//! A flow comes to rest when none of its operators can go on by itself. Whoever has taken an envelope out of it, by an
-//! egress or as a service's answer, is no operator; and yet the envelope comes home some time, and its hub's writer goes on.
-//! So it is marked as it leaves, and until it is dropped the flow is not at rest.
+//! A flow comes to rest when none of its operators can go on by itself. An envelope that has left the flow, through an
+//! egress or as a service's response, belongs to no operator; and yet it comes home at some time, and its hub's writer goes
+//! on. So it is marked as it leaves, and the flow is not at rest until the mark is dropped.
 //!
 //! ```text
-//!   operator ──sends──> [ marked: Abroad ] ──> whoever is outside ──drops──> home: its writer is woken
-//!                         holds the flow                                     then the mark goes
+//!   operator ──sends──> [ marked: Abroad ] ──> the program outside ──drops──> home: its writer is woken
+//!                         holds the flow                                      then the marks go
 //! ```
 //!
-//! Marked by an operator, while the flow is at work; and what comes home wakes before the mark goes: so no moment of rest is
-//! seen in between. An envelope that is sent into its flow again is the flow's own again.
+//! An operator adds the mark, while the flow is at work; and an envelope that comes home wakes the writer before its marks
+//! are dropped: so no moment of rest is seen in between. An envelope that is sent into its flow again loses that flow's marks.
+//!
+//! An envelope may pass through several flows: it has the marks of each flow that it is outside of.
+//!
+//! A mark may also say that the envelope was given to a [caller](CallerErrors) of the flow, who is not to see the names of
+//! its operators and streams. A blank envelope of an ingress has a mark that says this alone, and holds no flow.
 
 use std::{fmt, ptr, sync::Arc};
 
-use super::Message;
+use smallvec::SmallVec;
+
+use super::{Message, envelope::RawEnvelope};
+use crate::error::CallerErrors;
 
 /// A flow, as its envelopes know it that are outside.
 pub(crate) trait Lender: Send + Sync + 'static {
-    /// One is outside: from here on there is no rest.
+    /// An envelope is outside: from here on there is no rest.
     fn lend(&self);
     /// It is outside no more.
     fn regain(&self);
+    /// No operator of the flow runs any more.
+    fn has_ended(&self) -> bool;
 }
 
-/// See the module. The flow is not at rest before it is dropped.
-pub(crate) struct Abroad(Arc<dyn Lender>);
+/// Where envelopes leave a flow: an egress, a service, an ingress that gives out blank ones, a hub of chunks.
+pub(crate) struct Boundary {
+    flow: Arc<dyn Lender>,
+    /// The flow is not at rest while an envelope is outside.
+    lends: bool,
+    /// What callers get in place of the envelope's own errors.
+    errors: Option<Arc<CallerErrors>>,
+}
 
-impl Abroad {
-    /// Marks what leaves this flow. For one of its operators.
-    pub(crate) fn mark<M: Message>(message: &mut M, flow: &Arc<impl Lender>) {
+/// See the module. One that lends holds its flow until it is dropped.
+pub(crate) struct Abroad(Arc<Boundary>);
+
+/// The marks of one envelope, at most one of each kind. Most have none, and few have several.
+#[derive(Default)]
+pub(super) struct Marks {
+    first: Option<Abroad>,
+    #[expect(clippy::box_collection, reason = "one word: envelopes are moved more often than they have several marks")]
+    others: Option<Box<Vec<Abroad>>>,
+}
+
+/// The marks that a message has lost as it came into their flow, until it is clear that it stays there.
+#[derive(Default)]
+pub(crate) struct CameBack {
+    /// Each with the number of its envelope in the message.
+    marks: SmallVec<[(usize, Option<Abroad>); 2]>,
+}
+
+impl Boundary {
+    /// To the program that the flow belongs to.
+    pub(crate) fn of_program(flow: Arc<dyn Lender>) -> Arc<Self> {
+        Arc::new(Self { flow, lends: true, errors: None })
+    }
+
+    /// To callers, who get these errors.
+    pub(crate) fn of_callers(flow: Arc<dyn Lender>, errors: CallerErrors) -> Arc<Self> {
+        Arc::new(Self { flow, lends: true, errors: Some(Arc::new(errors)) })
+    }
+
+    /// To callers, who get blank envelopes to send, and these errors. The open ingress holds the flow; the envelopes do not.
+    pub(crate) fn of_blanks(flow: Arc<dyn Lender>, errors: CallerErrors) -> Arc<Self> {
+        Arc::new(Self { flow, lends: false, errors: Some(Arc::new(errors)) })
+    }
+
+    /// A boundary of this flow.
+    pub(crate) fn is_of(&self, flow: &Arc<dyn Lender>) -> bool {
+        is_one(&self.flow, flow)
+    }
+
+    /// A boundary of the same flow.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        is_one(&self.flow, &other.flow)
+    }
+
+    /// A mark of one says the same as a mark of the other.
+    fn is_like(&self, other: &Self) -> bool {
+        let same_errors = match &other.errors {
+            None => self.errors.is_none(),
+            Some(errors) => self.has_errors(errors),
+        };
+        same_errors && self.lends == other.lends && self.is_beside(other)
+    }
+
+    fn has_errors(&self, errors: &Arc<CallerErrors>) -> bool {
+        self.errors.as_ref().is_some_and(|own| Arc::ptr_eq(own, errors))
+    }
+
+    /// Marks the envelopes of a message that leaves the flow. Where the marks lend, for one of its operators.
+    pub(crate) fn mark<M: Message>(self: &Arc<Self>, message: &mut M) {
         if M::CARRIES_ENVELOPES {
-            message.envelopes(&mut |envelope| {
-                flow.lend();
-                envelope.set_abroad(Some(Self(flow.clone())));
-            });
+            message.envelopes(&mut |envelope| envelope.marks_mut().add(self));
         }
     }
 
-    /// Holds a flow: somebody outside may still cause something there.
-    pub(crate) fn holding(flow: &Arc<dyn Lender>) -> Self {
-        flow.lend();
-        Self(flow.clone())
+    /// Marks one envelope. For one who holds the flow, where the mark lends.
+    pub(crate) fn mark_one(self: &Arc<Self>, envelope: &mut RawEnvelope) {
+        envelope.marks_mut().add(self);
+    }
+}
+
+/// The same flow.
+fn is_one(one: &Arc<dyn Lender>, other: &Arc<dyn Lender>) -> bool {
+    ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+}
+
+impl Abroad {
+    /// Holds the flow: something outside may still cause something there.
+    pub(crate) fn holding(boundary: &Arc<Boundary>) -> Self {
+        if boundary.lends {
+            boundary.flow.lend();
+        }
+        Self(boundary.clone())
     }
 
     /// It holds that flow.
     pub(crate) fn holds(&self, flow: &Arc<dyn Lender>) -> bool {
-        ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(flow))
-    }
-
-    /// What comes into this flow is abroad no more. For one of its operators.
-    pub(crate) fn come_back<M: Message>(message: &mut M, flow: &Arc<impl Lender>) {
-        if M::CARRIES_ENVELOPES {
-            message.envelopes(&mut |envelope| {
-                if envelope.abroad().is_some_and(|abroad| ptr::addr_eq(Arc::as_ptr(&abroad.0), Arc::as_ptr(flow))) {
-                    envelope.set_abroad(None);
-                }
-            });
-        }
+        self.0.is_of(flow)
     }
 }
 
 impl Drop for Abroad {
     fn drop(&mut self) {
-        self.0.regain();
+        if self.0.lends {
+            self.0.flow.regain();
+        }
     }
 }
 
 impl fmt::Debug for Abroad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Abroad")
+    }
+}
+
+impl Marks {
+    fn iter(&self) -> impl Iterator<Item = &Abroad> {
+        self.first.iter().chain(self.others.iter().flat_map(|others| others.iter()))
+    }
+
+    /// Adds a mark, unless there is one that says the same.
+    fn add(&mut self, boundary: &Arc<Boundary>) {
+        if !self.iter().any(|mark| mark.0.is_like(boundary)) {
+            self.push(Abroad::holding(boundary));
+        }
+    }
+
+    fn push(&mut self, mark: Abroad) {
+        if self.first.is_some() && self.others.as_ref().is_none_or(|others| others.len() == others.capacity()) {
+            // Only where there is no room: so each mark is looked at a bounded number of times.
+            self.forget_ended();
+        }
+        match &self.first {
+            None => self.first = Some(mark),
+            Some(_) => self.others.get_or_insert_default().push(mark),
+        }
+    }
+
+    /// A flow that has ended need not be held. One mark of those that ended flows gave to callers stays: the envelope can
+    /// come back to none of them.
+    fn forget_ended(&mut self) {
+        let mut for_callers = false;
+        let gone = self.take(|mark| {
+            let ended = mark.0.flow.has_ended();
+            let stays = !ended || (mark.0.errors.is_some() && !for_callers);
+            for_callers |= ended && stays;
+            !stays
+        });
+        drop(gone);
+    }
+
+    /// Takes out the marks that this is true of.
+    fn take(&mut self, mut is: impl FnMut(&Abroad) -> bool) -> SmallVec<[Abroad; 1]> {
+        let mut taken = SmallVec::new();
+        taken.extend(self.first.take_if(|mark| is(mark)));
+        if let Some(others) = &mut self.others {
+            taken.extend(others.extract_if(.., |mark| is(mark)));
+            if self.first.is_none() {
+                self.first = others.pop();
+            }
+        }
+        taken
+    }
+
+    /// What a caller gets in place of the envelope's own errors, if it was given to one.
+    pub(super) fn errors(&self) -> Option<&Arc<CallerErrors>> {
+        self.iter().find_map(|mark| mark.0.errors.as_ref())
+    }
+
+    /// This envelope has the memory of the other from now on: its errors are hidden where the other's were.
+    pub(super) fn hide_as(&mut self, other: &Self) {
+        for mark in other.iter() {
+            let Boundary { flow, errors: Some(errors), .. } = &*mark.0 else { continue };
+            if !self.iter().any(|own| own.0.has_errors(errors)) {
+                let hides = Boundary { flow: flow.clone(), lends: false, errors: Some(errors.clone()) };
+                self.push(Abroad::holding(&Arc::new(hides)));
+            }
+        }
+    }
+}
+
+impl CameBack {
+    /// Takes the marks of these flows off a message that comes to them. It keeps them for as long as it lives: let it be
+    /// dropped after the message is where it can wake an operator, or is dropped itself.
+    pub(crate) fn take<M: Message>(&mut self, message: &mut M, is_there: impl Fn(&Boundary) -> bool) {
+        if M::CARRIES_ENVELOPES {
+            let mut number = 0;
+            message.envelopes(&mut |envelope| {
+                self.take_one(number, envelope, &is_there);
+                number += 1;
+            });
+        }
+    }
+
+    fn take_one(&mut self, number: usize, envelope: &mut RawEnvelope, is_there: &impl Fn(&Boundary) -> bool) {
+        let taken = envelope.marks_mut().take(|mark| is_there(&mark.0));
+        self.marks.extend(taken.into_iter().map(|mark| (number, Some(mark))));
+    }
+
+    /// It did not come in: it has its marks again.
+    pub(crate) fn put_back<M: Message>(mut self, message: &mut M) {
+        if !self.marks.is_empty() {
+            let mut number = 0;
+            message.envelopes(&mut |envelope| {
+                for (_, mark) in self.marks.iter_mut().filter(|(of, _)| *of == number) {
+                    mark.take().into_iter().for_each(|mark| envelope.marks_mut().push(mark));
+                }
+                number += 1;
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Counted {
+        out: AtomicIsize,
+        ended: AtomicBool,
+    }
+
+    impl Lender for Counted {
+        fn lend(&self) {
+            self.out.fetch_add(1, Ordering::SeqCst);
+        }
+
+        fn regain(&self) {
+            self.out.fetch_sub(1, Ordering::SeqCst);
+        }
+
+        fn has_ended(&self) -> bool {
+            self.ended.load(Ordering::SeqCst)
+        }
+    }
+
+    fn out(flows: &[Arc<Counted>]) -> Vec<isize> {
+        flows.iter().map(|flow| flow.out.load(Ordering::SeqCst)).collect()
+    }
+
+    fn flows<const N: usize>() -> [Arc<Counted>; N] {
+        std::array::from_fn(|_| Arc::default())
+    }
+
+    #[test]
+    fn an_envelope_has_one_mark_for_each_flow() {
+        let flows = flows::<3>();
+        let mut marks = Marks::default();
+        for flow in flows.iter().chain(&flows) {
+            marks.add(&Boundary::of_program(flow.clone()));
+        }
+        assert_eq!(out(&flows), [1, 1, 1]);
+        for gone in [0, 2, 1] {
+            let flow: Arc<dyn Lender> = flows[gone].clone();
+            drop(marks.take(|mark| mark.holds(&flow)));
+            assert_eq!(flows[gone].out.load(Ordering::SeqCst), 0);
+        }
+        assert!(marks.iter().next().is_none());
+    }
+
+    #[test]
+    fn marks_of_flows_that_have_ended_do_not_pile_up() {
+        let mut marks = Marks::default();
+        let runs = Arc::new(Counted::default());
+        let all: Vec<_> = (0..10_000)
+            .map(|number| {
+                let flow = Arc::new(Counted::default());
+                let errors = || CallerErrors::new("flow", "service");
+                marks.add(&match number % 2 {
+                    0 => Boundary::of_program(flow.clone()),
+                    _ => Boundary::of_callers(flow.clone(), errors()),
+                });
+                flow.ended.store(true, Ordering::SeqCst);
+                if number == 500 {
+                    marks.add(&Boundary::of_program(runs.clone()));
+                }
+                assert!(marks.iter().count() <= 8, "{number}");
+                flow
+            })
+            .collect();
+        assert!(marks.errors().is_some());
+        assert_eq!(runs.out.load(Ordering::SeqCst), 1, "a flow that runs is held");
+        drop(marks);
+        assert!(out(&all).iter().all(|out| *out == 0));
+        assert_eq!(runs.out.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn errors_are_hidden_while_a_mark_hides_them() {
+        let [first, second] = flows();
+        let mut marks = Marks::default();
+        marks.add(&Boundary::of_program(second.clone()));
+        assert!(marks.errors().is_none());
+        let mut other = Marks::default();
+        other.add(&Boundary::of_callers(first.clone(), CallerErrors::new("flow", "service")));
+        marks.hide_as(&other);
+        marks.hide_as(&other);
+        assert!(marks.errors().is_some());
+        assert_eq!(marks.iter().count(), 2);
+        assert_eq!(out(&[first.clone(), second]), [1, 1], "what is hidden holds nothing");
+        let flow: Arc<dyn Lender> = first;
+        drop(marks.take(|mark| mark.holds(&flow)));
+        assert!(marks.errors().is_none());
     }
 }

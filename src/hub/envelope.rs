@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Weak};
 
-use super::{Message, abroad::Abroad, pool::Pool};
+use super::{Message, abroad::Marks, pool::Pool};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
@@ -23,6 +23,10 @@ use crate::{
 /// An operator that gives one away to a task or thread of its own should await its return within `compute`: a flow does
 /// not know of it, and takes an envelope that is out while nothing else moves for one that never comes home.
 ///
+/// One that came in a [service's](crate::Service) response, or is a blank one of a service or an
+/// [ingress](crate::Ingress), is in the hands of a caller, who is not to see what the flow's operators and streams are
+/// called: its methods return errors of the kind that happened, with a general message, and the log has the rest.
+///
 /// Kernels take it as a slice argument. The host reads and writes it through `.await`, if it lies on the host.
 pub struct Envelope<T: Plain> {
     raw: RawEnvelope,
@@ -39,13 +43,13 @@ pub struct RawEnvelope {
     home: Weak<Pool>,
     /// The point of its sender's stream at which it was written, while it is on its way.
     stamp: Option<Ticket>,
-    /// Somebody outside of its flow has it. Gone after it has come home.
-    abroad: Option<Abroad>,
+    /// The flows that it is outside of. Dropped after it has come home.
+    marks: Marks,
 }
 
 impl RawEnvelope {
     pub(crate) fn new(memory: Owned, home: Weak<Pool>) -> Self {
-        Self { memory: Some(memory), bytes: 0, home, stamp: None, abroad: None }
+        Self { memory: Some(memory), bytes: 0, home, stamp: None, marks: Marks::default() }
     }
 
     /// One without a home, for work on this stream.
@@ -83,12 +87,24 @@ impl RawEnvelope {
         &self.home
     }
 
-    pub(super) fn abroad(&self) -> Option<&Abroad> {
-        self.abroad.as_ref()
+    pub(super) fn marks_mut(&mut self) -> &mut Marks {
+        &mut self.marks
     }
 
-    pub(super) fn set_abroad(&mut self, abroad: Option<Abroad>) {
-        self.abroad = abroad;
+    /// An error of its memory, as its holder gets it: with the kind alone, if that is a caller of a flow.
+    fn given<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| match self.marks.errors() {
+            Some(errors) => errors.of_memory(error, self.memory().is_host()),
+            None => error,
+        })
+    }
+
+    fn host_access(&self, write: bool) -> HostAccess {
+        let access = self.memory().host_access(write);
+        match self.marks.errors() {
+            Some(errors) => access.for_caller(errors),
+            None => access,
+        }
     }
 
     /// Its uses are marked, for whoever comes after them elsewhere.
@@ -172,6 +188,9 @@ impl<T: Plain> Envelope<T> {
         }
         std::mem::swap(&mut self.raw.memory, &mut other.raw.memory);
         std::mem::swap(&mut self.raw.bytes, &mut other.raw.bytes);
+        // The marks stay, since each comes home to where it belongs.
+        self.raw.marks.hide_as(&other.raw.marks);
+        other.raw.marks.hide_as(&self.raw.marks);
         Ok(())
     }
 
@@ -229,7 +248,7 @@ impl<T: Plain> Envelope<T> {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn read(&self) -> Result<&[T]> {
-        self.raw.memory().host_access(false).wait().await?;
+        self.raw.host_access(false).wait().await?;
         self.as_slice()
     }
 
@@ -263,18 +282,18 @@ impl<T: Plain> Envelope<T> {
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn state(&self) -> Result<BufferState> {
-        self.raw.memory().state()
+        self.raw.given(self.raw.memory().state())
     }
 
     /// Resolves when its data is available: when all that was enqueued until now and writes to it is done.
     pub fn available(&self) -> HostAccess {
-        self.raw.memory().host_access(false)
+        self.raw.host_access(false)
     }
 
     /// Resolves when nothing that was enqueued uses it any more. Then the host may touch it, on any thread, through the
     /// methods that do not wait.
     pub fn idle(&self) -> HostAccess {
-        self.raw.memory().host_access(true)
+        self.raw.host_access(true)
     }
 
     /// The valid part, without waiting. On the host.
@@ -283,7 +302,8 @@ impl<T: Plain> Envelope<T> {
     /// [`Usage`](ErrorKind::Usage) if it lies on a device, or while a write is in flight.
     pub fn as_slice(&self) -> Result<&[T]> {
         let valid = self.len() * size_of::<T>();
-        elements(&self.raw.memory().host_slice()?[..valid])
+        let slice = self.raw.memory().host_slice().and_then(|bytes| elements(&bytes[..valid]));
+        self.raw.given(slice)
     }
 
     /// The valid part to write to, without waiting. On the host.
@@ -301,7 +321,12 @@ impl<T: Plain> Envelope<T> {
     /// As [`Envelope::as_mut_slice`].
     pub fn as_mut_space(&mut self) -> Result<&mut [T]> {
         let whole = self.capacity() * size_of::<T>();
-        elements_mut(&mut self.raw.memory_mut().host_slice_mut()?[..whole])
+        let (errors, is_host) = (self.raw.marks.errors().cloned(), self.is_host());
+        let space = self.raw.memory_mut().host_slice_mut().and_then(|bytes| elements_mut(&mut bytes[..whole]));
+        space.map_err(|error| match errors {
+            Some(errors) => errors.of_memory(error, is_host),
+            None => error,
+        })
     }
 }
 

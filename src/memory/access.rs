@@ -4,6 +4,7 @@ use std::{
     fmt,
     future::poll_fn,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -11,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::shelves::Bound;
 use crate::{
-    error::Result,
+    error::{CallerErrors, Result},
     planted::{self, Planted},
     stream::{Completed, Ticket},
     sync::{Level, Mutex},
@@ -116,11 +117,19 @@ impl Uses {
 #[must_use = "futures do nothing unless awaited"]
 pub struct HostAccess {
     open: SmallVec<[Completed; 3]>,
+    /// The memory was given to a caller of a flow, who gets these errors.
+    errors: Option<Arc<CallerErrors>>,
 }
 
 impl HostAccess {
     pub(super) fn new(open: SmallVec<[Ticket; 3]>) -> Self {
-        Self { open: open.into_iter().filter(|ticket| !ticket.is_settled()).map(|ticket| ticket.completed()).collect() }
+        let open = open.into_iter().filter(|ticket| !ticket.is_settled()).map(|ticket| ticket.completed()).collect();
+        Self { open, errors: None }
+    }
+
+    /// For a caller of a flow: it names nothing that is inside.
+    pub(crate) fn for_caller(self, errors: &Arc<CallerErrors>) -> Self {
+        Self { errors: Some(errors.clone()), ..self }
     }
 
     /// Waits no longer, until it is polled again: nobody else need wait for it.
@@ -136,7 +145,13 @@ impl HostAccess {
         while let Some(last) = self.open.last_mut() {
             match Pin::new(last).poll(cx) {
                 Poll::Ready(Ok(())) => drop(self.open.pop()),
-                other => return other,
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(error)) => {
+                    return Poll::Ready(Err(match &self.errors {
+                        Some(errors) => errors.of_wait(&error),
+                        None => error,
+                    }));
+                }
             }
         }
         Poll::Ready(Ok(()))
@@ -153,7 +168,10 @@ impl Future for HostAccess {
 
 impl fmt::Debug for HostAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.open).finish()
+        match &self.errors {
+            Some(_) => f.debug_struct("HostAccess").field("open", &self.open.len()).finish_non_exhaustive(),
+            None => f.debug_list().entries(&self.open).finish(),
+        }
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Rest {
     pub(crate) flow: WakerCell,
     /// Those who want to hear what operators wait for.
     pub(crate) watchers: Watchers,
+    /// Operators that have not ended.
+    left: AtomicUsize,
 }
 
 /// One operator's task.
@@ -106,7 +108,7 @@ mod asked {
 impl Rest {
     pub(crate) fn new(operators: usize) -> Arc<Self> {
         let (flow, watchers) = (WakerCell::new(), Watchers::default());
-        Arc::new(Self { tokens: Tokens::new(operators), flow, watchers })
+        Arc::new(Self { tokens: Tokens::new(operators), flow, watchers, left: AtomicUsize::new(operators) })
     }
 }
 
@@ -119,6 +121,10 @@ impl Lender for Rest {
         if self.tokens.regain() {
             self.flow.wake();
         }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.left.load(Ordering::Acquire) == 0
     }
 }
 
@@ -267,8 +273,11 @@ impl Node {
         if let Some(permit) = self.permit.get() {
             permit.end();
         }
-        if !self.ended.swap(true, Ordering::AcqRel) && self.parking.end(&self.rest.tokens) {
-            self.rest.flow.wake();
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            self.rest.left.fetch_sub(1, Ordering::AcqRel);
+            if self.parking.end(&self.rest.tokens) {
+                self.rest.flow.wake();
+            }
         }
     }
 

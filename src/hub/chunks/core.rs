@@ -21,6 +21,7 @@ use std::{
 use log::Log;
 pub(super) use seat::Seat;
 pub(crate) use seen::{ChunkState, Lack};
+use smallvec::SmallVec;
 
 use super::{
     roles::{LinkName, Role},
@@ -30,7 +31,7 @@ use crate::{
     device::{Device, HearsOfLoss, human},
     error::{Error, ErrorKind, Result},
     hub::{
-        abroad::{Abroad, Lender},
+        abroad::{Abroad, Boundary, Lender},
         envelope::Envelope,
         pool::Pool,
     },
@@ -95,7 +96,7 @@ struct Counts {
 /// The flows that it has links in, and who holds them from outside.
 #[derive(Default)]
 struct Flows {
-    running: Vec<Arc<dyn Lender>>,
+    running: Vec<Arc<Boundary>>,
     outside: HashMap<LinkId, Vec<Abroad>>,
 }
 
@@ -244,26 +245,27 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
 
     /// A flow that has links here runs: whoever has links elsewhere may cause something in it.
     pub(super) fn join(&self, flow: &Arc<dyn Lender>) {
+        let boundary = Boundary::of_program(flow.clone());
         let mut flows = lock(&self.flows);
-        flows.running.push(flow.clone());
-        flows.outside.values_mut().for_each(|held| held.push(Abroad::holding(flow)));
+        flows.outside.values_mut().for_each(|held| held.push(Abroad::holding(&boundary)));
+        flows.running.push(boundary);
     }
 
     /// That flow has ended.
     pub(super) fn leave(&self, flow: &Arc<dyn Lender>) {
         let mut gone = Vec::new();
         let mut flows = lock(&self.flows);
-        flows.running.retain(|running| !Arc::ptr_eq(running, flow));
+        let left: Vec<_> = flows.running.extract_if(.., |running| running.is_of(flow)).collect();
         for held in flows.outside.values_mut() {
             gone.extend(held.extract_if(.., |held| held.holds(flow)));
         }
         drop(flows);
-        drop(gone);
+        drop((gone, left));
     }
 
-    /// A flow that what is taken out by hand is to be brought back to.
-    fn some_flow(&self) -> Option<Abroad> {
-        lock(&self.flows).running.first().map(Abroad::holding)
+    /// The flows that an envelope which is taken out by hand may wake as it comes home.
+    fn flows(&self) -> SmallVec<[Arc<Boundary>; 1]> {
+        lock(&self.flows).running.iter().cloned().collect()
     }
 
     pub(super) fn set_flow(&self, flow: Option<Vec<LinkName>>) {

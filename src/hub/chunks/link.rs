@@ -243,9 +243,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         });
         match place {
             Ok(mut place) => {
+                let came_back = self.seat.comes_in(&mut envelope);
                 place.fill_with(envelope, structure);
                 // It has both by now.
                 let _ = place.commit_any();
+                drop(came_back);
                 Ok(())
             }
             Err(error) => Err(Unsent { envelope, error }),
