@@ -11,7 +11,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
@@ -453,6 +453,54 @@ fn a_device_is_dropped_while_a_refused_function_is() {
         begins.recv().unwrap();
         drop((stream, device));
         drop(end);
+    });
+}
+
+/// What the kernel of the next test waits for, and how far it is.
+static LOOKS: (Mutex<Look>, Condvar) = (Mutex::new(Look { began: false, ends: false, seen: 0 }), Condvar::new());
+
+struct Look {
+    began: bool,
+    ends: bool,
+    seen: u32,
+}
+
+#[kernel]
+fn looks(data: &mut [u32]) {
+    data.fill(1);
+    let (look, change) = &LOOKS;
+    lock(look).began = true;
+    change.notify_all();
+    let mut look = change.wait_while(lock(look), |look| !look.ends).unwrap();
+    look.seen = std::hint::black_box(&*data)[0];
+    drop(look);
+    change.notify_all();
+}
+
+/// A fault ends a device, and not what runs there at that time: what another device does after it still comes after it.
+#[test]
+fn a_kernel_that_runs_on_a_lost_device_has_its_memory_to_itself() {
+    within_bound(|| {
+        let (a, b) = (Device::emulated(Emulated::new().workers(2)), Device::emulated(Emulated::new().workers(1)));
+        let [runs, faults] = [&a; 2].map(|a| Stream::new(a).unwrap());
+        let [waits, later] = [&b; 2].map(|b| Stream::new(b).unwrap());
+        let mut data = Buffer::<u32>::new(&a, 16).unwrap();
+        let from = Buffer::from_slice(&waits, &[9_u32; 16]).unwrap();
+        looks::launch(&runs, &mut data).unwrap();
+        waits.copy(&from, &mut data).unwrap();
+        let (look, change) = &LOOKS;
+        drop(change.wait_while(lock(look), |look| !look.began).unwrap());
+        traps_alone::launch(&faults, 1).unwrap();
+        assert!(runtime().block_on(faults.completed()).unwrap_err().is_device_lost());
+        // By the end of this, the one worker of `b` has done all that it may do.
+        later.host_function(|| ()).unwrap();
+        later.synchronize_blocking().unwrap();
+        lock(look).ends = true;
+        change.notify_all();
+        let seen = change.wait_while(lock(look), |look| look.seen == 0).unwrap().seen;
+        assert_eq!(seen, 1, "it is written while the kernel has a `&mut` slice of it");
+        // The wait ends with the kernel; what came of it is worth nothing.
+        assert!(runtime().block_on(waits.completed()).unwrap_err().is_device_lost());
     });
 }
 

@@ -224,15 +224,17 @@ impl Engine {
                 dropped = state.machine.fail(device, error);
             }
         }
-        if !dropped.is_empty() {
-            // Destructors of a user's: not under the lock, when every waiter has the fault, and before the stream is idle. From
-            // then on its device may be over, and its owner joins this thread.
-            self.tell(&mut state, device);
+        state.machine.finish(stream);
+        if let Some(device) = device.filter(|_| !dropped.is_empty()) {
+            // Destructors of a user's: not under the lock, and when all have learnt of the fault. Until then the device is not
+            // over: its owner would join this thread.
+            state.machine.keep(device);
+            self.tell(&mut state, Some(device));
             drop(state);
             discard_all(dropped);
             state = lock(&self.state);
+            state.machine.let_go(device);
         }
-        state.machine.finish(stream);
         self.tell(&mut state, device);
         state
     }

@@ -65,13 +65,16 @@ impl Sequence {
         self.steps.len()
     }
 
-    /// Carries it out; a fault ends it.
+    /// Carries it out, as long as the device is `going`; a fault ends it.
     ///
     /// # Safety
     /// As [`Work::run`].
     pub(in super::super) unsafe fn run(self, going: &dyn Fn() -> bool) -> Result<(), Fault> {
         let Self { steps, plan, dice } = self;
         for step in steps {
+            if !going() {
+                break;
+            }
             match step {
                 Step::Work(work) => {
                     let what = work.describe();

@@ -44,15 +44,15 @@ impl<W> Machine<W> {
         let Some(done) = self.streams.get_mut(&stream) else { return };
         debug_assert_eq!(done.state, State::Running);
         done.state = State::Idle;
-        // On a lost device all has been passed already.
-        if done.passed < done.enqueued {
-            done.passed += 1;
-        }
+        // On a lost device nothing comes after it.
+        let is_last = self.devices.get(&done.device).is_some_and(|device| device.lost.is_some());
+        done.passed = if is_last { done.enqueued } else { done.passed + 1 };
         self.wake(stream);
         self.settle(stream);
     }
 
-    /// A fault ends a device. What it had still to do comes back, to be dropped by whoever holds no lock.
+    /// A fault ends a device. What it had still to do comes back, to be dropped by whoever holds no lock. What has begun goes
+    /// on to its end, and touches memory until then: its stream passes nothing before that.
     #[must_use]
     pub(in super::super) fn fail(&mut self, device: DeviceId, error: Error) -> Vec<W> {
         let mut dropped = Vec::new();
@@ -71,8 +71,8 @@ impl<W> Machine<W> {
                 What::Work(work) => Some(work),
                 What::Wait | What::Record(_) => None,
             }));
-            stream.passed = stream.enqueued;
             if stream.state != State::Running {
+                stream.passed = stream.enqueued;
                 stream.state = State::Idle;
             }
         }
