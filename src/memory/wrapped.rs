@@ -16,7 +16,14 @@
 //! memory, and is brought over when the host looks first ([`Buffer::read`], [`Wrapped::into_inner`]); what is copied on to a
 //! device before that goes straight from there. So streams never touch it, and it is free as soon as its buffer is dropped.
 
-use std::{any::Any, fmt, marker::PhantomData, mem::ManuallyDrop, ptr::NonNull, sync::OnceLock};
+use std::{
+    any::Any,
+    fmt,
+    marker::PhantomData,
+    mem::ManuallyDrop,
+    ptr::NonNull,
+    sync::{Arc, OnceLock},
+};
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
@@ -58,7 +65,7 @@ pub(super) struct User {
     staged: bool,
     read_only: bool,
     /// What has come from a device, oldest first, and is not yet brought over.
-    arrivals: Mutex<SmallVec<[Owned; 1]>>,
+    arrivals: Mutex<SmallVec<[Arc<Owned>; 1]>>,
 }
 
 /// The owner in a box, of which this is the only pointer but for the one to its data. Not a `Box`: whoever moves one of
@@ -96,7 +103,7 @@ struct Returned {
     home: Home,
     bytes: usize,
     uses: Uses,
-    arrivals: SmallVec<[Owned; 1]>,
+    arrivals: SmallVec<[Arc<Owned>; 1]>,
 }
 
 // SAFETY: `home` points to the owner's memory, which nobody else touches; it is written through by whoever holds the value.
@@ -318,7 +325,7 @@ impl User {
 ///
 /// # Safety
 /// `home` is memory of the host of `bytes` bytes that nobody else touches, or nothing has arrived.
-unsafe fn bring_over(home: Home, bytes: usize, arrivals: SmallVec<[Owned; 1]>) -> Result<()> {
+unsafe fn bring_over(home: Home, bytes: usize, arrivals: SmallVec<[Arc<Owned>; 1]>) -> Result<()> {
     for arrival in arrivals {
         let Home::Host(to) = home else { continue };
         let from = arrival.host_slice()?;
@@ -363,19 +370,26 @@ impl Memory {
         mut show: impl FnMut(&Memory, usize) -> Result<()>,
     ) -> Result<()> {
         let (Some(user), Home::Host(first)) = (self.user(), self.home) else { return Ok(()) };
-        let _later = Deferred::new();
-        let arrivals = lock(&user.arrivals);
-        let whole = arrivals.iter().rposition(|arrival| arrival.bytes() >= bytes);
-        if whole.is_none() {
-            self.device.backend().host_access(first.as_ptr(), self.bytes, false)?;
-            // SAFETY: the memory is this value's own and that long, as `copy` has checked. No stream writes to it, the host
-            // does so through the value alone, which is borrowed, and what arrives is brought over under the lock held here.
-            let now = unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) };
-            let mut copy = Memory::pinned_for(stream, bytes)?;
-            copy.host_slice_mut()?.copy_from_slice(now);
-            show(&copy, bytes)?;
-        }
-        arrivals[whole.unwrap_or(0)..].iter().try_for_each(|arrival| show(arrival, arrival.bytes().min(bytes)))
+        let (now, arrivals) = {
+            let _later = Deferred::new();
+            let arrivals = lock(&user.arrivals);
+            let whole = arrivals.iter().rposition(|arrival| arrival.bytes() >= bytes);
+            let mut now = None;
+            if whole.is_none() {
+                self.device.backend().host_access(first.as_ptr(), self.bytes, false)?;
+                // SAFETY: the memory is this value's own and that long, as `copy` has checked. No stream writes to it, the
+                // host does so through the value alone, which is borrowed, and what arrives is brought over under the lock
+                // held here.
+                let host = unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) };
+                let mut copy = Memory::pinned_for(stream, bytes)?;
+                copy.host_slice_mut()?.copy_from_slice(host);
+                now = Some(copy);
+            }
+            // Nothing more comes meanwhile, as that needs the value exclusively; and what is brought over stays as it is.
+            (now, arrivals[whole.unwrap_or(0)..].iter().cloned().collect::<SmallVec<[_; 1]>>())
+        };
+        now.iter().try_for_each(|copy| show(copy, bytes))?;
+        arrivals.iter().try_for_each(|arrival| show(arrival, arrival.bytes().min(bytes)))
     }
 
     /// Something is on its way to it: enqueued, not here.
@@ -384,7 +398,7 @@ impl Memory {
             let arrivals = user.arrivals.get_mut();
             // What it covers whole is worth nothing any more.
             arrivals.retain(|before| before.bytes() > arrival.bytes());
-            arrivals.push(arrival);
+            arrivals.push(Arc::new(arrival));
         }
     }
 
