@@ -21,8 +21,9 @@ use std::{
 use wakeline::{
     Ingress,
     device::Emulated,
-    operator::{SinkPorts, concurrent, sink, source},
+    operator::{SinkPorts, concurrent, map, sink, source},
     prelude::*,
+    stream::Ticket,
 };
 
 /// Longer than any of it takes on a loaded machine.
@@ -309,5 +310,245 @@ fn an_error_that_panics_as_it_is_logged_skips_no_stop() {
         assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Operator);
         assert_eq!(stops.load(Ordering::SeqCst), 2);
         drop(other);
+    });
+}
+
+/// What a message's own code does, where it is not already doing it.
+#[derive(Clone, Default)]
+struct Act(Arc<(AtomicUsize, Mutex<Option<Box<dyn FnMut() + Send>>>)>);
+
+impl Act {
+    fn set(&self, act: impl FnMut() + Send + 'static) {
+        *self.0.1.lock().unwrap() = Some(Box::new(act));
+    }
+
+    fn run(&self) {
+        self.0.0.fetch_add(1, Ordering::SeqCst);
+        // Out of the mutex while it runs: it may come here again.
+        let act = self.0.1.lock().unwrap().take();
+        if let Some(mut act) = act {
+            act();
+            *self.0.1.lock().unwrap() = Some(act);
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.0.0.load(Ordering::SeqCst)
+    }
+}
+
+/// A message whose events are shown by this.
+struct Shows(u32, Act);
+
+impl Message for Shows {
+    const EVENTS: &'static [&'static str] = &["done"];
+
+    fn events(&mut self, _name: &str, _visit: &mut dyn FnMut(&mut Ticket)) {
+        self.1.run();
+    }
+}
+
+#[derive(Ports)]
+struct DonePorts {
+    #[input(event = "done")]
+    input: Input<Shows>,
+}
+
+struct Done(tokio::sync::mpsc::UnboundedSender<u32>);
+
+impl Operator for Done {
+    type Ports = DonePorts;
+
+    async fn compute(&mut self, ports: &mut DonePorts, _cx: &mut Cx) -> Result<()> {
+        let _ = self.0.send(ports.input.take()?.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_message_whose_events_are_waited_for_may_ask_for_the_status_and_send() {
+    within_bound("events that send", async {
+        let mut flow = Flow::new("flow");
+        let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
+        let done = flow.add("done", Done(tell));
+        let ingress = flow.ingress_with("in", done.input, Hub::bounded(4));
+        let running = flow.spawn().unwrap();
+        let act = Act::default();
+        let (handle, inner, mut more) = (running.handle(), ingress.clone(), vec![3, 2]);
+        act.set(move || {
+            assert_eq!(handle.status().len(), 2);
+            if let Some(more) = more.pop() {
+                assert!(inner.try_send(Shows(more, Act::default())).is_ok());
+            }
+        });
+        ingress.send(Shows(1, act.clone())).await.unwrap();
+        // One as it was sent, and one as it was waited for.
+        assert_eq!((got.recv().await, got.recv().await, got.recv().await), (Some(2), Some(1), Some(3)));
+        assert!(act.count() >= 2);
+        // What it does is dropped with it: the other end of the ingress is in it.
+        act.set(|| ());
+        drop(ingress);
+        running.await.unwrap();
+    });
+}
+
+#[test]
+fn events_that_panic_as_they_are_waited_for_fail_the_reader_alone() {
+    within_bound("events that panic", async {
+        let mut flow = Flow::new("flow");
+        let (tell, _got) = tokio::sync::mpsc::unbounded_channel();
+        let done = flow.add("done", Done(tell));
+        let ingress = flow.ingress("in", done.input);
+        let running = flow.spawn().unwrap();
+        let (act, mut times) = (Act::default(), 0);
+        act.set(move || {
+            times += 1;
+            assert!(times < 2, "events that panic");
+        });
+        ingress.send(Shows(1, act)).await.unwrap();
+        assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Panicked);
+    });
+}
+
+/// An envelope that is shown by this.
+struct Wrapped(Envelope<u32>, Act);
+
+impl Message for Wrapped {
+    const CARRIES_ENVELOPES: bool = true;
+
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut wakeline::hub::RawEnvelope)) {
+        self.1.run();
+        self.0.envelopes(visit);
+    }
+}
+
+#[derive(Ports)]
+struct BlanksPorts {
+    #[output(envelope_bytes = 4)]
+    out: Output<Envelope<u32>>,
+}
+
+struct Blanks;
+
+impl Operator for Blanks {
+    type Ports = BlanksPorts;
+
+    async fn compute(&mut self, ports: &mut BlanksPorts, _cx: &mut Cx) -> Result<()> {
+        let blank = ports.out.blank().await?;
+        ports.out.send(blank).await
+    }
+}
+
+#[test]
+fn a_message_in_a_hub_may_ask_for_the_status_as_its_envelopes_are_shown() {
+    within_bound("envelopes that ask for the status", async {
+        let mut flow = Flow::new("flow");
+        let act = Act::default();
+        let fill = flow.add("fill", Blanks);
+        let shown = act.clone();
+        let wrap = flow.add("wrap", map(move |envelope| ready(Ok(Wrapped(envelope, shown.clone())))));
+        let end = flow.add("end", sink(async |_: Wrapped| Ok(())));
+        // Three come before one is read, and there are two.
+        let input = end.input;
+        let end = end.when(wakeline::condition::at_least(input, 3));
+        flow.connect(fill.out, wrap.input);
+        flow.connect_with(wrap.output, end.input, Hub::bounded(3));
+        let running = flow.spawn().unwrap();
+        let handle = running.handle();
+        act.set(move || drop(handle.status()));
+        let error = running.await.unwrap_err();
+        assert!(error.is_stalled(), "{error}");
+        let lacks = "2 of the 2 envelopes of hub `fill.out -> wrap.input` there are in use";
+        assert!(error.to_string().contains(lacks), "{error}");
+    });
+}
+
+/// An envelope in a message that only the crate's own code shows.
+#[derive(Message)]
+struct Derived {
+    #[envelope]
+    of: (u32, Option<Envelope<u32>>),
+}
+
+#[test]
+fn a_stall_says_in_which_hub_the_envelopes_of_a_derived_message_are() {
+    within_bound("a stall", async {
+        let mut flow = Flow::new("flow");
+        let fill = flow.add("fill", Blanks);
+        let wrap = flow.add("wrap", map(async |envelope| Ok(Derived { of: (1, Some(envelope)) })));
+        let end = flow.add("end", sink(async |_: Derived| Ok(())));
+        let input = end.input;
+        let end = end.when(wakeline::condition::at_least(input, 3));
+        flow.connect(fill.out, wrap.input);
+        flow.connect_with(wrap.output, end.input, Hub::bounded(3));
+        let error = flow.run().await.unwrap_err();
+        assert!(error.to_string().contains("2 of them in hub `wrap.output -> end.input`"), "{error}");
+    });
+}
+
+#[test]
+fn a_response_may_send_as_its_size_is_asked_for() {
+    within_bound("a response that sends", async {
+        let mut flow = Flow::new("flow");
+        let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
+        let act = Act::default();
+        let size = act.clone();
+        let answer = flow.add(
+            "answer",
+            map(move |n: u32| {
+                let act = size.clone();
+                ready(Ok(Sized(n, Some(Arc::new(move || act.run())))))
+            }),
+        );
+        let end =
+            flow.add("end", sink(move |n: u32| ready(tell.send(n).map_err(|_| Error::new(ErrorKind::Operator, "")))));
+        let ingress = flow.ingress_with("in", end.input, Hub::bounded(8));
+        let service = flow.service("service", answer.input, answer.output);
+        let running = flow.spawn().unwrap();
+        let inner = ingress.clone();
+        act.set(move || drop(inner.try_send(7)));
+        assert_eq!(service.ask(3).await.unwrap().0, 3);
+        assert_eq!(got.recv().await, Some(7));
+        act.set(|| ());
+        drop((ingress, service));
+        running.await.unwrap();
+    });
+}
+
+/// A value whose first clone panics.
+struct ClonedTwice(Arc<AtomicUsize>);
+
+impl Message for ClonedTwice {}
+
+impl Clone for ClonedTwice {
+    fn clone(&self) -> Self {
+        assert!(self.0.fetch_add(1, Ordering::SeqCst) > 0, "a clone that panics");
+        Self(self.0.clone())
+    }
+}
+
+/// Takes the newest twice: the first time it is not given.
+struct TakesTwice;
+
+impl Operator for TakesTwice {
+    type Ports = SinkPorts<ClonedTwice>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        assert!(catch_unwind(AssertUnwindSafe(|| ports.input.take().map(drop))).is_err());
+        ports.input.take()?;
+        cx.finish();
+        Ok(())
+    }
+}
+
+#[test]
+fn a_latest_value_stays_in_its_hub_if_its_clone_panics() {
+    within_bound("a clone that panics", async {
+        let mut flow = Flow::new("flow");
+        let mut once = Some(ClonedTwice(Arc::default()));
+        let source = flow.add("source", source(move || ready(Ok(once.take()))));
+        let takes = flow.add("takes", TakesTwice);
+        flow.connect_with(source.output, takes.input, Hub::latest());
+        flow.run().await.unwrap();
     });
 }

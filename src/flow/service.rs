@@ -514,7 +514,9 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
     type Ports = DeskPorts<Req, Res>;
 
     async fn run(&mut self, ports: &mut DeskPorts<Req, Res>, cx: &mut Cx) -> Result<()> {
-        let (door, responses) = (Door::new(&ports.requests, cx), ports.responses.lend());
+        let door = Door::new(&ports.requests, cx);
+        // Used by this task only: the code of a response runs with no lock held.
+        let responses = &ports.responses;
         let _closing = Closing(&door);
         self.stage.send_replace(Stage::Open(door.clone()));
         let mut no_handles = pin!(self.stage.closed());
@@ -530,7 +532,7 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                 let Poll::Ready(budget) = tokio::task::coop::poll_proceed(task) else {
                     return Ok(Readiness::WAIT_EVENT);
                 };
-                let there = responses.with(|responses| responses.poll_count(1, task).more);
+                let there = responses.apart(|responses| responses.poll_count(1, task).more);
                 match there.unwrap_or(Readiness::NEVER) {
                     Readiness::READY => {}
                     Readiness::NEVER => return Ok(Readiness::NEVER),
@@ -539,7 +541,7 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                     _ => return Ok(Readiness::WAIT),
                 }
                 budget.made_progress();
-                if let Some(Some(mut response)) = responses.with(|responses| responses.try_take()).transpose()? {
+                if let Some(Some(mut response)) = responses.apart(Input::try_take).transpose()? {
                     Abroad::mark(&mut response, carry.node().rest());
                     let reply = carry.take_replies().pop().unwrap_or_default();
                     book.answer(&reply, response);

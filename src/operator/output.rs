@@ -138,8 +138,7 @@ impl<M: Message> Output<M> {
     }
 
     /// Sends what lies in `place` if there is room; otherwise it stays there. What the hub drops for it comes to lie in
-    /// `dropped`. Where the output has one reader, no code of the message's runs; the hub moves nothing before
-    /// [`Departure::arrive`].
+    /// `dropped`. No code of the message's runs; the hub moves nothing before [`Departure::arrive`].
     pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
@@ -262,7 +261,7 @@ impl<M: Message> Output<M> {
 
 /// See [`Output::departure`].
 pub(crate) struct Departure<M: Message> {
-    /// To the one reader; of several, the message is prepared for each as it is sent.
+    /// To the one reader.
     way: Option<Way<M>>,
     origin: Option<Stream>,
 }
