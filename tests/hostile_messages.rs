@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 use std::{
+    cell::Cell,
+    collections::BTreeSet,
     fmt,
     future::{Future, ready},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -18,12 +20,18 @@ use std::{
     time::Duration,
 };
 
+use tracing::span::Id;
+use tracing_subscriber::{
+    Layer,
+    layer::{Context, SubscriberExt},
+};
 use wakeline::{
     Ingress,
     device::Emulated,
+    hub::MergePolicy,
     operator::{SinkPorts, concurrent, map, sink, source},
     prelude::*,
-    stream::Ticket,
+    stream::{StreamPool, Ticket},
 };
 
 /// Longer than any of it takes on a loaded machine.
@@ -550,5 +558,194 @@ fn a_latest_value_stays_in_its_hub_if_its_clone_panics() {
         let takes = flow.add("takes", TakesTwice);
         flow.connect_with(source.output, takes.input, Hub::latest());
         flow.run().await.unwrap();
+    });
+}
+
+/// What of a subscriber calls back into wakeline at each of its calls, but for those that the test makes itself.
+struct CallsBack {
+    act: Act,
+    calls: Arc<Mutex<BTreeSet<&'static str>>>,
+}
+
+thread_local! {
+    static OF_THE_TEST: Cell<bool> = const { Cell::new(false) };
+}
+
+impl CallsBack {
+    fn call(&self, what: &'static str) {
+        if !OF_THE_TEST.get() {
+            self.calls.lock().unwrap().insert(what);
+            self.act.run();
+        }
+    }
+}
+
+impl<S: tracing::Subscriber> Layer<S> for CallsBack {
+    fn on_follows_from(&self, _: &Id, _: &Id, _: Context<'_, S>) {
+        self.call("follows_from");
+    }
+
+    fn on_event(&self, _: &tracing::Event<'_>, _: Context<'_, S>) {
+        self.call("event");
+    }
+
+    fn on_enter(&self, _: &Id, _: Context<'_, S>) {
+        self.call("enter");
+    }
+
+    fn on_exit(&self, _: &Id, _: Context<'_, S>) {
+        self.call("exit");
+    }
+
+    fn on_close(&self, _: Id, _: Context<'_, S>) {
+        self.call("close");
+    }
+}
+
+#[derive(Ports)]
+struct PairsPorts {
+    #[input(at_least = 2)]
+    input: Input<u32>,
+    #[output]
+    out: Output<u32>,
+}
+
+/// Takes two a run, and sends their sum.
+struct Pairs;
+
+impl Operator for Pairs {
+    type Ports = PairsPorts;
+
+    async fn compute(&mut self, ports: &mut PairsPorts, cx: &mut Cx) -> Result<()> {
+        let sum = ports.input.take()? + ports.input.take()?;
+        cx.stream()?;
+        tokio::task::yield_now().await;
+        ports.out.send(sum).await
+    }
+}
+
+/// Runs a flow whose messages come in spans of that subscriber's: what of it was called.
+fn in_spans(panics: bool) -> BTreeSet<&'static str> {
+    let calls = Arc::new(Mutex::new(BTreeSet::new()));
+    let act = Act::default();
+    let calls_back = CallsBack { act: act.clone(), calls: calls.clone() };
+    let _here = tracing::subscriber::set_default(tracing_subscriber::registry().with(calls_back));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let device = Device::emulated(Emulated::new());
+        // Used up, so that the operator says that it has no stream of its own.
+        let pool = StreamPool::builder(&device).maximum(1).build().unwrap();
+        let _taken = pool.take().unwrap();
+        let mut flow = Flow::new("flow");
+        let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
+        let pairs = flow.add("pairs", Pairs).on(&device).streams(&pool);
+        let end =
+            flow.add("end", sink(move |n: u32| ready(tell.send(n).map_err(|_| Error::new(ErrorKind::Operator, "")))));
+        flow.connect(pairs.out, end.input);
+        let other = flow.add("other", sink(async |_: u32| Ok(())));
+        let ingress = flow.ingress_with("in", pairs.input, Hub::bounded(8));
+        let other = Arc::new(flow.ingress("more", other.input));
+        let running = flow.spawn().unwrap();
+        ingress.send(0).await.unwrap();
+        let (handle, to) = (running.handle(), Arc::downgrade(&other));
+        act.set(move || {
+            assert_eq!(handle.status().len(), 5);
+            drop(to.upgrade().map(|other| other.try_send(0)));
+            assert!(!panics, "a subscriber that panics");
+        });
+        for n in 1..6 {
+            OF_THE_TEST.set(true);
+            tracing::info_span!("call").in_scope(|| assert!(ingress.try_send(n).is_ok()));
+            OF_THE_TEST.set(false);
+        }
+        drop(ingress);
+        assert_eq!((got.recv().await, got.recv().await, got.recv().await), (Some(1), Some(5), Some(9)));
+        drop(other);
+        running.await.unwrap();
+        assert!(tracing::Span::current().is_none());
+    });
+    let calls = calls.lock().unwrap().clone();
+    calls
+}
+
+#[test]
+fn a_subscriber_may_call_back_where_spans_are_entered_and_joined() {
+    within_bound("a subscriber that calls back", async {
+        let calls = thread::spawn(|| in_spans(false)).join().unwrap();
+        for what in ["enter", "exit", "follows_from", "close", "event"] {
+            assert!(calls.contains(what), "{what}: {calls:?}");
+        }
+    });
+}
+
+#[test]
+fn a_subscriber_that_panics_harms_no_flow() {
+    within_bound("a subscriber that panics", async {
+        drop(thread::spawn(|| in_spans(true)).join().unwrap());
+    });
+}
+
+/// Metadata that asks for the status as it is dropped.
+struct Asks(Act);
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        self.0.run();
+    }
+}
+
+/// Sends a message with metadata.
+struct Tags(Act, u32);
+
+impl Operator for Tags {
+    type Ports = TicksPorts;
+
+    async fn compute(&mut self, ports: &mut TicksPorts, cx: &mut Cx) -> Result<()> {
+        cx.insert_metadata("asks", Asks(self.0.clone()));
+        self.1 += 1;
+        if self.1 == 3 {
+            cx.finish();
+        }
+        ports.ticks.send(self.1).await
+    }
+}
+
+#[derive(Ports)]
+struct BothPorts {
+    #[input]
+    one: Input<u32>,
+    #[input]
+    other: Input<u32>,
+}
+
+struct Both;
+
+impl Operator for Both {
+    type Ports = BothPorts;
+
+    async fn compute(&mut self, ports: &mut BothPorts, cx: &mut Cx) -> Result<()> {
+        assert_eq!(ports.one.take()?, ports.other.take()?);
+        assert!(cx.metadata().get::<Asks>("asks").is_some());
+        Ok(())
+    }
+}
+
+#[test]
+fn metadata_that_is_merged_may_call_back_as_it_is_dropped() {
+    within_bound("metadata that is merged", async {
+        for policy in [MergePolicy::Update, MergePolicy::Reject] {
+            let mut flow = Flow::new("flow");
+            let act = Act::default();
+            let one = flow.add("one", Tags(act.clone(), 0));
+            let other = flow.add("other", Tags(act.clone(), 0));
+            let both = flow.add("both", Both).merge_metadata(policy);
+            flow.connect(one.ticks, both.one);
+            flow.connect(other.ticks, both.other);
+            let running = flow.spawn().unwrap();
+            let handle = running.handle();
+            act.set(move || assert_eq!(handle.status().len(), 3));
+            running.await.unwrap();
+            assert_eq!(act.count(), 6, "each was dropped once");
+        }
     });
 }

@@ -421,12 +421,13 @@ impl<Res> Request<Res> {
         }
         let error = failed(&self.flow).unwrap_or_else(|| {
             let (service, operator) = (&*self.book.name, lock(&self.seen_by).take());
-            match operator.as_deref() {
+            // The caller is answered, whatever the subscriber does.
+            contained("a subscriber panicked", || match operator.as_deref() {
                 Some(operator) => {
                     tracing::warn!(service, operator, "a request is not answered: the last operator to have it {last}")
                 }
                 None => tracing::warn!(service, "a request is not answered: no operator has taken it"),
-            }
+            });
             Error::new(ErrorKind::Unanswered, "the request was dropped without an answer")
         });
         self.answer(Err(error));
@@ -490,18 +491,22 @@ impl<Res: Message> Book<Res> {
                 }
             }
             [] if reply.is_empty() || own.iter().any(|request| request.is_answered()) => {
-                tracing::warn!(service, "a response came that answers no request: it is dropped");
+                contained("a subscriber panicked", || {
+                    tracing::warn!(service, "a response came that answers no request: it is dropped");
+                });
             }
             // The caller has gone away.
             [] => {}
             [request] => request.answer(Ok(response)),
             several => {
-                tracing::warn!(
-                    service,
-                    requests = several.len(),
-                    "one response came for several requests, which fail: an operator that takes several messages in a run \
-                     says which of its own answers which, with `cx.take_replies()` and `send_for`"
-                );
+                contained("a subscriber panicked", || {
+                    tracing::warn!(
+                        service,
+                        requests = several.len(),
+                        "one response came for several requests, which fail: an operator that takes several messages in a \
+                         run says which of its own answers which, with `cx.take_replies()` and `send_for`"
+                    );
+                });
                 let error =
                     Error::new(ErrorKind::Usage, "the response cannot be distinguished from those to other requests");
                 several.iter().for_each(|request| request.answer(Err(error.again())));

@@ -41,6 +41,7 @@ enum Held {
     Wake(Waker),
     WakeShared(Arc<Waker>),
     Drop(#[allow(dead_code, reason = "dropped")] Box<dyn Any>),
+    Log(Box<dyn FnOnce()>),
 }
 
 thread_local! {
@@ -140,6 +141,16 @@ pub(crate) fn discard_all<T: 'static>(values: impl IntoIterator<Item = T>) {
     values.into_iter().for_each(discard);
 }
 
+/// Calls a `tracing` macro from where a lock may be held: the subscriber is user code. In a [`Deferred`] scope the call is held
+/// back, too.
+pub(crate) fn log(event: impl FnOnce() + 'static) {
+    if SCOPES.get() > 0 {
+        hold_back(Held::Log(Box::new(event)));
+    } else {
+        contained("a subscriber panicked", event);
+    }
+}
+
 /// A function of the user's, or another value, that is [discarded](discard) wherever the last who holds it lets go of it: on a
 /// worker's thread, in the middle of a list of others.
 pub(crate) struct Discarded<T: 'static>(Option<T>);
@@ -236,6 +247,7 @@ fn run_held() {
                 discard(waker);
             }
             Held::Drop(value) => discard(value),
+            Held::Log(event) => log(event),
         }
     }
 }
