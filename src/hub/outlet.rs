@@ -113,6 +113,13 @@ impl<M: Message> Outlet<M> {
         }
     }
 
+    /// A blank envelope is waited for no longer. A hub's writer keeps its waker for the reader's end.
+    pub(crate) fn leave_blanks(&mut self) {
+        if let Self::Kept(kept) = self {
+            kept.leave_blanks();
+        }
+    }
+
     /// A blank envelope, if there is one; an error if there are none at all.
     pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
         match self {

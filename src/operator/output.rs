@@ -298,6 +298,15 @@ impl<M: Message> Output<M> {
     }
 }
 
+/// A future that waits for a blank envelope: its waker goes with it.
+struct WaitsForBlank<'a, M: Message>(&'a mut Output<M>);
+
+impl<M: Message> Drop for WaitsForBlank<'_, M> {
+    fn drop(&mut self) {
+        self.0.to.leave_blanks();
+    }
+}
+
 impl<T: Plain> Output<Envelope<T>> {
     /// A blank envelope of the hub's, to fill and to send. It is there: the port's condition said so before the
     /// operator ran; a second one in the same run is waited for.
@@ -313,8 +322,9 @@ impl<T: Plain> Output<Envelope<T>> {
             return Ok(Envelope::of_raw(raw));
         }
         let carry = self.carry.clone();
+        let waits = WaitsForBlank(self);
         poll_fn(|task| {
-            carry.poll_port(InRun::Sends, task, |task| match self.poll_blank(task) {
+            carry.poll_port(InRun::Sends, task, |task| match waits.0.poll_blank(task) {
                 Poll::Ready(blank) => Ok(blank),
                 Poll::Pending => Err(Readiness::WAIT),
             })
