@@ -596,3 +596,99 @@ fn a_waker_that_is_replaced_sends_into_the_hub_that_drops_it() {
         assert!(sent.load(Ordering::SeqCst));
     });
 }
+
+/// An operator that never comes to start.
+struct NeverStarts(tokio::sync::mpsc::UnboundedSender<()>);
+
+impl Operator for NeverStarts {
+    type Ports = SourcePorts<u32>;
+
+    async fn start(&mut self, _cx: &mut Cx) -> Result<()> {
+        let _ = self.0.send(());
+        pending().await
+    }
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn operators_whose_destructors_panic_go_with_their_runtime() {
+    alone("operators_whose_destructors_panic_go_with_their_runtime", async {
+        let (tell, mut starts) = tokio::sync::mpsc::unbounded_channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            let running = runtime.block_on(async {
+                let mut flow = Flow::new("f");
+                let never = flow.add("never", NeverStarts(tell));
+                let end = flow.add("end", sink(async |_: u32| Ok(())));
+                flow.connect(never.output, end.input);
+                // They wait for their turn to start, as the runtime ends.
+                for name in ["one", "other"] {
+                    let ends = flow.add(name, Ends(Bomb));
+                    let end = flow.add(format!("behind {name}"), sink(async |_: u32| Ok(())));
+                    flow.connect(ends.output, end.input);
+                }
+                let running = flow.spawn().unwrap();
+                starts.recv().await.unwrap();
+                running
+            });
+            drop(runtime);
+            running
+        });
+        let running = thread.join().unwrap();
+        assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Cancelled);
+    });
+}
+
+/// A condition that is always there, and makes a device as it is dropped.
+struct MakesADevice(Arc<AtomicUsize>);
+
+impl Condition for MakesADevice {
+    fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Status::Ready
+    }
+
+    fn describe(&self) -> Cow<'static, str> {
+        "nothing".into()
+    }
+}
+
+impl Drop for MakesADevice {
+    fn drop(&mut self) {
+        drop(Device::emulated(Emulated::new()));
+    }
+}
+
+/// Does this in its run, and ends.
+struct Does(Box<dyn FnMut() + Send>);
+
+impl Operator for Does {
+    type Ports = SourcePorts<u32>;
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        (self.0)();
+        cx.finish();
+        Ok(())
+    }
+}
+
+#[test]
+fn a_condition_that_is_added_while_the_flow_runs_is_there_in_the_next_run() {
+    alone("a_condition_that_is_added_while_the_flow_runs_is_there_in_the_next_run", async {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let mut flow = Flow::new("f");
+        let (add, added) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let does = flow.add("does", Does(Box::new(move || added.try_iter().for_each(|add| add()))));
+        let end = flow.add("end", sink(async |_: u32| Ok(())));
+        flow.connect(does.output, end.input);
+        let condition = MakesADevice(asked.clone());
+        add.send(Box::new(move || drop(does.when(condition)))).unwrap();
+        flow.run().await.unwrap();
+        assert_eq!(asked.load(Ordering::SeqCst), 0);
+        flow.run().await.unwrap();
+        assert!(asked.load(Ordering::SeqCst) > 0);
+    });
+}

@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 use std::{
+    cell::Cell,
+    collections::BTreeSet,
     fmt,
     future::{Future, ready},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -18,11 +20,18 @@ use std::{
     time::Duration,
 };
 
+use tracing::span::Id;
+use tracing_subscriber::{
+    Layer,
+    layer::{Context, SubscriberExt},
+};
 use wakeline::{
     Ingress,
     device::Emulated,
-    operator::{SinkPorts, concurrent, sink, source},
+    hub::MergePolicy,
+    operator::{SinkPorts, concurrent, map, sink, source},
     prelude::*,
+    stream::{StreamPool, Ticket},
 };
 
 /// Longer than any of it takes on a loaded machine.
@@ -309,5 +318,434 @@ fn an_error_that_panics_as_it_is_logged_skips_no_stop() {
         assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Operator);
         assert_eq!(stops.load(Ordering::SeqCst), 2);
         drop(other);
+    });
+}
+
+/// What a message's own code does, where it is not already doing it.
+#[derive(Clone, Default)]
+struct Act(Arc<(AtomicUsize, Mutex<Option<Box<dyn FnMut() + Send>>>)>);
+
+impl Act {
+    fn set(&self, act: impl FnMut() + Send + 'static) {
+        *self.0.1.lock().unwrap() = Some(Box::new(act));
+    }
+
+    fn run(&self) {
+        self.0.0.fetch_add(1, Ordering::SeqCst);
+        // Out of the mutex while it runs: it may come here again.
+        let act = self.0.1.lock().unwrap().take();
+        if let Some(mut act) = act {
+            act();
+            *self.0.1.lock().unwrap() = Some(act);
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.0.0.load(Ordering::SeqCst)
+    }
+}
+
+/// A message whose events are shown by this.
+struct Shows(u32, Act);
+
+impl Message for Shows {
+    const EVENTS: &'static [&'static str] = &["done"];
+
+    fn events(&mut self, _name: &str, _visit: &mut dyn FnMut(&mut Ticket)) {
+        self.1.run();
+    }
+}
+
+#[derive(Ports)]
+struct DonePorts {
+    #[input(event = "done")]
+    input: Input<Shows>,
+}
+
+struct Done(tokio::sync::mpsc::UnboundedSender<u32>);
+
+impl Operator for Done {
+    type Ports = DonePorts;
+
+    async fn compute(&mut self, ports: &mut DonePorts, _cx: &mut Cx) -> Result<()> {
+        let _ = self.0.send(ports.input.take()?.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_message_whose_events_are_waited_for_may_ask_for_the_status_and_send() {
+    within_bound("events that send", async {
+        let mut flow = Flow::new("flow");
+        let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
+        let done = flow.add("done", Done(tell));
+        let ingress = flow.ingress_with("in", done.input, Hub::bounded(4));
+        let running = flow.spawn().unwrap();
+        let act = Act::default();
+        let (handle, inner, mut more) = (running.handle(), ingress.clone(), vec![3, 2]);
+        act.set(move || {
+            assert_eq!(handle.status().len(), 2);
+            if let Some(more) = more.pop() {
+                assert!(inner.try_send(Shows(more, Act::default())).is_ok());
+            }
+        });
+        ingress.send(Shows(1, act.clone())).await.unwrap();
+        // One as it was sent, and one as it was waited for.
+        assert_eq!((got.recv().await, got.recv().await, got.recv().await), (Some(2), Some(1), Some(3)));
+        assert!(act.count() >= 2);
+        // What it does is dropped with it: the other end of the ingress is in it.
+        act.set(|| ());
+        drop(ingress);
+        running.await.unwrap();
+    });
+}
+
+#[test]
+fn events_that_panic_as_they_are_waited_for_fail_the_reader_alone() {
+    within_bound("events that panic", async {
+        let mut flow = Flow::new("flow");
+        let (tell, _got) = tokio::sync::mpsc::unbounded_channel();
+        let done = flow.add("done", Done(tell));
+        let ingress = flow.ingress("in", done.input);
+        let running = flow.spawn().unwrap();
+        let (act, mut times) = (Act::default(), 0);
+        act.set(move || {
+            times += 1;
+            assert!(times < 2, "events that panic");
+        });
+        ingress.send(Shows(1, act)).await.unwrap();
+        assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Panicked);
+    });
+}
+
+/// An envelope that is shown by this.
+struct Wrapped(Envelope<u32>, Act);
+
+impl Message for Wrapped {
+    const CARRIES_ENVELOPES: bool = true;
+
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut wakeline::hub::RawEnvelope)) {
+        self.1.run();
+        self.0.envelopes(visit);
+    }
+}
+
+#[derive(Ports)]
+struct BlanksPorts {
+    #[output(envelope_bytes = 4)]
+    out: Output<Envelope<u32>>,
+}
+
+struct Blanks;
+
+impl Operator for Blanks {
+    type Ports = BlanksPorts;
+
+    async fn compute(&mut self, ports: &mut BlanksPorts, _cx: &mut Cx) -> Result<()> {
+        let blank = ports.out.blank().await?;
+        ports.out.send(blank).await
+    }
+}
+
+#[test]
+fn a_message_in_a_hub_may_ask_for_the_status_as_its_envelopes_are_shown() {
+    within_bound("envelopes that ask for the status", async {
+        let mut flow = Flow::new("flow");
+        let act = Act::default();
+        let fill = flow.add("fill", Blanks);
+        let shown = act.clone();
+        let wrap = flow.add("wrap", map(move |envelope| ready(Ok(Wrapped(envelope, shown.clone())))));
+        let end = flow.add("end", sink(async |_: Wrapped| Ok(())));
+        // Three come before one is read, and there are two.
+        let input = end.input;
+        let end = end.when(wakeline::condition::at_least(input, 3));
+        flow.connect(fill.out, wrap.input);
+        flow.connect_with(wrap.output, end.input, Hub::bounded(3));
+        let running = flow.spawn().unwrap();
+        let handle = running.handle();
+        act.set(move || drop(handle.status()));
+        let error = running.await.unwrap_err();
+        assert!(error.is_stalled(), "{error}");
+        let lacks = "2 of the 2 envelopes of hub `fill.out -> wrap.input` there are in use";
+        assert!(error.to_string().contains(lacks), "{error}");
+    });
+}
+
+/// An envelope in a message that only the crate's own code shows.
+#[derive(Message)]
+struct Derived {
+    #[envelope]
+    of: (u32, Option<Envelope<u32>>),
+}
+
+#[test]
+fn a_stall_says_in_which_hub_the_envelopes_of_a_derived_message_are() {
+    within_bound("a stall", async {
+        let mut flow = Flow::new("flow");
+        let fill = flow.add("fill", Blanks);
+        let wrap = flow.add("wrap", map(async |envelope| Ok(Derived { of: (1, Some(envelope)) })));
+        let end = flow.add("end", sink(async |_: Derived| Ok(())));
+        let input = end.input;
+        let end = end.when(wakeline::condition::at_least(input, 3));
+        flow.connect(fill.out, wrap.input);
+        flow.connect_with(wrap.output, end.input, Hub::bounded(3));
+        let error = flow.run().await.unwrap_err();
+        assert!(error.to_string().contains("2 of them in hub `wrap.output -> end.input`"), "{error}");
+    });
+}
+
+#[test]
+fn a_response_may_send_as_its_size_is_asked_for() {
+    within_bound("a response that sends", async {
+        let mut flow = Flow::new("flow");
+        let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
+        let act = Act::default();
+        let size = act.clone();
+        let answer = flow.add(
+            "answer",
+            map(move |n: u32| {
+                let act = size.clone();
+                ready(Ok(Sized(n, Some(Arc::new(move || act.run())))))
+            }),
+        );
+        let end =
+            flow.add("end", sink(move |n: u32| ready(tell.send(n).map_err(|_| Error::new(ErrorKind::Operator, "")))));
+        let ingress = flow.ingress_with("in", end.input, Hub::bounded(8));
+        let service = flow.service("service", answer.input, answer.output);
+        let running = flow.spawn().unwrap();
+        let inner = ingress.clone();
+        act.set(move || drop(inner.try_send(7)));
+        assert_eq!(service.ask(3).await.unwrap().0, 3);
+        assert_eq!(got.recv().await, Some(7));
+        act.set(|| ());
+        drop((ingress, service));
+        running.await.unwrap();
+    });
+}
+
+/// A value whose first clone panics.
+struct ClonedTwice(Arc<AtomicUsize>);
+
+impl Message for ClonedTwice {}
+
+impl Clone for ClonedTwice {
+    fn clone(&self) -> Self {
+        assert!(self.0.fetch_add(1, Ordering::SeqCst) > 0, "a clone that panics");
+        Self(self.0.clone())
+    }
+}
+
+/// Takes the newest twice: the first time it is not given.
+struct TakesTwice;
+
+impl Operator for TakesTwice {
+    type Ports = SinkPorts<ClonedTwice>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        assert!(catch_unwind(AssertUnwindSafe(|| ports.input.take().map(drop))).is_err());
+        ports.input.take()?;
+        cx.finish();
+        Ok(())
+    }
+}
+
+#[test]
+fn a_latest_value_stays_in_its_hub_if_its_clone_panics() {
+    within_bound("a clone that panics", async {
+        let mut flow = Flow::new("flow");
+        let mut once = Some(ClonedTwice(Arc::default()));
+        let source = flow.add("source", source(move || ready(Ok(once.take()))));
+        let takes = flow.add("takes", TakesTwice);
+        flow.connect_with(source.output, takes.input, Hub::latest());
+        flow.run().await.unwrap();
+    });
+}
+
+/// What of a subscriber calls back into wakeline at each of its calls, but for those that the test makes itself.
+struct CallsBack {
+    act: Act,
+    calls: Arc<Mutex<BTreeSet<&'static str>>>,
+}
+
+thread_local! {
+    static OF_THE_TEST: Cell<bool> = const { Cell::new(false) };
+}
+
+impl CallsBack {
+    fn call(&self, what: &'static str) {
+        if !OF_THE_TEST.get() {
+            self.calls.lock().unwrap().insert(what);
+            self.act.run();
+        }
+    }
+}
+
+impl<S: tracing::Subscriber> Layer<S> for CallsBack {
+    fn on_follows_from(&self, _: &Id, _: &Id, _: Context<'_, S>) {
+        self.call("follows_from");
+    }
+
+    fn on_event(&self, _: &tracing::Event<'_>, _: Context<'_, S>) {
+        self.call("event");
+    }
+
+    fn on_enter(&self, _: &Id, _: Context<'_, S>) {
+        self.call("enter");
+    }
+
+    fn on_exit(&self, _: &Id, _: Context<'_, S>) {
+        self.call("exit");
+    }
+
+    fn on_close(&self, _: Id, _: Context<'_, S>) {
+        self.call("close");
+    }
+}
+
+#[derive(Ports)]
+struct PairsPorts {
+    #[input(at_least = 2)]
+    input: Input<u32>,
+    #[output]
+    out: Output<u32>,
+}
+
+/// Takes two a run, and sends their sum.
+struct Pairs;
+
+impl Operator for Pairs {
+    type Ports = PairsPorts;
+
+    async fn compute(&mut self, ports: &mut PairsPorts, cx: &mut Cx) -> Result<()> {
+        let sum = ports.input.take()? + ports.input.take()?;
+        cx.stream()?;
+        tokio::task::yield_now().await;
+        ports.out.send(sum).await
+    }
+}
+
+/// Runs a flow whose messages come in spans of that subscriber's: what of it was called.
+fn in_spans(panics: bool) -> BTreeSet<&'static str> {
+    let calls = Arc::new(Mutex::new(BTreeSet::new()));
+    let act = Act::default();
+    let calls_back = CallsBack { act: act.clone(), calls: calls.clone() };
+    let _here = tracing::subscriber::set_default(tracing_subscriber::registry().with(calls_back));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let device = Device::emulated(Emulated::new());
+        // Used up, so that the operator says that it has no stream of its own.
+        let pool = StreamPool::builder(&device).maximum(1).build().unwrap();
+        let _taken = pool.take().unwrap();
+        let mut flow = Flow::new("flow");
+        let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
+        let pairs = flow.add("pairs", Pairs).on(&device).streams(&pool);
+        let end =
+            flow.add("end", sink(move |n: u32| ready(tell.send(n).map_err(|_| Error::new(ErrorKind::Operator, "")))));
+        flow.connect(pairs.out, end.input);
+        let other = flow.add("other", sink(async |_: u32| Ok(())));
+        let ingress = flow.ingress_with("in", pairs.input, Hub::bounded(8));
+        let other = Arc::new(flow.ingress("more", other.input));
+        let running = flow.spawn().unwrap();
+        ingress.send(0).await.unwrap();
+        let (handle, to) = (running.handle(), Arc::downgrade(&other));
+        act.set(move || {
+            assert_eq!(handle.status().len(), 5);
+            drop(to.upgrade().map(|other| other.try_send(0)));
+            assert!(!panics, "a subscriber that panics");
+        });
+        for n in 1..6 {
+            OF_THE_TEST.set(true);
+            tracing::info_span!("call").in_scope(|| assert!(ingress.try_send(n).is_ok()));
+            OF_THE_TEST.set(false);
+        }
+        drop(ingress);
+        assert_eq!((got.recv().await, got.recv().await, got.recv().await), (Some(1), Some(5), Some(9)));
+        drop(other);
+        running.await.unwrap();
+        assert!(tracing::Span::current().is_none());
+    });
+    let calls = calls.lock().unwrap().clone();
+    calls
+}
+
+#[test]
+fn a_subscriber_may_call_back_where_spans_are_entered_and_joined() {
+    within_bound("a subscriber that calls back", async {
+        let calls = thread::spawn(|| in_spans(false)).join().unwrap();
+        for what in ["enter", "exit", "follows_from", "close", "event"] {
+            assert!(calls.contains(what), "{what}: {calls:?}");
+        }
+    });
+}
+
+#[test]
+fn a_subscriber_that_panics_harms_no_flow() {
+    within_bound("a subscriber that panics", async {
+        drop(thread::spawn(|| in_spans(true)).join().unwrap());
+    });
+}
+
+/// Metadata that asks for the status as it is dropped.
+struct Asks(Act);
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        self.0.run();
+    }
+}
+
+/// Sends a message with metadata.
+struct Tags(Act, u32);
+
+impl Operator for Tags {
+    type Ports = TicksPorts;
+
+    async fn compute(&mut self, ports: &mut TicksPorts, cx: &mut Cx) -> Result<()> {
+        cx.insert_metadata("asks", Asks(self.0.clone()));
+        self.1 += 1;
+        if self.1 == 3 {
+            cx.finish();
+        }
+        ports.ticks.send(self.1).await
+    }
+}
+
+#[derive(Ports)]
+struct BothPorts {
+    #[input]
+    one: Input<u32>,
+    #[input]
+    other: Input<u32>,
+}
+
+struct Both;
+
+impl Operator for Both {
+    type Ports = BothPorts;
+
+    async fn compute(&mut self, ports: &mut BothPorts, cx: &mut Cx) -> Result<()> {
+        assert_eq!(ports.one.take()?, ports.other.take()?);
+        assert!(cx.metadata().get::<Asks>("asks").is_some());
+        Ok(())
+    }
+}
+
+#[test]
+fn metadata_that_is_merged_may_call_back_as_it_is_dropped() {
+    within_bound("metadata that is merged", async {
+        for policy in [MergePolicy::Update, MergePolicy::Reject] {
+            let mut flow = Flow::new("flow");
+            let act = Act::default();
+            let one = flow.add("one", Tags(act.clone(), 0));
+            let other = flow.add("other", Tags(act.clone(), 0));
+            let both = flow.add("both", Both).merge_metadata(policy);
+            flow.connect(one.ticks, both.one);
+            flow.connect(other.ticks, both.other);
+            let running = flow.spawn().unwrap();
+            let handle = running.handle();
+            act.set(move || assert_eq!(handle.status().len(), 3));
+            running.await.unwrap();
+            assert_eq!(act.count(), 6, "each was dropped once");
+        }
     });
 }

@@ -626,3 +626,72 @@ fn a_waker_may_drop_the_flow() {
         drop(handle);
     });
 }
+
+#[derive(Ports)]
+struct PilesPorts {
+    #[input]
+    input: Input<u32>,
+    #[output(envelope_bytes = 64)]
+    out: Output<Envelope<u32>>,
+}
+
+/// Polls for a blank envelope that is not there, with another waker each time.
+#[derive(Clone)]
+struct Piles;
+
+impl Operator for Piles {
+    type Ports = PilesPorts;
+
+    async fn compute(&mut self, ports: &mut PilesPorts, _cx: &mut Cx) -> Result<()> {
+        ports.input.take()?;
+        let mut kept = Vec::new();
+        while let Poll::Ready(blank) = futures::poll!(std::pin::pin!(ports.out.blank())) {
+            kept.push(blank?);
+        }
+        let idle = Arc::new(());
+        // Of one future, and of many.
+        let mut one = Box::pin(ports.out.blank());
+        for _ in 0..16 {
+            // Wakers of different allocations: none wakes another's task.
+            let waker = Waker::from(Arc::new(Shares(idle.clone())));
+            assert!(one.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        assert!(Arc::strong_count(&idle) <= 2, "one waker is kept");
+        drop(one);
+        assert_eq!(Arc::strong_count(&idle), 1, "it goes with its future");
+        for _ in 0..16 {
+            let waker = Waker::from(Arc::new(Shares(idle.clone())));
+            let mut blank = Box::pin(ports.out.blank());
+            assert!(blank.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        assert_eq!(Arc::strong_count(&idle), 1);
+        // One that waits again is woken.
+        drop(kept.pop());
+        drop(ports.out.blank().await?);
+        Ok(())
+    }
+}
+
+/// A waker that shares something, to see whether it is there.
+struct Shares(#[allow(dead_code, reason = "counted")] Arc<()>);
+
+impl Wake for Shares {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn wakers_of_a_workers_blanks_do_not_pile_up() {
+    within_bound("wakers of blanks".into(), || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut flow = Flow::new("flow");
+            let mut once = Some(1);
+            let source = flow.add("source", wakeline::operator::source(move || ready(Ok(once.take()))));
+            let piles = flow.add("piles", wakeline::operator::concurrent(1, Piles));
+            let end = flow.add("end", wakeline::operator::sink(async |_: Envelope<u32>| Ok(())));
+            flow.connect(source.output, piles.input);
+            flow.connect(piles.out, end.input);
+            flow.run().await.unwrap();
+        });
+    });
+}

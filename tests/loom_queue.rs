@@ -429,3 +429,27 @@ fn the_newest_is_read_again_and_again_and_counted_once() {
         assert_eq!(queue.counts().untaken, 0, "it was read");
     });
 }
+
+#[test]
+fn what_is_dropped_while_its_reader_looks_at_it_is_counted_and_the_next_is_moved() {
+    model(|| {
+        let queue = Arc::new(Queue::new(1, Full::DropOldest));
+        assert_eq!(push(&queue, 1, true), Pushed::In);
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                let _ = push(&queue, 2, false);
+                pump_freely(&queue);
+                queue.close_writer();
+            })
+        };
+        // Out of its slot meanwhile: it is dropped there, or goes back.
+        let looked = queue.peek(0, |number, message| (number, *message));
+        assert!(looked.is_none_or(|(number, message)| number == u64::from(message)));
+        let taken = block_on(take_all(&queue));
+        writer.join().unwrap();
+        assert_eq!(taken.last(), Some(&2));
+        let taken = taken.len() as u64;
+        assert_eq!(queue.counts(), Counts { taken, dropped: 2 - taken, untaken: 0 });
+    });
+}

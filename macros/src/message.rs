@@ -42,10 +42,13 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
                 quote_spanned!(site=> { 0_usize #(.saturating_add(#bytes))* })
             },
         );
+        let locked =
+            marked.iter().map(|ty| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::VISITS_UNDER_LOCK));
         let carries =
             marked.iter().map(|ty| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::CARRIES_ENVELOPES));
         quote_spanned! {site=>
             const CARRIES_ENVELOPES: bool = #(#carries)||*;
+            const VISITS_UNDER_LOCK: bool = #(#locked)&&*;
 
             fn envelopes(
                 &mut self,

@@ -33,7 +33,7 @@ use crate::{
         Cx, Output,
         lent::{Lent, Loan},
     },
-    sync::{Deferred, Level, Mutex, lock, proxied},
+    sync::{Deferred, Level, Mutex, discard, lock, proxied},
 };
 
 /// Places that are given out at once, at most: of a hub that always has room.
@@ -227,8 +227,6 @@ impl<M: Message> Place<M> {
         came_back.take(&mut parcel.message, |boundary| boundary.is_beside(&door.boundary));
         let departed = departure.of(&mut parcel.message);
         permit.forget();
-        // Of several readers the message is forked under the lock: if that panics, the place is given out again.
-        let again = LookOnPanic(&door);
         let (mut place, mut dropped) = (Some(parcel), None);
         let (sent, _) = door.use_places(1, |output| match &departed {
             Err(error) => Err(error.again()),
@@ -237,10 +235,9 @@ impl<M: Message> Place<M> {
             }
             Ok(_) => Ok(()),
         });
-        drop(again);
         let sent = sent.map(|sent| sent.and_then(|()| departure.arrive()));
         // Here, where no lock is held: a message that is dropped may send another one.
-        drop(dropped);
+        discard(dropped);
         match (sent, place) {
             (Some(Err(error)), _) => {
                 tracing::warn!(flow = door.flow.name(), %error, "a message from outside was lost on its way into the flow");
@@ -251,17 +248,6 @@ impl<M: Message> Place<M> {
                 came_back.put_back(&mut parcel.message);
                 Err(SendError::new(Some(parcel.message), ended(&door.flow)))
             }
-        }
-    }
-}
-
-/// Gives a used place out again if what used it panicked.
-struct LookOnPanic<'a, M: Message>(&'a Door<M>);
-
-impl<M: Message> Drop for LookOnPanic<'_, M> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.look();
         }
     }
 }

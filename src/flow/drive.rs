@@ -13,7 +13,14 @@
 //!
 //! Before the `stop`s of a flow that went well, all that was enqueued is waited for: its last work may have failed too.
 
-use std::{collections::HashMap, future::poll_fn, pin::pin, sync::Arc, task::Poll};
+use std::{
+    collections::HashMap,
+    future::poll_fn,
+    ops::{Deref, DerefMut},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+};
 
 use tokio::sync::oneshot;
 
@@ -38,6 +45,7 @@ use crate::{
         node::Node,
         seat::{Ends, Seat, Tally, caught},
     },
+    sync::discard,
 };
 
 /// An operator that takes part, in its surroundings.
@@ -46,7 +54,47 @@ pub(super) struct Member {
     pub(super) index: usize,
     pub(super) name: Arc<str>,
     pub(super) device: Device,
-    pub(super) seat: Box<dyn Seat>,
+    pub(super) seat: OwnSeat,
+}
+
+/// A member's operator. Several are dropped together where the runtime ends: a panic of one destructor ends there.
+pub(super) struct OwnSeat(Option<Box<dyn Seat>>);
+
+impl OwnSeat {
+    pub(super) fn new(seat: Box<dyn Seat>) -> Self {
+        Self(Some(seat))
+    }
+
+    /// To give it back, or to drop it where a panic is to be heard of.
+    fn take(mut self) -> Option<Box<dyn Seat>> {
+        self.0.take()
+    }
+}
+
+impl Deref for OwnSeat {
+    type Target = dyn Seat;
+
+    fn deref(&self) -> &Self::Target {
+        match &self.0 {
+            Some(seat) => &**seat,
+            None => unreachable!("only `take`, which consumes this, and the destructor take it out"),
+        }
+    }
+}
+
+impl DerefMut for OwnSeat {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match &mut self.0 {
+            Some(seat) => &mut **seat,
+            None => unreachable!("only `take`, which consumes this, and the destructor take it out"),
+        }
+    }
+}
+
+impl Drop for OwnSeat {
+    fn drop(&mut self) {
+        discard(self.0.take());
+    }
 }
 
 /// A hub to be made.
@@ -248,10 +296,10 @@ async fn last_phase(member: Member, keep: bool) -> (Tally, Option<Box<dyn Seat>>
     let stopped = attended_to_the_end(&device, seat.stop()).await;
     let tally = seat.tally();
     if keep {
-        return (tally, Some(seat), stopped);
+        return (tally, seat.take(), stopped);
     }
     let dropped = caught(async {
-        drop(seat);
+        drop(seat.take());
         Ok(())
     });
     (tally, None, stopped.and(dropped.await))

@@ -104,7 +104,7 @@ struct State<M> {
     dropped: bool,
 }
 
-impl<M> Default for Exit<M> {
+impl<M: 'static> Default for Exit<M> {
     fn default() -> Self {
         Self {
             state: Mutex::new(State { queue: Arc::new(Queue::new(1, Full::Hold)), dropped: false }),
@@ -113,7 +113,7 @@ impl<M> Default for Exit<M> {
     }
 }
 
-impl<M> Exit<M> {
+impl<M: 'static> Exit<M> {
     fn queue(&self) -> Arc<Queue<M>> {
         lock(&self.state).queue.clone()
     }
@@ -227,9 +227,9 @@ impl<M: Message> Condition for Outside<M> {
 }
 
 /// The end of a run, however it ends.
-struct Closing<'a, M>(&'a Queue<M>);
+struct Closing<'a, M: 'static>(&'a Queue<M>);
 
-impl<M> Drop for Closing<'_, M> {
+impl<M: 'static> Drop for Closing<'_, M> {
     fn drop(&mut self) {
         self.0.close_writer();
     }

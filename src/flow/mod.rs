@@ -264,7 +264,12 @@ impl Flow {
         let outcome = (&mut running).await;
         for (operator, mut seat) in running.seats() {
             let entry = &mut self.entries[operator];
-            lock(&entry.place).conditions = seat.conditions();
+            // Those that were added while it ran come after them.
+            let mut conditions = seat.conditions();
+            let mut place = lock(&entry.place);
+            conditions.append(&mut place.conditions);
+            place.conditions = conditions;
+            drop(place);
             entry.seat = Some(seat);
         }
         outcome
@@ -313,7 +318,7 @@ impl Flow {
                 merge: place.merge,
             };
             seat.enter(setting, node.clone(), surroundings.clone());
-            crew.push(drive::Member { index, name: entry.name.clone(), device, seat });
+            crew.push(drive::Member { index, name: entry.name.clone(), device, seat: drive::OwnSeat::new(seat) });
         }
         let joints: Vec<_> = plans
             .into_iter()

@@ -427,12 +427,13 @@ impl<Res> Request<Res> {
         }
         let error = failed(&self.flow).unwrap_or_else(|| {
             let (service, operator) = (&*self.book.name, lock(&self.seen_by).take());
-            match operator.as_deref() {
+            // The caller is answered, whatever the subscriber does.
+            contained("a subscriber panicked", || match operator.as_deref() {
                 Some(operator) => {
                     tracing::warn!(service, operator, "a request is not answered: the last operator to have it {last}")
                 }
                 None => tracing::warn!(service, "a request is not answered: no operator has taken it"),
-            }
+            });
             Error::new(ErrorKind::Unanswered, "the request was dropped without an answer")
         });
         self.answer(Err(error));
@@ -496,18 +497,22 @@ impl<Res: Message> Book<Res> {
                 }
             }
             [] if reply.is_empty() || own.iter().any(|request| request.is_answered()) => {
-                tracing::warn!(service, "a response came that answers no request: it is dropped");
+                contained("a subscriber panicked", || {
+                    tracing::warn!(service, "a response came that answers no request: it is dropped");
+                });
             }
             // The caller has gone away.
             [] => {}
             [request] => request.answer(Ok(response)),
             several => {
-                tracing::warn!(
-                    service,
-                    requests = several.len(),
-                    "one response came for several requests, which fail: an operator that takes several messages in a run \
-                     says which of its own answers which, with `cx.take_replies()` and `send_for`"
-                );
+                contained("a subscriber panicked", || {
+                    tracing::warn!(
+                        service,
+                        requests = several.len(),
+                        "one response came for several requests, which fail: an operator that takes several messages in a \
+                         run says which of its own answers which, with `cx.take_replies()` and `send_for`"
+                    );
+                });
                 let error =
                     Error::new(ErrorKind::Usage, "the response cannot be distinguished from those to other requests");
                 several.iter().for_each(|request| request.answer(Err(error.again())));
@@ -520,7 +525,9 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
     type Ports = DeskPorts<Req, Res>;
 
     async fn run(&mut self, ports: &mut DeskPorts<Req, Res>, cx: &mut Cx) -> Result<()> {
-        let (door, responses) = (Door::new(&ports.requests, cx), ports.responses.lend());
+        let door = Door::new(&ports.requests, cx);
+        // Used by this task only: the code of a response runs with no lock held.
+        let responses = &ports.responses;
         let _closing = Closing(&door);
         self.stage.send_replace(Stage::Open(door.clone()));
         let mut no_handles = pin!(self.stage.closed());
@@ -538,7 +545,7 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                 let Poll::Ready(budget) = tokio::task::coop::poll_proceed(task) else {
                     return Ok(Readiness::WAIT_EVENT);
                 };
-                let there = responses.with(|responses| responses.poll_count(1, task).more);
+                let there = responses.apart(|responses| responses.poll_count(1, task).more);
                 match there.unwrap_or(Readiness::NEVER) {
                     Readiness::READY => {}
                     Readiness::NEVER => return Ok(Readiness::NEVER),
@@ -547,7 +554,7 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                     _ => return Ok(Readiness::WAIT),
                 }
                 budget.made_progress();
-                if let Some(Some(mut response)) = responses.with(|responses| responses.try_take()).transpose()? {
+                if let Some(Some(mut response)) = responses.apart(Input::try_take).transpose()? {
                     boundary.mark(&mut response);
                     let reply = carry.take_replies().pop().unwrap_or_default();
                     book.answer(&reply, response);

@@ -342,6 +342,7 @@ impl<T: Plain> From<Buffer<T>> for Envelope<T> {
 
 impl<T: Plain> Message for Envelope<T> {
     const CARRIES_ENVELOPES: bool = true;
+    const VISITS_UNDER_LOCK: bool = true;
     const ELEMENT_BYTES: usize = size_of::<T>();
 
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {

@@ -7,7 +7,8 @@
 //!
 //! A waker is registered under the lock under which an item is put back: so either the poll finds the item, or `put` finds
 //! the waker. How many there are is also kept beside the lock, as a hint for the many who only look; a task that goes to
-//! sleep does not rely on it. All are woken and the quickest has it, so one that is woken and dropped loses nothing.
+//! sleep does not rely on it. Each waiter has a number and at most one waker here, the latest, until it is woken or
+//! [leaves](FreeList::leave): a future that is polled with ever other wakers lets none pile up. All are woken and the quickest has it, so one that is woken and dropped loses nothing.
 //!
 //! Knows no device: `tests/loom_pool.rs` includes it as it stands.
 
@@ -24,7 +25,10 @@ pub(super) struct FreeList<T> {
 
 struct State<T> {
     items: VecDeque<T>,
-    waiting: Vec<Waker>,
+    /// By the waiter's number.
+    waiting: Vec<(u64, Waker)>,
+    /// The number that was given out last.
+    number: u64,
 }
 
 impl<T> FreeList<T> {
@@ -38,7 +42,7 @@ impl<T> FreeList<T> {
     }
 
     fn of_len(len: usize) -> Self {
-        let state = State { items: VecDeque::new(), waiting: Vec::new() };
+        let state = State { items: VecDeque::new(), waiting: Vec::new(), number: 0 };
         Self { state: Mutex::new(state), len: AtomicUsize::new(len) }
     }
 
@@ -71,27 +75,50 @@ impl<T> FreeList<T> {
         if state.waiting.is_empty() {
             return;
         }
-        let woken: WakeList = state.waiting.drain(..).collect();
+        let woken: WakeList = state.waiting.drain(..).map(|(_, waker)| waker).collect();
         drop(state);
         woken.wake();
     }
 
-    /// True if there is one. Otherwise the waker is registered for the next that comes back.
-    pub(super) fn poll_some(&self, waker: &Waker) -> bool {
+    /// A number for one more waiter, which gives it back with [`leave`](Self::leave).
+    pub(super) fn waiter(&self) -> u64 {
+        let mut state = lock(&self.state);
+        state.number += 1;
+        state.number
+    }
+
+    /// True if there is one. Otherwise the waker is registered for the next that comes back, in place of the waiter's last.
+    pub(super) fn poll_some(&self, waiter: u64, waker: &Waker) -> bool {
         let state = lock(&self.state);
-        if !state.items.is_empty() || state.waiting.iter().any(|known| known.will_wake(waker)) {
+        let is_known = |(of, known): &(u64, Waker)| *of == waiter && known.will_wake(waker);
+        if !state.items.is_empty() || state.waiting.iter().any(is_known) {
             return !state.items.is_empty();
         }
         drop(state);
         // Cloned with no lock held: what came back meanwhile is found by the second look.
-        let new = waker.clone();
+        let mut new = waker.clone();
         let mut state = lock(&self.state);
-        if state.items.is_empty() {
-            state.waiting.push(new);
-            return false;
+        let is_there = !state.items.is_empty();
+        if !is_there {
+            match state.waiting.iter_mut().find(|(of, _)| *of == waiter) {
+                Some((_, known)) => std::mem::swap(known, &mut new),
+                None => {
+                    state.waiting.push((waiter, new));
+                    return false;
+                }
+            }
         }
         drop(state);
         discard(new);
-        true
+        is_there
+    }
+
+    /// A waiter waits no longer: its waker is dropped.
+    pub(super) fn leave(&self, waiter: u64) {
+        let mut state = lock(&self.state);
+        let at = state.waiting.iter().position(|(of, _)| *of == waiter);
+        let gone = at.map(|at| state.waiting.swap_remove(at));
+        drop(state);
+        discard(gone);
     }
 }

@@ -12,7 +12,7 @@ use super::{
     Message,
     baggage::Parcel,
     envelope::RawEnvelope,
-    pool::Pool,
+    pool::{Pool, Waiter},
     queue::Answer,
     sender::{depart, stamp_of},
 };
@@ -60,11 +60,13 @@ pub(crate) struct Kept<M: Message> {
     backlog: Backlog<M>,
     /// The operator's own blank envelopes, or why there are none.
     blanks: std::result::Result<Arc<Pool>, Error>,
+    /// While it waits for one of them.
+    waiter: Option<Waiter>,
 }
 
 impl<M: Message> Kept<M> {
     pub(crate) fn new(blanks: std::result::Result<Arc<Pool>, Error>) -> Self {
-        Self { backlog: Backlog::default(), blanks }
+        Self { backlog: Backlog::default(), blanks, waiter: None }
     }
 
     /// Keeps what lies in `place`.
@@ -80,11 +82,18 @@ impl<M: Message> Kept<M> {
         self.blanks.as_ref().map_err(Error::again)?.take()
     }
 
-    pub(super) fn poll_blank(&self, waker: &Waker) -> Answer {
+    pub(super) fn poll_blank(&mut self, waker: &Waker) -> Answer {
         match &self.blanks {
-            Ok(blanks) if !blanks.has(1) && !blanks.poll_home(waker) => Answer::Wait,
+            Ok(blanks) if !blanks.has(1) && !self.waiter.get_or_insert_with(|| blanks.waiter()).poll_home(waker) => {
+                Answer::Wait
+            }
             _ => Answer::Yes,
         }
+    }
+
+    /// It waits for a blank envelope no longer.
+    pub(super) fn leave_blanks(&mut self) {
+        self.waiter = None;
     }
 
     /// All that was sent.

@@ -402,6 +402,10 @@ impl<M: Message> HubState for Link<M> {
     }
 
     fn holds(&self, pool: &Arc<Pool>) -> usize {
+        // It is for a text that people read, from any thread: a message whose own code would run under the lock counts as none.
+        if !M::VISITS_UNDER_LOCK {
+            return 0;
+        }
         let mut count = 0;
         let pool = Arc::downgrade(pool);
         self.queue.each(|parcel| {

@@ -106,6 +106,10 @@ pub trait Message: Send + 'static {
         let _ = visit;
     }
 
+    /// Whether [`envelopes`](Self::envelopes) runs code of the crate's only, so that it may be called while a lock is held.
+    #[doc(hidden)]
+    const VISITS_UNDER_LOCK: bool = false;
+
     /// The names of the events that it can carry: no port waits for another.
     const EVENTS: &'static [&'static str] = &[];
 
@@ -197,6 +201,7 @@ impl Message for bytes::Bytes {
 
 impl<M: Message> Message for Vec<M> {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const VISITS_UNDER_LOCK: bool = M::VISITS_UNDER_LOCK;
     const EVENTS: &'static [&'static str] = M::EVENTS;
 
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
@@ -222,6 +227,7 @@ impl<T: Send + Sync + ?Sized + 'static> Message for std::sync::Arc<T> {
 
 impl<M: Message, const N: usize> Message for [M; N] {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const VISITS_UNDER_LOCK: bool = M::VISITS_UNDER_LOCK;
     const EVENTS: &'static [&'static str] = M::EVENTS;
 
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
@@ -241,6 +247,7 @@ impl<M: Message, const N: usize> Message for [M; N] {
 
 impl<M: Message> Message for Box<M> {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const VISITS_UNDER_LOCK: bool = M::VISITS_UNDER_LOCK;
     const EVENTS: &'static [&'static str] = M::EVENTS;
 
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
@@ -258,6 +265,7 @@ impl<M: Message> Message for Box<M> {
 
 impl<M: Message> Message for Option<M> {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const VISITS_UNDER_LOCK: bool = M::VISITS_UNDER_LOCK;
     const EVENTS: &'static [&'static str] = M::EVENTS;
 
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
@@ -282,11 +290,14 @@ macro_rules! tuple_messages {
     ($($name:ident),*) => {
         impl<$($name: Message),*> Message for ($($name,)*) {
             const CARRIES_ENVELOPES: bool = $($name::CARRIES_ENVELOPES ||)* false;
+            const VISITS_UNDER_LOCK: bool = $((!$name::CARRIES_ENVELOPES || $name::VISITS_UNDER_LOCK) &&)* true;
 
             #[allow(non_snake_case)]
             fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
                 let ($($name,)*) = self;
-                $($name.envelopes(visit);)*
+                $(if $name::CARRIES_ENVELOPES {
+                    $name.envelopes(visit);
+                })*
             }
 
             #[allow(non_snake_case)]

@@ -113,6 +113,13 @@ impl<M: Message> Outlet<M> {
         }
     }
 
+    /// A blank envelope is waited for no longer. A hub's writer keeps its waker for the reader's end.
+    pub(crate) fn leave_blanks(&mut self) {
+        if let Self::Kept(kept) = self {
+            kept.leave_blanks();
+        }
+    }
+
     /// A blank envelope, if there is one; an error if there are none at all.
     pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
         match self {
@@ -147,7 +154,8 @@ impl<M: Message> Outlet<M> {
         }
     }
 
-    /// As `try_send`, from outside of the flow: what the hub drops for it lies in `dropped` then.
+    /// As `try_send`, from outside of the flow: what the hub drops for it lies in `dropped` then. An output that is used from
+    /// outside has one reader, so no message is forked here, where the port is locked.
     pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
@@ -159,7 +167,8 @@ impl<M: Message> Outlet<M> {
             Self::One(sender) if !sender.reader_gone() => {
                 sender.try_send_departed(place, stamped, origin, |parcel| *dropped = Some(parcel))
             }
-            _ => self.try_send_otherwise(place, origin),
+            Self::Several(_) => Err(Error::new(ErrorKind::Usage, "an output that is used from outside has one reader")),
+            _ => Err(self.closed()),
         }
     }
 

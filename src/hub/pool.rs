@@ -137,9 +137,9 @@ impl Pool {
         }
     }
 
-    /// True if an envelope is at home. Otherwise the waker, of one of several that take from here, is kept until one is.
-    pub(crate) fn poll_home(&self, waker: &Waker) -> bool {
-        self.home.poll_some(waker)
+    /// One of several that wait for an envelope here, beside the hub's writer.
+    pub(super) fn waiter(self: &Arc<Self>) -> Waiter {
+        Waiter { pool: self.clone(), number: self.home.waiter() }
     }
 
     /// `2 of the 2 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c``
@@ -154,6 +154,25 @@ impl Pool {
             }
         }
         told
+    }
+}
+
+/// See [`Pool::waiter`]. Its waker is dropped with it.
+pub(super) struct Waiter {
+    pool: Arc<Pool>,
+    number: u64,
+}
+
+impl Waiter {
+    /// True if an envelope is at home. Otherwise the waker is kept until one is.
+    pub(super) fn poll_home(&self, waker: &Waker) -> bool {
+        self.pool.home.poll_some(self.number, waker)
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.pool.home.leave(self.number);
     }
 }
 

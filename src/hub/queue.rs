@@ -119,6 +119,8 @@ struct State<M> {
     held: usize,
     /// The first was read already.
     seen: bool,
+    /// The number of the message that the reader has out of its slot to look at; 0: none.
+    lent: u64,
     reader: Others,
     writer: Others,
 }
@@ -131,7 +133,30 @@ pub(crate) struct Slot<M> {
     message: Option<M>,
 }
 
-impl<M> Queue<M> {
+/// A message that the reader has out of its slot. It goes back as this is dropped, unless the queue has dropped it meanwhile.
+struct Lent<'a, M: 'static> {
+    queue: &'a Queue<M>,
+    number: u64,
+    message: Option<M>,
+}
+
+impl<M: 'static> Drop for Lent<'_, M> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.queue.state);
+        state.lent = 0;
+        // Others may be before it no more.
+        if let Ok(at) = state.messages.binary_search_by_key(&self.number, |slot| slot.number)
+            && let Some(slot) = state.messages.get_mut(at)
+        {
+            slot.message = self.message.take();
+        }
+        drop(state);
+        // Still here if the queue has dropped it meanwhile.
+        discard(self.message.take());
+    }
+}
+
+impl<M: 'static> Queue<M> {
     pub(crate) fn new(capacity: usize, full: Full) -> Self {
         Self {
             capacity,
@@ -152,6 +177,7 @@ impl<M> Queue<M> {
                     stray: false,
                     held: 0,
                     seen: false,
+                    lent: 0,
                     reader: Others::default(),
                     writer: Others::default(),
                 },
@@ -395,17 +421,37 @@ impl<M> Queue<M> {
         out
     }
 
-    /// Shows the message at `at` and its number, if it may be taken. `look` calls nothing of this queue.
+    /// For the reader: shows the message at `at` and its number, if it may be taken. `look` runs without the lock: the message
+    /// is out of its slot meanwhile, and goes back also if `look` panics.
     pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(u64, &mut M) -> R) -> Option<R> {
         let mut state = lock(&self.state);
         if at >= self.ready() {
             return None;
         }
-        let Slot { number, message } = state.messages.get_mut(at)?;
-        message.as_mut().map(|message| look(*number, message))
+        let mut lent = self.lend(&mut state, at)?;
+        drop(state);
+        let number = lent.number;
+        lent.message.as_mut().map(|message| look(number, message))
     }
 
-    /// Shows all messages that are not being moved. `look` calls nothing of this queue.
+    /// As [`peek`](Self::peek), under the lock: `look` runs no code of the user's.
+    pub(crate) fn peek_locked<R>(&self, at: usize, look: impl FnOnce(&M) -> R) -> Option<R> {
+        let state = lock(&self.state);
+        if at >= self.ready() {
+            return None;
+        }
+        state.messages.get(at)?.message.as_ref().map(look)
+    }
+
+    /// Takes the message at `at` out of its slot until the result is dropped.
+    fn lend(&self, state: &mut State<M>, at: usize) -> Option<Lent<'_, M>> {
+        let slot = state.messages.get_mut(at)?;
+        let (number, message) = (slot.number, slot.message.take()?);
+        state.lent = number;
+        Some(Lent { queue: self, number, message: Some(message) })
+    }
+
+    /// Shows all messages that are in their slots, under the lock: `look` runs no code of the user's.
     pub(crate) fn each(&self, look: impl FnMut(&mut M)) {
         lock(&self.state).messages.iter_mut().filter_map(|slot| slot.message.as_mut()).for_each(look);
     }
@@ -453,26 +499,16 @@ impl<M> Queue<M> {
         Some(number)
     }
 
-    /// Copies the first message into `place`, and leaves it there. `copy` is called without the lock.
+    /// Copies the first message into `place`, and leaves it there, also if `copy` panics. `copy` runs without the lock.
     pub(crate) fn read(&self, place: &mut Option<M>, copy: impl FnOnce(&M) -> M) -> Option<u64> {
         let mut state = lock(&self.state);
-        let slot = state.messages.front_mut()?;
-        let (number, message) = (slot.number, slot.message.take()?);
+        let lent = self.lend(&mut state, 0)?;
         if !std::mem::replace(&mut state.seen, true) {
             state.counts.taken += 1;
         }
         drop(state);
-        *place = Some(copy(&message));
-        let mut state = lock(&self.state);
-        let slot = state.messages.front_mut().filter(|slot| slot.number == number);
-        // Else there is a newer one; what was read is dropped after the lock.
-        let old = match slot {
-            Some(slot) => slot.message.replace(message),
-            None => Some(message),
-        };
-        drop(state);
-        drop(old);
-        Some(number)
+        *place = lent.message.as_ref().map(copy);
+        Some(lent.number)
     }
 
     /// The first message that is not ready, to be moved. `None` if there is none, or if it is being moved already:
@@ -595,8 +631,8 @@ fn remove_oldest<M>(state: &mut State<M>, ready: &mut usize) -> Option<(u64, Opt
     let seen = at == 0 && std::mem::take(&mut state.seen);
     if !seen {
         state.counts.dropped += 1;
-        // Else it is the reader's, which is just reading it.
-        state.stray |= message.is_none();
+        // Else the reader has it, to look at it or to copy it.
+        state.stray |= message.is_none() && number != state.lent;
     }
     Some((number, message))
 }

@@ -80,7 +80,7 @@ impl<M: Message> Receiver<M> {
     /// Since when the first message has waited, if that is written down.
     pub(crate) fn oldest(&self) -> Option<Instant> {
         self.0.times?;
-        self.0.queue.peek(0, |_, parcel| parcel.baggage.as_ref().and_then(|baggage| baggage.since)).flatten()
+        self.0.queue.peek_locked(0, |parcel| parcel.baggage.as_ref().and_then(|baggage| baggage.since)).flatten()
     }
 
     /// A message that was not read before? Of a hub whose newest is read again.
@@ -137,7 +137,7 @@ impl<M: Message> Receiver<M> {
         self.0.queue.keep_reader(waker);
     }
 
-    /// Shows the message at `at` and its number, if it can be taken. `look` sends and takes nothing here.
+    /// Shows the message at `at` and its number, if it can be taken. It runs without the lock.
     pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(u64, &mut M) -> R) -> Option<R> {
         self.0.queue.peek(at, |number, parcel| look(number, &mut parcel.message))
     }

@@ -18,11 +18,12 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tracing::Span;
+use tracing::{Dispatch, Span, span::Id};
 
 use crate::{
     error::Error,
     planted::{self, Planted},
+    sync::{assert_unlocked, contained},
 };
 
 /// Who waits for an answer to a message that an operator took, and from where it was asked for (the caller's
@@ -50,7 +51,8 @@ pub(crate) type Callers = SmallVec<[Arc<dyn Caller>; 1]>;
 /// The numbers tell a message that an operator has not worked on before from one that comes round in a cycle.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
-    pub(crate) span: Span,
+    /// Shared, so that a clone of this calls no subscriber: it may be made while a lock is held.
+    span: Arc<Span>,
     pub(crate) number: u64,
 }
 
@@ -72,16 +74,48 @@ pub(crate) fn next_number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
+/// What calls the span's subscriber, which is user code: with no lock held, and a panic of it ends there.
+impl Origin {
+    fn new(span: Span, number: u64) -> Self {
+        Self { span: Arc::new(span), number }
+    }
+
+    /// Enters the span, without a guard: it may be exited elsewhere.
+    pub(crate) fn enter(&self) {
+        self.tell(|(id, dispatch)| dispatch.enter(id));
+    }
+
+    pub(crate) fn exit(&self) {
+        self.tell(|(id, dispatch)| dispatch.exit(id));
+    }
+
+    /// The span comes after the other, if it is another one.
+    pub(crate) fn follows_from(&self, earlier: &Self) {
+        if self.span != earlier.span {
+            self.tell(|(id, dispatch)| {
+                earlier.tell(|(earlier, _)| dispatch.record_follows_from(id, earlier));
+            });
+        }
+    }
+
+    fn tell(&self, call: impl FnOnce((&Id, &Dispatch))) {
+        assert_unlocked();
+        contained("a subscriber panicked", || {
+            self.span.with_subscriber(call);
+        });
+    }
+}
+
 impl Reply {
     pub(crate) fn to(caller: Arc<dyn Caller>, span: Option<Span>) -> Self {
         let number = caller.number();
-        let origin = span.map(|span| Origin { span, number });
+        let origin = span.map(|span| Origin::new(span, number));
         Self { callers: SmallVec::from_buf([caller]), asked: true, origin }
     }
 
     /// Of a message without a caller, which enters the flow in this span.
     pub(crate) fn of_span(span: Option<Span>) -> Self {
-        Self::of_origin(span.map(|span| Origin { span, number: next_number() }))
+        Self::of_origin(span.map(|span| Origin::new(span, next_number())))
     }
 
     pub(crate) fn of_origin(origin: Option<Origin>) -> Self {

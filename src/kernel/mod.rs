@@ -59,7 +59,7 @@ impl Kernel {
     /// Compiles and loads it for `device`, off the runtime's workers, unless this process has done so already.
     ///
     /// # Errors
-    /// [`Kernel`](ErrorKind::Kernel) with the compiler's log.
+    /// [`Kernel`](ErrorKind::Kernel) with the compiler's log; [`Usage`](ErrorKind::Usage) outside of a tokio runtime.
     ///
     /// # Cancel safety
     /// Dropping the future does not stop the compiler; its result is kept for the next call.
@@ -67,8 +67,12 @@ impl Kernel {
         if !device.is_cuda() {
             return Ok(());
         }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            let text = format!("`{}` is loaded outside of a tokio runtime: use `Kernel::load_blocking`", self.name());
+            return Err(Error::new(ErrorKind::Usage, text));
+        };
         let device = device.clone();
-        let loading = tokio::task::spawn_blocking(move || self.load_blocking(&device));
+        let loading = runtime.spawn_blocking(move || self.load_blocking(&device));
         loading.await.map_err(|error| match error.try_into_panic() {
             Ok(panic) => Error::new(ErrorKind::Panicked, said(panic)).at(format!("loading kernel `{}`", self.name())),
             Err(error) => Error::new(ErrorKind::Kernel, format!("`{}` was not loaded", self.name())).because(error),

@@ -14,7 +14,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     stream::Stream,
-    sync::{contained, lock},
+    sync::{lock, log},
 };
 
 impl Heap {
@@ -109,9 +109,8 @@ impl Memory {
             }
             Err(error) => {
                 if !error.is_device_lost() {
-                    contained("a subscriber panicked", || {
-                        tracing::error!(%error, bytes = self.bytes, "memory could not be given back");
-                    });
+                    let bytes = self.bytes;
+                    log(move || tracing::error!(%error, bytes, "memory could not be given back"));
                 }
                 self.leak();
             }

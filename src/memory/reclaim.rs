@@ -21,7 +21,7 @@ use super::{Home, Memory, Origin, access::Uses, heap::Heap, shelves::Bound};
 use crate::{
     planted::{self, Planted},
     stream::{Streams, Ticket, capture::Capture},
-    sync::{contained, lock},
+    sync::{lock, log},
 };
 
 impl Memory {
@@ -204,11 +204,7 @@ impl Heap {
             match freed {
                 Ok(()) => {}
                 Err(error) if error.is_device_lost() => self.ledger.leak(size),
-                Err(error) => {
-                    _ = contained("a subscriber panicked", || {
-                        tracing::error!(%error, bytes = size, "memory could not be given back");
-                    })
-                }
+                Err(error) => log(move || tracing::error!(%error, bytes = size, "memory could not be given back")),
             }
         }
     }
@@ -219,10 +215,8 @@ impl Heap {
         self.ledger.leak(asked);
         self.forget(asked);
         self.ledger.tell();
-        // As the memory is dropped; a subscriber is user code.
-        contained("a subscriber panicked", || {
-            tracing::warn!(bytes = asked, "memory of a lost device is left to it");
-        });
+        // As the memory is dropped, be it under a lock.
+        log(move || tracing::warn!(bytes = asked, "memory of a lost device is left to it"));
     }
 
     /// The uses of the memory that was freed first, if any is bound.

@@ -25,7 +25,6 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tracing::{Dispatch, span::Id};
 
 use super::{node::Node, shown::InRun};
 use crate::{
@@ -173,7 +172,7 @@ impl Carry {
     fn clear(&self) {
         self.any.store(false, Ordering::Relaxed);
         let mut held = mem::take(&mut *lock(&self.held));
-        held.leave();
+        held.leave().iter().for_each(Origin::exit);
         // Only one thread at a time is here.
         self.newest.store(self.newest.load(Ordering::Relaxed).max(held.newest), Ordering::Relaxed);
         let Held { metadata, replies, given, origin, .. } = held;
@@ -211,16 +210,37 @@ impl Carry {
         let Load { metadata, reply } = load;
         reply.seen_by(&self.operator);
         let newest = self.newest.load(Ordering::Relaxed);
-        let (merged, forgotten) = self.change_held(|held| {
+        let origin = reply.origin.clone();
+        let (merged, joined, forgotten) = self.change_held(|held| {
+            // Kept until the lock is released: no value is dropped by the merge.
             let values = held.metadata.clone();
             let merged = held.metadata.merge(&metadata, self.policy);
-            let before = held.join_origin(reply.origin.clone(), newest, enters);
+            let joined = origin.map(|origin| held.join_origin(origin, newest));
             let answered = if reply.is_empty() { Replies::default() } else { held.replies.push(number, reply) };
-            (merged, (values, before, answered))
+            (merged, joined, (values, answered))
         });
-        // Where no lock is held: what a value, a caller or a span does as it is dropped may be anything.
-        drop(forgotten);
+        if let Some(joined) = joined {
+            self.join(&joined, enters);
+            discard(joined);
+        }
+        discard(metadata);
+        discard(forgotten);
         merged
+    }
+
+    /// Tells the spans what has become of the run's origin.
+    fn join(&self, joined: &Joined, enters: bool) {
+        match (&joined.other, joined.replaces) {
+            (Some(first), true) => joined.origin.follows_from(first),
+            (Some(first), false) => return first.follows_from(&joined.origin),
+            (None, _) => {}
+        }
+        if joined.was_inside {
+            joined.other.iter().for_each(Origin::exit);
+        }
+        if enters {
+            self.enter();
+        }
     }
 
     /// For a message that is sent.
@@ -294,15 +314,25 @@ impl Carry {
         }
 
         if self.any() {
-            lock(&self.held).enter();
+            self.enter();
         }
         let _leave = Leave(self);
         poll()
     }
 
     #[cold]
+    fn enter(&self) {
+        // The span's subscriber is called without the lock, here and below.
+        let entered = lock(&self.held).enter();
+        entered.iter().for_each(Origin::enter);
+        discard(entered);
+    }
+
+    #[cold]
     fn leave(&self) {
-        lock(&self.held).leave();
+        let left = lock(&self.held).leave();
+        left.iter().for_each(Origin::exit);
+        discard(left);
     }
 }
 
@@ -326,42 +356,39 @@ impl Held {
     }
 
     /// The origin of one more message. The run's is the first one's; one that is new to the operator takes the place of
-    /// one that is not, and that is given back. The run's span comes after the others.
-    fn join_origin(&mut self, origin: Option<Origin>, newest: u64, enters: bool) -> Option<Origin> {
-        let origin = origin?;
+    /// one that is not.
+    fn join_origin(&mut self, origin: Origin, newest: u64) -> Joined {
         self.newest = self.newest.max(origin.number);
-        if let Some(first) = &self.origin {
-            let replaces = first.number <= newest && newest < origin.number;
-            let (later, earlier) = if replaces { (&origin.span, &first.span) } else { (&first.span, &origin.span) };
-            if later != earlier {
-                later.follows_from(earlier);
-            }
-            if !replaces {
-                return Some(origin);
-            }
+        let replaces = self.origin.as_ref().is_none_or(|first| first.number <= newest && newest < origin.number);
+        if !replaces {
+            return Joined { origin, other: self.origin.clone(), replaces, was_inside: false };
         }
-        self.leave();
-        let before = self.origin.replace(origin);
-        if enters {
-            self.enter();
-        }
-        before
+        let was_inside = mem::take(&mut self.inside);
+        Joined { other: self.origin.replace(origin.clone()), origin, replaces, was_inside }
     }
 
-    fn enter(&mut self) {
-        if !self.inside {
-            self.inside = self.tell(|(id, dispatch)| dispatch.enter(id));
+    /// The span to enter, if it is not entered.
+    fn enter(&mut self) -> Option<Origin> {
+        if self.inside {
+            return None;
         }
+        self.inside = self.origin.is_some();
+        self.origin.clone()
     }
 
-    fn leave(&mut self) {
-        if mem::take(&mut self.inside) {
-            self.tell(|(id, dispatch)| dispatch.exit(id));
-        }
+    /// The span to exit, if it is entered.
+    fn leave(&mut self) -> Option<Origin> {
+        if mem::take(&mut self.inside) { self.origin.clone() } else { None }
     }
+}
 
-    /// Not with a guard: it is entered in the middle of a poll, where a message is taken, and left at its end.
-    fn tell(&self, word: impl FnOnce((&Id, &Dispatch))) -> bool {
-        self.origin.as_ref().is_some_and(|origin| origin.span.with_subscriber(word).is_some())
-    }
+/// What has become of the origin of one more message, for the spans.
+struct Joined {
+    origin: Origin,
+    /// The run's until now.
+    other: Option<Origin>,
+    /// The message's is the run's now.
+    replaces: bool,
+    /// The run's until now was entered.
+    was_inside: bool,
 }

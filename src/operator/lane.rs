@@ -26,7 +26,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::Message,
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket, capture::Capture},
-    sync::{Deferred, Level, Mutex, lock},
+    sync::{Deferred, Level, Mutex, lock, log},
 };
 
 /// Where an operator on a device takes its streams from.
@@ -152,7 +152,8 @@ impl Lane {
                 return Ok(stream);
             }
             state.refused = true;
-            tracing::debug!(operator = &*self.name, "no stream of its own: it works on those that it receives");
+            let name = self.name.clone();
+            log(move || tracing::debug!(operator = &*name, "no stream of its own: it works on those that it receives"));
         }
         if let Some((stream, _)) = &state.borrowed {
             return Ok(stream.clone());

@@ -45,6 +45,24 @@ impl<P> Loan<P> {
     }
 }
 
+impl<P> Lent<P> {
+    /// Uses the port with no lock held: for its operator, where no other task uses it. It goes back also if `act` panics.
+    pub(crate) fn apart<R>(&self, act: impl FnOnce(&mut P) -> R) -> Option<R> {
+        struct Back<'a, P>(&'a Mutex<Option<P>>, Option<P>);
+
+        impl<P> Drop for Back<'_, P> {
+            fn drop(&mut self) {
+                *lock(self.0) = self.1.take();
+            }
+        }
+
+        let place = &*self.0.0;
+        // Released before `act` runs.
+        let port = lock(place).take();
+        Back(place, port).1.as_mut().map(act)
+    }
+}
+
 /// Taken back.
 impl<P> Drop for Lent<P> {
     fn drop(&mut self) {

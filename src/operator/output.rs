@@ -138,8 +138,7 @@ impl<M: Message> Output<M> {
     }
 
     /// Sends what lies in `place` if there is room; otherwise it stays there. What the hub drops for it comes to lie in
-    /// `dropped`. Where the output has one reader, no code of the message's runs; the hub moves nothing before
-    /// [`Departure::arrive`].
+    /// `dropped`. No code of the message's runs; the hub moves nothing before [`Departure::arrive`].
     pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
@@ -262,7 +261,7 @@ impl<M: Message> Output<M> {
 
 /// See [`Output::departure`].
 pub(crate) struct Departure<M: Message> {
-    /// To the one reader; of several, the message is prepared for each as it is sent.
+    /// To the one reader.
     way: Option<Way<M>>,
     origin: Option<Stream>,
 }
@@ -299,6 +298,15 @@ impl<M: Message> Output<M> {
     }
 }
 
+/// A future that waits for a blank envelope: its waker goes with it.
+struct WaitsForBlank<'a, M: Message>(&'a mut Output<M>);
+
+impl<M: Message> Drop for WaitsForBlank<'_, M> {
+    fn drop(&mut self) {
+        self.0.to.leave_blanks();
+    }
+}
+
 impl<T: Plain> Output<Envelope<T>> {
     /// A blank envelope of the hub's, to fill and to send. It is there: the port's condition said so before the
     /// operator ran; a second one in the same run is waited for.
@@ -314,8 +322,9 @@ impl<T: Plain> Output<Envelope<T>> {
             return Ok(Envelope::of_raw(raw));
         }
         let carry = self.carry.clone();
+        let waits = WaitsForBlank(self);
         poll_fn(|task| {
-            carry.poll_port(InRun::Sends, task, |task| match self.poll_blank(task) {
+            carry.poll_port(InRun::Sends, task, |task| match waits.0.poll_blank(task) {
                 Poll::Ready(blank) => Ok(blank),
                 Poll::Pending => Err(Readiness::WAIT),
             })

@@ -9,7 +9,7 @@ use super::{Inner, Stream, capture::Capture, lookout::Lookout};
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
-    sync::{Level, Mutex, assert_may_wake, contained, discard, lock},
+    sync::{Level, Mutex, assert_may_wake, discard, lock, log},
 };
 
 /// The streams of one device.
@@ -132,10 +132,8 @@ impl Streams {
         discard(live);
         device.tell_lost();
         if is_first {
-            // When all have been told: a subscriber is user code.
-            contained("a subscriber panicked", || {
-                tracing::error!(%device, unfinished = unfinished.join(", "), "device lost");
-            });
+            let (device, unfinished) = (device.name().to_owned(), unfinished.join(", "));
+            log(move || tracing::error!(%device, unfinished, "device lost"));
         }
         match device.check() {
             Err(error) => error,

@@ -3,7 +3,8 @@
 //! - [`Mutex`]: every lock of the crate. A debug build asserts the [order](Level) in which a thread acquires them.
 //! - [`WakeList`], [`wake`], [`WakerCell`], [`discard`]: the only way to wake a waker, or to drop a value of the user's where a lock may be
 //!   held. User code runs with no lock held, and a panic of it ends there.
-//! - [`Deferred`]: a scope that holds back the wakes and drops of its thread until the locks within it are released.
+//! - [`log`]: a `tracing` event where a lock may be held.
+//! - [`Deferred`]: a scope that holds back the wakes, drops and logs of its thread until the locks within it are released.
 //!
 //! The protocols that are model-checked use nothing else of the crate: `stream/completion.rs`, `stream/watch.rs`,
 //! `hub/queue.rs`, `hub/waking.rs`, `hub/free_list.rs`, `memory/line.rs`, `memory/hold/turn.rs`, `condition/told.rs`,
@@ -26,7 +27,7 @@ pub(crate) use cell::WakerCell;
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
 pub(crate) use proxy::{ProxyWaker, proxied};
 pub(crate) use wakes::{
-    Deferred, Discarded, WakeList, assert_may_wake, contained, discard, discard_all, wake, wake_shared,
+    Deferred, Discarded, WakeList, assert_may_wake, contained, discard, discard_all, log, wake, wake_shared,
 };
 
 /// [`Mutex::at`], for the protocols, whose model checks have another mutex.

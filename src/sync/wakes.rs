@@ -41,6 +41,7 @@ enum Held {
     Wake(Waker),
     WakeShared(Arc<Waker>),
     Drop(#[allow(dead_code, reason = "dropped")] Box<dyn Any>),
+    Log(Box<dyn FnOnce()>),
 }
 
 thread_local! {
@@ -107,7 +108,6 @@ fn wake_one(waker: Waker) -> bool {
         hold_back(Held::Wake(waker));
         return true;
     }
-    assert_unlocked();
     contained("a waker panicked", || waker.wake())
 }
 
@@ -117,7 +117,6 @@ pub(crate) fn wake_shared(waker: &Arc<Waker>) {
     if SCOPES.get() > 0 {
         hold_back(Held::WakeShared(waker.clone()));
     } else {
-        assert_unlocked();
         contained("a waker panicked", || waker.wake_by_ref());
     }
 }
@@ -130,7 +129,6 @@ pub(crate) fn discard<T: 'static>(value: T) {
     if SCOPES.get() > 0 {
         hold_back(Held::Drop(Box::new(value)));
     } else {
-        assert_unlocked();
         contained("a destructor panicked", || drop(value));
     }
 }
@@ -138,6 +136,16 @@ pub(crate) fn discard<T: 'static>(value: T) {
 /// The same, one by one.
 pub(crate) fn discard_all<T: 'static>(values: impl IntoIterator<Item = T>) {
     values.into_iter().for_each(discard);
+}
+
+/// Calls a `tracing` macro from where a lock may be held: the subscriber is user code. In a [`Deferred`] scope the call is held
+/// back, too.
+pub(crate) fn log(event: impl FnOnce() + 'static) {
+    if SCOPES.get() > 0 {
+        hold_back(Held::Log(Box::new(event)));
+    } else {
+        contained("a subscriber panicked", event);
+    }
 }
 
 /// A function of the user's, or another value, that is [discarded](discard) wherever the last who holds it lets go of it: on a
@@ -177,6 +185,7 @@ pub(crate) fn assert_may_wake() {
 /// Calls user code. A panic of it ends here and is logged. False if there was one.
 #[inline]
 pub(crate) fn contained(what: &'static str, call: impl FnOnce()) -> bool {
+    assert_unlocked();
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(()) => true,
         Err(payload) => {
@@ -236,6 +245,7 @@ fn run_held() {
                 discard(waker);
             }
             Held::Drop(value) => discard(value),
+            Held::Log(event) => log(event),
         }
     }
 }

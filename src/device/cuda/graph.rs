@@ -47,7 +47,7 @@ use super::{
 use crate::{
     device::backend::{Address, HostCallback, RawExec, RawGraph, RawNode},
     error::{Error, ErrorKind, Result},
-    sync::{Level, Mutex, MutexGuard},
+    sync::{Level, Mutex, MutexGuard, log},
 };
 
 /// The graphs of one device.
@@ -290,7 +290,7 @@ impl CudaBackend {
         // SAFETY: made by `create_graph`, or by the driver for this file; its owner is done with it and so is the last exec
         // that was made of it.
         if let Err(error) = self.cx.check(unsafe { (driver.graph_destroy)(graph(raw)) }, "cuGraphDestroy") {
-            tracing::warn!(%error, "a graph was not destroyed");
+            log(move || tracing::warn!(%error, "a graph was not destroyed"));
         }
     }
 

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     device::backend::{Arg, KernelDef, Launch, Source},
     error::{Error, ErrorKind, Result},
-    sync::{Level, Mutex, MutexGuard},
+    sync::{Deferred, Level, Mutex, MutexGuard, is_unlocked},
 };
 
 /// Dynamic shared memory that a kernel gets without asking for more.
@@ -97,6 +97,8 @@ impl Kernels {
     fn find_or_load(&self, cx: &Context, def: &'static KernelDef) -> Result<&'static Loaded> {
         cx.enter()?;
         let key = ptr::from_ref(def).addr();
+        // What is logged meanwhile comes after the slot is set: a subscriber may launch this kernel.
+        let _later = is_unlocked().then(Deferred::new);
         let slot: &'static Slot = self
             .slots()
             .entry(key)

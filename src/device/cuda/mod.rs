@@ -57,7 +57,7 @@ use super::backend::{
     Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec, TellsOfLoss,
 };
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::{Level, Mutex};
+use crate::sync::{Level, Mutex, log};
 
 /// True where a driver's library is installed, whether or not a GPU works with it.
 pub(crate) fn driver_present() -> bool {
@@ -255,10 +255,12 @@ impl Backend for CudaBackend {
             return;
         }
         let Ok(driver) = self.cx.enter() else { return };
-        let _alone = self.gate.alone();
+        let alone = self.gate.alone();
         // SAFETY: made by `stream_create` here, and its owner, who calls this once, is done with it.
-        if let Err(error) = self.cx.check(unsafe { (driver.stream_destroy)(stream(raw)) }, "cuStreamDestroy") {
-            tracing::warn!(%error, "a stream was not destroyed");
+        let destroyed = self.cx.check(unsafe { (driver.stream_destroy)(stream(raw)) }, "cuStreamDestroy");
+        drop(alone);
+        if let Err(error) = destroyed {
+            log(move || tracing::warn!(%error, "a stream was not destroyed"));
         }
     }
 
@@ -286,10 +288,12 @@ impl Backend for CudaBackend {
 
     fn event_destroy(&self, raw: RawEvent) {
         let Ok(driver) = self.cx.enter() else { return };
-        let _alone = self.gate.alone();
+        let alone = self.gate.alone();
         // SAFETY: made by `event_create` here, and its owner, who calls this once, is done with it.
-        if let Err(error) = self.cx.check(unsafe { (driver.event_destroy)(event(raw)) }, "cuEventDestroy") {
-            tracing::warn!(%error, "an event was not destroyed");
+        let destroyed = self.cx.check(unsafe { (driver.event_destroy)(event(raw)) }, "cuEventDestroy");
+        drop(alone);
+        if let Err(error) = destroyed {
+            log(move || tracing::warn!(%error, "an event was not destroyed"));
         }
     }
 
@@ -497,7 +501,10 @@ impl Drop for CudaBackend {
     fn drop(&mut self) {
         peers::left(&self.cx);
         if host::on_callback_thread() {
-            tracing::warn!(device = %self.cx.name, "closed by a host function, where the driver may not be called: leaked");
+            let device = self.cx.name.clone();
+            log(move || {
+                tracing::warn!(%device, "closed by a host function, where the driver may not be called: leaked");
+            });
             return self.cx.leak();
         }
         let settled = self.cx.enter().and_then(|driver| {
@@ -514,7 +521,7 @@ impl Drop for CudaBackend {
                 self.memory.close(driver);
             }
             Err(error) => {
-                tracing::warn!(%error, "closed after a failure: what it had is leaked");
+                log(move || tracing::warn!(%error, "closed after a failure: what it had is leaked"));
                 self.cx.leak();
             }
         }

@@ -102,7 +102,7 @@ impl Compiler {
             });
         }
         if let Some(log) = log {
-            tracing::debug!(%log, "compiled with remarks");
+            crate::sync::log(move || tracing::debug!(%log, "compiled with remarks"));
         }
         let Functions { get_cubin_size, get_cubin, get_ptx_size, get_ptx, .. } = self.functions;
         let result =

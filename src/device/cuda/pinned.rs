@@ -26,7 +26,7 @@ use super::{
 use crate::{
     device::{host_memory, human},
     error::{Error, ErrorKind, Result},
-    sync::{Mutex, MutexGuard, lock},
+    sync::{Mutex, MutexGuard, lock, log},
 };
 
 /// With more bytes of spares than this, larger ones are used, too.
@@ -128,7 +128,8 @@ impl Pinned {
             .ok_or_else(|| Error::new(ErrorKind::Driver, "cuMemHostAlloc gave no memory").at(cx.name.clone()))?;
         // SAFETY: `bytes` bytes that were allocated just now and that nobody else knows.
         unsafe { memory.write_bytes(0, bytes) };
-        tracing::trace!(device = %cx.name, size = human::bytes(bytes as u64), "page-locked");
+        let device = cx.name.clone();
+        log(move || tracing::trace!(%device, size = human::bytes(bytes as u64), "page-locked"));
         Ok(memory)
     }
 

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     device::{human, process::is_fork as in_a_fork},
     error::{Error, ErrorKind, Result},
-    sync::{Condvar, Level, Mutex, MutexGuard, discard_all},
+    sync::{Condvar, Level, Mutex, MutexGuard, discard_all, log},
     thread_name::thread_name,
 };
 
@@ -107,7 +107,16 @@ impl Engine {
             match builder.spawn(move || engine.labour(device, &bell)) {
                 Ok(worker) => hired.push(worker),
                 Err(error) => {
-                    tracing::error!(device = name, wanted = workers, started = number, %error, "no thread for a worker");
+                    let (named, text) = (name.to_string(), error.to_string());
+                    log(move || {
+                        tracing::error!(
+                            device = named,
+                            wanted = workers,
+                            started = number,
+                            error = text,
+                            "no thread for a worker"
+                        );
+                    });
                     if hired.is_empty() {
                         let lost = Error::new(ErrorKind::DeviceLost, "the system gives it no thread").because(error);
                         discard_all(self.with(|machine| machine.fail(device, lost.at(name))));

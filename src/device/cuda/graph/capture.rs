@@ -163,7 +163,7 @@ impl CudaBackend {
                 })
             });
             if let Err(second) = taken_out {
-                tracing::warn!(error = %second, "a graph: {SPOILED}");
+                crate::sync::log(move || tracing::warn!(error = %second, "a graph: {SPOILED}"));
                 self.spoil(raw, SPOILED);
             }
         }

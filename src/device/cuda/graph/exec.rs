@@ -126,13 +126,15 @@ impl CudaBackend {
         for memory in ended.iter().flat_map(|ended| &ended.kept) {
             // SAFETY: memory of the last launch, which is done. If there was none it is refused.
             if let Err(error) = unsafe { self.memory.free(&self.cx, *memory) } {
-                tracing::debug!(%error, "memory that no node gives back");
+                crate::sync::log(move || tracing::debug!(%error, "memory that no node gives back"));
             }
         }
-        let _alone = self.gate.alone();
+        let alone = self.gate.alone();
         // SAFETY: made by `instantiate`, and its owner, who says so once, is done with it.
-        if let Err(error) = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy") {
-            tracing::warn!(%error, "an exec of a graph was not destroyed");
+        let destroyed = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy");
+        drop(alone);
+        if let Err(error) = destroyed {
+            crate::sync::log(move || tracing::warn!(%error, "an exec of a graph was not destroyed"));
         }
     }
 

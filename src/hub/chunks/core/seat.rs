@@ -24,7 +24,7 @@ use crate::{
         queue::Answer,
     },
     memory::Plain,
-    sync::lock,
+    sync::{contained, lock},
 };
 
 /// A link's registration. It goes when the link and all that it was given are gone.
@@ -203,13 +203,16 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
         if let LinkName::Hand(_) = self.name
             && self.forgotten.is_one_more(number)
         {
-            tracing::warn!(
-                hub = &*self.core.name,
-                link = self.role.verb(),
-                "a link has been given chunk {number} {} times in a row and has dropped it each time: so it comes again; \
-                 `commit` it, or use `with`",
-                Forgotten::MANY
-            );
+            // The chunk goes back, whatever the subscriber does.
+            contained("a subscriber panicked", || {
+                tracing::warn!(
+                    hub = &*self.core.name,
+                    link = self.role.verb(),
+                    "a link has been given chunk {number} {} times in a row and has dropped it each time: so it comes \
+                     again; `commit` it, or use `with`",
+                    Forgotten::MANY
+                );
+            });
         }
         self.core.act(|state, _, out| state.given_back(self.id, number, Arc::new(envelope), written, out));
     }
