@@ -504,6 +504,65 @@ fn a_kernel_that_runs_on_a_lost_device_has_its_memory_to_itself() {
     });
 }
 
+/// A subscriber that hears of a lost device, from a launch that finds out, and waits until another thread has launched a graph
+/// on another device.
+#[test]
+fn a_subscriber_waits_for_another_threads_launch() {
+    in_a_process("a_subscriber_waits_for_another_threads_launch", || {
+        static LAUNCH: (Mutex<Option<mpsc::Sender<()>>>, Mutex<Option<mpsc::Receiver<()>>>) =
+            (Mutex::new(None), Mutex::new(None));
+        struct Writer;
+        impl std::io::Write for Writer {
+            fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+                if let Some(launch) = lock(&LAUNCH.0).take() {
+                    launch.send(()).unwrap();
+                    lock(&LAUNCH.1).take().unwrap().recv().unwrap();
+                }
+                Ok(text.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        tracing_subscriber::fmt().with_writer(|| Writer).init();
+        let graph = |device: &Device| {
+            let stream = Stream::new(device).unwrap();
+            let mut data = Buffer::<u32>::new(device, 4).unwrap();
+            let (graph, ()) = Graph::capture(device, |capture| capture.stream().fill(&mut data, 7)).unwrap();
+            (graph.instantiate().unwrap(), stream, data)
+        };
+        let (lost, other) = (Device::emulated(Emulated::new().workers(1)), Device::emulated(Emulated::new()));
+        let (exec, stream, _data) = graph(&lost);
+        let (launch, launches) = mpsc::channel();
+        let (tell, launched) = mpsc::channel();
+        *lock(&LAUNCH.1) = Some(launched);
+        std::thread::spawn(move || {
+            let (exec, stream, _data) = graph(&other);
+            launches.recv().unwrap();
+            exec.launch(&stream).unwrap();
+            tell.send(()).unwrap();
+        });
+        // The trap is not known to the host before the launch.
+        let (done, is_done) = mpsc::channel();
+        let done = Discards(done);
+        traps_alone::launch(&stream, 1).unwrap();
+        stream.host_function(move || _ = &done).unwrap_or(());
+        is_done.recv().unwrap();
+        *lock(&LAUNCH.0) = Some(launch);
+        assert!(exec.launch(&stream).unwrap_err().is_device_lost());
+        assert!(lock(&LAUNCH.0).is_none(), "the subscriber was not called");
+    });
+}
+
+/// Says that it is dropped.
+struct Discards(mpsc::Sender<()>);
+
+impl Drop for Discards {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
 /// The waker of who waits for wrapped memory panics in the destructor of the buffer, which may run as another panic unwinds.
 #[test]
 fn a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop() {
