@@ -619,7 +619,8 @@ fn operators_whose_destructors_panic_go_with_their_runtime() {
         let (tell, mut starts) = tokio::sync::mpsc::unbounded_channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-            let running = runtime.block_on(async {
+            let mut running = None;
+            runtime.block_on(async {
                 let mut flow = Flow::new("f");
                 let never = flow.add("never", NeverStarts(tell));
                 let end = flow.add("end", sink(async |_: u32| Ok(())));
@@ -630,12 +631,11 @@ fn operators_whose_destructors_panic_go_with_their_runtime() {
                     let end = flow.add(format!("behind {name}"), sink(async |_: u32| Ok(())));
                     flow.connect(ends.output, end.input);
                 }
-                let running = flow.spawn().unwrap();
+                running = Some(flow.spawn().unwrap());
                 starts.recv().await.unwrap();
-                running
             });
             drop(runtime);
-            running
+            running.unwrap()
         });
         let running = thread.join().unwrap();
         assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Cancelled);

@@ -323,7 +323,9 @@ fn an_error_that_panics_as_it_is_logged_skips_no_stop() {
 
 /// What a message's own code does, where it is not already doing it.
 #[derive(Clone, Default)]
-struct Act(Arc<(AtomicUsize, Mutex<Option<Box<dyn FnMut() + Send>>>)>);
+struct Act(Arc<(AtomicUsize, Mutex<Option<Call>>)>);
+
+type Call = Box<dyn FnMut() + Send>;
 
 impl Act {
     fn set(&self, act: impl FnMut() + Send + 'static) {
@@ -664,8 +666,7 @@ fn in_spans(panics: bool) -> BTreeSet<&'static str> {
         running.await.unwrap();
         assert!(tracing::Span::current().is_none());
     });
-    let calls = calls.lock().unwrap().clone();
-    calls
+    calls.lock().unwrap().clone()
 }
 
 #[test]
