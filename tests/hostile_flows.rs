@@ -26,7 +26,7 @@ use wakeline::{
     condition::{Condition, Status},
     device::Emulated,
     hub::{Producer, RawEnvelope},
-    operator::{MapPorts, Reply, SinkPorts, SourcePorts, sink, source},
+    operator::{MapPorts, Reply, SinkPorts, SourcePorts, map, sink, source},
     prelude::*,
 };
 
@@ -619,7 +619,8 @@ fn operators_whose_destructors_panic_go_with_their_runtime() {
         let (tell, mut starts) = tokio::sync::mpsc::unbounded_channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-            let running = runtime.block_on(async {
+            let mut running = None;
+            runtime.block_on(async {
                 let mut flow = Flow::new("f");
                 let never = flow.add("never", NeverStarts(tell));
                 let end = flow.add("end", sink(async |_: u32| Ok(())));
@@ -630,12 +631,11 @@ fn operators_whose_destructors_panic_go_with_their_runtime() {
                     let end = flow.add(format!("behind {name}"), sink(async |_: u32| Ok(())));
                     flow.connect(ends.output, end.input);
                 }
-                let running = flow.spawn().unwrap();
+                running = Some(flow.spawn().unwrap());
                 starts.recv().await.unwrap();
-                running
             });
             drop(runtime);
-            running
+            running.unwrap()
         });
         let running = thread.join().unwrap();
         assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Cancelled);
@@ -690,5 +690,43 @@ fn a_condition_that_is_added_while_the_flow_runs_is_there_in_the_next_run() {
         assert_eq!(asked.load(Ordering::SeqCst), 0);
         flow.run().await.unwrap();
         assert!(asked.load(Ordering::SeqCst) > 0);
+    });
+}
+
+/// A response that may have a destructor that panics.
+struct Response(#[allow(dead_code, reason = "dropped")] Option<Bomb>);
+
+impl Message for Response {}
+
+#[test]
+fn a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other() {
+    alone("a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other", async {
+        let (go, gate) = tokio::sync::watch::channel(false);
+        let (tell, mut taken) = tokio::sync::mpsc::unbounded_channel();
+        let mut flow = Flow::new("f");
+        let answer = flow.add(
+            "answer",
+            map(move |n: u32| {
+                let mut gate = gate.clone();
+                let _ = tell.send(n);
+                async move {
+                    let _ = gate.wait_for(|open| *open).await;
+                    Ok(Response((n == 1).then(|| Bomb)))
+                }
+            }),
+        );
+        let service = flow.service("service", answer.input, answer.output);
+        let running = flow.spawn().unwrap();
+        let mut first = Box::pin(service.ask(1));
+        // Its caller goes before the answer comes.
+        tokio::select! {
+            _ = &mut first => unreachable!("it waits at the gate"),
+            n = taken.recv() => assert_eq!(n, Some(1)),
+        }
+        drop(first);
+        go.send(true).unwrap();
+        assert!(service.ask(2).await.unwrap().0.is_none());
+        drop(service);
+        running.await.unwrap();
     });
 }

@@ -29,7 +29,7 @@ use wakeline::{
     Ingress,
     device::Emulated,
     hub::MergePolicy,
-    operator::{SinkPorts, concurrent, map, sink, source},
+    operator::{MapPorts, SinkPorts, concurrent, map, sink, source},
     prelude::*,
     stream::{StreamPool, Ticket},
 };
@@ -323,7 +323,9 @@ fn an_error_that_panics_as_it_is_logged_skips_no_stop() {
 
 /// What a message's own code does, where it is not already doing it.
 #[derive(Clone, Default)]
-struct Act(Arc<(AtomicUsize, Mutex<Option<Box<dyn FnMut() + Send>>>)>);
+struct Act(Arc<(AtomicUsize, Mutex<Option<Call>>)>);
+
+type Call = Box<dyn FnMut() + Send>;
 
 impl Act {
     fn set(&self, act: impl FnMut() + Send + 'static) {
@@ -664,8 +666,7 @@ fn in_spans(panics: bool) -> BTreeSet<&'static str> {
         running.await.unwrap();
         assert!(tracing::Span::current().is_none());
     });
-    let calls = calls.lock().unwrap().clone();
-    calls
+    calls.lock().unwrap().clone()
 }
 
 #[test]
@@ -747,5 +748,75 @@ fn metadata_that_is_merged_may_call_back_as_it_is_dropped() {
             running.await.unwrap();
             assert_eq!(act.count(), 6, "each was dropped once");
         }
+    });
+}
+
+#[derive(Ports)]
+struct OddPorts {
+    #[output(envelope_bytes = 16)]
+    out: Output<Envelope<u32>>,
+}
+
+/// Sends five envelopes of no whole number of rows.
+struct Odd(u32);
+
+impl Operator for Odd {
+    type Ports = OddPorts;
+
+    async fn compute(&mut self, ports: &mut OddPorts, cx: &mut Cx) -> Result<()> {
+        let mut blank = ports.out.blank().await?;
+        blank.space().await?.fill(0);
+        blank.set_len(3)?;
+        self.0 += 1;
+        if self.0 == 5 {
+            cx.finish();
+        }
+        ports.out.send(blank).await
+    }
+}
+
+/// As [`RunsAfter`], with an output.
+struct PassesAfter(Arc<Mutex<Runs>>);
+
+impl Operator for PassesAfter {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let envelope = ports.input.take()?;
+        {
+            let mut state = self.0.lock().unwrap();
+            if let Some(before) = state.0.take() {
+                let there = before.as_slice().is_ok();
+                state.1.push(there);
+            }
+            let stream = cx.stream()?.clone();
+            let mut host = Buffer::<u32>::pinned(cx.device(), 16)?;
+            stream.host_function(|| (0..200).for_each(|_| thread::yield_now()))?;
+            let mut there = stream.alloc::<u32>(16)?;
+            stream.fill(&mut there, 1)?;
+            stream.copy(&there, &mut host)?;
+            cx.run_after(host.available());
+            state.0 = Some(host);
+        }
+        ports.output.send(envelope).await
+    }
+}
+
+#[test]
+fn a_member_of_a_section_runs_after_what_it_asked_for() {
+    within_bound("a member that runs after a buffer", async {
+        let device = Device::emulated(Emulated::new());
+        let mut flow = Flow::new("flow");
+        let odd = flow.add("odd", Odd(0));
+        let runs = Arc::new(Mutex::new((None, Vec::new())));
+        let member = flow.add("member", PassesAfter(runs.clone())).on(&device);
+        let end = flow.add("end", sink(async |_: Envelope<u32>| Ok(())));
+        flow.connect(odd.out, member.input);
+        flow.connect(member.output, end.input);
+        // None has a whole number of rows: all rounds are streamed, each a run of its member.
+        flow.replay("net", &member).buckets([4]).rows(member.input, 4);
+        let report = flow.run().await.unwrap();
+        assert_eq!(report.section("net").unwrap().streamed, 5);
+        assert_eq!(runs.lock().unwrap().1, [true; 4]);
     });
 }

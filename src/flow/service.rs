@@ -47,7 +47,7 @@ use crate::{
     memory::Plain,
     operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
     planted::{self, Planted},
-    sync::{Mutex, ProxyWaker, contained, lock, proxied},
+    sync::{Mutex, ProxyWaker, contained, discard, lock, proxied},
 };
 
 impl Flow {
@@ -341,13 +341,13 @@ impl<Res> fmt::Debug for ResponseFuture<Res> {
 }
 
 /// The requests of one service that are in flight.
-struct Book<Res> {
+struct Book<Res: 'static> {
     name: String,
     open: Mutex<Slab<Weak<Request<Res>>>>,
 }
 
 /// A request in flight: whoever waits for its response. Shared by all messages that go back to it.
-struct Request<Res> {
+struct Request<Res: 'static> {
     book: Arc<Book<Res>>,
     /// Where it stands there.
     slot: usize,
@@ -361,7 +361,7 @@ struct Request<Res> {
     flow: Handle,
 }
 
-impl<Res> Book<Res> {
+impl<Res: 'static> Book<Res> {
     /// The only reason to close a limit.
     fn limited_to_none() -> Error {
         Error::new(ErrorKind::Usage, "the service is limited to 0 requests: at least 1")
@@ -380,7 +380,7 @@ impl<Res> Book<Res> {
     }
 }
 
-impl<Res> Request<Res> {
+impl<Res: 'static> Request<Res> {
     fn new(
         book: &Arc<Book<Res>>,
         answer: oneshot::Sender<Result<Res>>,
@@ -406,9 +406,9 @@ impl<Res> Request<Res> {
     fn answer(&self, answer: Result<Res>) {
         let waiting = lock(&self.answer).take();
         self.done.store(true, Ordering::Release);
-        if let Some(waiting) = waiting {
-            // Nobody may listen any more.
-            let _ = waiting.send(answer);
+        // The caller may have gone away. The destructor of a response is the user's.
+        if let Some(Err(back)) = waiting.map(|waiting| waiting.send(answer)) {
+            discard(back);
         }
     }
 
@@ -459,7 +459,7 @@ impl<Res: Send + 'static> Caller for Request<Res> {
 }
 
 /// The last of its messages is gone.
-impl<Res> Drop for Request<Res> {
+impl<Res: 'static> Drop for Request<Res> {
     fn drop(&mut self) {
         lock(&self.book.open).try_remove(self.slot);
         self.leave("sent nothing for it, or a hub behind it has dropped that");
@@ -467,7 +467,7 @@ impl<Res> Drop for Request<Res> {
 }
 
 /// The operator: sends requests while somebody may make some, and gives out responses.
-struct Desk<Req: Message, Res> {
+struct Desk<Req: Message, Res: 'static> {
     stage: watch::Sender<Stage<Req>>,
     book: Arc<Book<Res>>,
 }
@@ -500,9 +500,10 @@ impl<Res: Message> Book<Res> {
                 contained("a subscriber panicked", || {
                     tracing::warn!(service, "a response came that answers no request: it is dropped");
                 });
+                discard(response);
             }
             // The caller has gone away.
-            [] => {}
+            [] => discard(response),
             [request] => request.answer(Ok(response)),
             several => {
                 contained("a subscriber panicked", || {
@@ -516,6 +517,7 @@ impl<Res: Message> Book<Res> {
                 let error =
                     Error::new(ErrorKind::Usage, "the response cannot be distinguished from those to other requests");
                 several.iter().for_each(|request| request.answer(Err(error.again())));
+                discard(response);
             }
         }
     }
@@ -578,7 +580,7 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
 }
 
 /// Also of a flow whose runtime has ended.
-impl<Req: Message, Res> Drop for Desk<Req, Res> {
+impl<Req: Message, Res: 'static> Drop for Desk<Req, Res> {
     fn drop(&mut self) {
         self.book.close();
     }

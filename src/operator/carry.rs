@@ -392,3 +392,36 @@ struct Joined {
     /// The run's until now was entered.
     was_inside: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{error::Error, hub::reply::Caller};
+
+    struct Waits;
+
+    impl Caller for Waits {
+        fn number(&self) -> u64 {
+            1
+        }
+
+        fn is_waiting(&self) -> bool {
+            true
+        }
+
+        fn fail(&self, _error: Error) {}
+
+        fn seen_by(&self, _operator: &Arc<str>) {}
+    }
+
+    /// No operator takes between `let_go` and the beginning of a run; hand-written ports that another thread uses may.
+    #[test]
+    fn the_reply_of_a_message_that_was_taken_before_the_run_is_no_index() {
+        let carry = Carry::new("operator".into(), MergePolicy::Update, Node::alone());
+        let load = Load { metadata: Metadata::default(), reply: Reply::to(Arc::new(Waits), None) };
+        carry.receive(Some(Box::new(Baggage { since: None, load }))).unwrap();
+        carry.begin();
+        assert!(carry.take_replies().is_empty());
+        assert!(carry.any(), "its caller is the run's");
+    }
+}
