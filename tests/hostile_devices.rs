@@ -23,8 +23,9 @@ use alone::{in_a_process, within_bound};
 use wakeline::{
     Buffer, Stream,
     device::{Device, Emulated, Faults, Simulation},
-    graph::Graph,
+    graph::{Graph, GraphEvent},
     prelude::*,
+    stream::Event,
 };
 
 type Deed = Box<dyn Fn() + Send + Sync>;
@@ -689,5 +690,136 @@ fn a_fault_of_a_device_without_handles_reaches_those_who_came_after() {
         assert!(runtime.block_on(first.completed()).unwrap_err().is_device_lost());
         assert!(runtime.block_on(first.completed()).unwrap_err().is_device_lost(), "and again");
         assert!(Stream::new(&home).is_ok(), "this device is well");
+    });
+}
+
+/// A device that will be lost, a healthy one beside it, and a stream of each.
+struct Beside {
+    lost: Device,
+    its: Stream,
+    healthy: Device,
+    own: Stream,
+}
+
+/// Enqueues a kernel that traps into a stream that is held up, lets it go, and returns once the device knows of the trap; the
+/// host knows if it has asked.
+fn lose(stream: &Stream, held: mpsc::Sender<()>, asks: bool) {
+    let mut data = Buffer::<u32>::new(stream.device(), 1).unwrap();
+    traps::launch(stream, &mut data).unwrap();
+    let (never_called, dropped) = mpsc::channel::<()>();
+    stream.host_function(move || _ = never_called.send(())).unwrap();
+    drop(held);
+    assert!(dropped.recv().is_err(), "what is behind the fault is dropped");
+    if asks {
+        assert!(stream.synchronize_blocking().unwrap_err().is_device_lost());
+    }
+}
+
+/// `before` the fault and `after` it, whether or not the host knows of it by then. The healthy device stays healthy; the error
+/// of the call names the lost one.
+fn stays_healthy<T>(
+    name: &str,
+    before: impl Fn(&Beside) -> T,
+    after: impl Fn(&Beside, T) -> Option<wakeline::Result<()>>,
+) {
+    for checked in [false, true] {
+        for known in [false, true] {
+            let device = |name| {
+                let device = Device::emulated(Emulated::new().name(name));
+                if checked { device.race_checked() } else { device }
+            };
+            let (lost, healthy) = (device("faulty"), device("healthy"));
+            let (its, own) = (Stream::new(&lost).unwrap(), Stream::new(&healthy).unwrap());
+            let beside = Beside { lost, its, healthy, own };
+            let made = before(&beside);
+            lose(&beside.its, held_up(&beside.its), known);
+            let place = format!("{name}, known: {known}, checked: {checked}");
+            if let Some(done) = after(&beside, made) {
+                let error = done.expect_err(&place);
+                assert!(error.is_device_lost() && error.to_string().contains("faulty"), "{place}: {error}");
+                assert!(!error.to_string().contains("healthy takes no more work"), "{place}: {error}");
+            }
+            assert!(beside.healthy.lost().is_none(), "{place}: {:?}", beside.healthy.lost());
+            let again = Stream::new(&beside.healthy).expect(&place);
+            let data = Buffer::from_slice(&again, &[7_u32]).expect(&place);
+            let read = runtime().block_on(data.to_vec(&again)).expect(&place);
+            assert_eq!(read, [7], "{place}");
+        }
+    }
+}
+
+/// Holds a stream up until the sender is dropped.
+fn held_up(stream: &Stream) -> mpsc::Sender<()> {
+    let (go, held) = mpsc::channel();
+    stream.host_function(move || _ = held.recv()).unwrap();
+    go
+}
+
+/// Only the device that has faulted is lost, whatever call of another device's has met the fault.
+#[test]
+fn a_lost_device_takes_no_other_with_it() {
+    within_bound(|| {
+        let recorded = |beside: &Beside| {
+            let (event, go) = (Event::new(), held_up(&beside.its));
+            event.record(&beside.its).unwrap();
+            drop(go);
+            event
+        };
+        stays_healthy("an event", recorded, |beside, event| {
+            // Known to have passed, it is no longer waited for.
+            event.wait(&beside.own).err().map(Err)
+        });
+        let behind = |beside: &Beside| {
+            let (event, go) = (Event::new(), held_up(&beside.its));
+            let mut data = Buffer::<u32>::new(&beside.lost, 1).unwrap();
+            traps::launch(&beside.its, &mut data).unwrap();
+            event.record(&beside.its).unwrap();
+            drop((go, data));
+            event
+        };
+        // Its fault has come already.
+        for checked in [false, true] {
+            let device = || {
+                let device = Device::emulated(Emulated::new());
+                if checked { device.race_checked() } else { device }
+            };
+            let (lost, healthy) = (device(), device());
+            let (its, own) = (Stream::new(&lost).unwrap(), Stream::new(&healthy).unwrap());
+            let beside = Beside { lost, its, healthy, own };
+            let event = behind(&beside);
+            while beside.its.host_function(|| ()).is_ok() {
+                std::thread::yield_now();
+            }
+            assert!(event.wait(&beside.own).unwrap_err().is_device_lost());
+            assert!(beside.healthy.lost().is_none() && Stream::new(&beside.healthy).is_ok());
+        }
+        let graph_event = |beside: &Beside| {
+            let event = GraphEvent::new(&beside.lost).unwrap();
+            event.record(&beside.its).unwrap();
+            event
+        };
+        stays_healthy("a graph's event", graph_event, |beside, event| Some(event.wait(&beside.own)));
+        let exec = |beside: &Beside| {
+            let event = graph_event(beside);
+            let (graph, ()) = Graph::capture(&beside.healthy, |capture| event.wait(capture.stream())).unwrap();
+            let exec = graph.instantiate().unwrap();
+            exec.launch(&beside.own).unwrap();
+            exec
+        };
+        stays_healthy("a graph's launch", exec, |beside, exec| Some(exec.launch(&beside.own).map(drop)));
+        stays_healthy("a capture", graph_event, |beside, event| {
+            Some(Graph::capture(&beside.healthy, |capture| event.wait(capture.stream())).map(drop))
+        });
+        let written = |beside: &Beside| {
+            let mut from = Buffer::from_slice(&beside.its, &[1_u32]).unwrap();
+            beside.its.fill(&mut from, 2).unwrap();
+            (from, Buffer::<u32>::new(&beside.healthy, 1).unwrap())
+        };
+        stays_healthy("a copy from it", written, |beside, (from, mut to)| {
+            // Accepted where the write is known to be done; then the fault is found behind the copy.
+            let copied = beside.own.copy(&from, &mut to);
+            Some(copied.and_then(|()| runtime().block_on(beside.own.completed())))
+        });
+        stays_healthy("a copy to it", written, |beside, (mut to, from)| Some(beside.its.copy(&from, &mut to)));
     });
 }

@@ -20,7 +20,10 @@ use line::{Hunger, Line, Place};
 use loom::{
     future::block_on,
     model::Builder,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 use watch::Watched;
@@ -204,6 +207,33 @@ fn a_task_that_gives_up_its_place_wakes_the_next() {
         heap.leave(&mut place);
         next.join().unwrap();
         assert_eq!(heap.blocks.lock().unwrap().served, [2]);
+    });
+}
+
+/// The device is lost: a task that is not the first hears of it, though the first is never polled again.
+#[test]
+fn a_loss_wakes_all_of_the_line() {
+    model(|| {
+        let heap = Heap::new();
+        let mut first = Place::default();
+        assert!(heap.line.join(&heap.hunger, &mut first, noop_waker_ref()));
+        let lost = Arc::new(AtomicBool::new(false));
+        let next = {
+            let (heap, lost) = (heap.clone(), lost.clone());
+            thread::spawn(move || {
+                let mut place = Place::default();
+                // As `Heap::alloc_when_free`.
+                block_on(poll_fn(|cx| {
+                    assert!(!heap.line.join(&heap.hunger, &mut place, cx.waker()));
+                    if lost.load(Ordering::SeqCst) { Poll::Ready(()) } else { Poll::Pending }
+                }));
+                assert!(heap.line.leave(&heap.hunger, &mut place));
+            })
+        };
+        lost.store(true, Ordering::SeqCst);
+        heap.line.wake_all();
+        next.join().unwrap();
+        assert!(heap.line.leave(&heap.hunger, &mut first));
     });
 }
 

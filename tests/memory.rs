@@ -528,6 +528,27 @@ async fn f1_who_waits_for_memory_of_a_lost_device_is_told() {
     drop(data);
 }
 
+// The first of the line may be one that is not polled any more.
+#[tokio::test]
+async fn f1_all_who_wait_for_memory_of_a_lost_device_are_told() {
+    let device = emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("increment", 1)));
+    let [a] = streams(&device);
+    let blocks = Allocator::blocks(&device, BYTES, 1).unwrap();
+    let mut data = blocks.alloc::<u32>(&a, LEN).unwrap();
+    let mut first = Box::pin(blocks.alloc_when_free::<u8>(&a, 1));
+    assert!(first.as_mut().now_or_never().is_none());
+    let waits = [asks(&blocks, &a, 1).await, asks(&blocks, &a, 1).await];
+    a.fill(&mut data, 0).unwrap();
+    increment::launch(&a, &mut data).unwrap();
+    assert!(a.completed().await.unwrap_err().is_device_lost());
+    for waits in waits {
+        assert!(within(waits).await.unwrap().unwrap_err().is_device_lost());
+    }
+    assert!(within(blocks.alloc_when_free::<u8>(&a, 1)).await.unwrap_err().is_device_lost(), "it joins no line");
+    assert!(within(first).await.unwrap_err().is_device_lost());
+    drop(data);
+}
+
 #[tokio::test]
 async fn m13_blocks_are_not_free_for_others() {
     let device = emulated_with(Emulated::new().memory(8192));

@@ -135,8 +135,8 @@ impl Builder {
     /// Adds all of another graph, as one node.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a graph of another device, for one that makes memory or has conditions, and for a node
-    /// of another graph.
+    /// [`Usage`](ErrorKind::Usage) for a graph of another device, for one that makes memory or has conditions, for a node of
+    /// another graph, and for graphs within each other more than 64 levels deep, conditionals and children counted together.
     pub fn child(&mut self, after: &[Node], graph: &Graph) -> Result<Node> {
         let after = self.find_all(after)?;
         let device = self.sketch.capture.device();
@@ -144,19 +144,22 @@ impl Builder {
             let text = format!("a graph of {} in one of {device}", graph.device());
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        let Sketch { recorder, hold, children, capture, .. } = &mut self.sketch;
+        let within = self.sketch.levels_with(graph.0.levels)?;
+        let Sketch { recorder, hold, children, capture, levels, .. } = &mut self.sketch;
         let stream = capture.stream("child", after)?;
         // After those of this graph that use the same memory, and after itself, if it is in here already.
-        graph.holds().iter().try_for_each(|other| hold.before_all_of(other, &stream))?;
-        let twins = children.iter().filter(|(child, _)| child.shares_memory_of_its_own(graph)).map(|(_, at)| *at);
+        let holds = graph.holds();
+        holds.iter().try_for_each(|other| hold.before_all_of(other, &stream))?;
+        let twins = children.iter().filter(|(child, _)| child.has_any_of(&holds)).map(|(_, at)| *at);
         let end = recorder.end_of(stream.raw());
         let after = recorder.state().draft.last_of(end.into_iter().chain(twins));
         // Kept there, too, before there is a node: a body's capture is kept by the graph around it, wherever its builder goes.
         capture.keep(graph.0.clone());
         let at = execution::add_child(recorder, after, &graph.0.recorder)?;
+        *levels = within.max(*levels);
         recorder.go_on_after(stream.raw(), at);
         let ticket = stream.enqueue_point(|_, _| Ok(()))?;
-        graph.holds().iter().for_each(|other| hold.note_all_of(other, &ticket));
+        holds.iter().for_each(|other| hold.note_all_of(other, &ticket));
         children.push((graph.clone(), at));
         Ok(self.sketch.node(at))
     }
@@ -231,8 +234,9 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// As [`add`](Self::add); [`Usage`](ErrorKind::Usage) for a flag that is not on the graph's device, or where the driver has
-    /// no such nodes (before CUDA 12.4).
+    /// As [`add`](Self::add); [`Usage`](ErrorKind::Usage) for a flag that is not on the graph's device, where the driver has
+    /// no such nodes (before CUDA 12.4), and for graphs within each other more than 64 levels deep, conditionals and children
+    /// counted together.
     pub fn run_if<F: DeviceSlice<u32> + ?Sized>(
         &mut self,
         after: &[Node],
@@ -246,7 +250,7 @@ impl Builder {
     /// body is given the flag: something in it should write 0 there at some time.
     ///
     /// # Errors
-    /// As [`run_if`](Self::run_if).
+    /// As [`run_if`](Self::run_if), also for more than 64 levels.
     pub fn run_while<F: DeviceSliceMut<u32> + ?Sized>(
         &mut self,
         after: &[Node],
@@ -264,6 +268,7 @@ impl Builder {
         body: impl FnOnce(&mut Builder, S) -> Result<()>,
     ) -> Result<Node> {
         self.find_all(after)?;
+        self.sketch.levels_with(0)?;
         let Sketch { recorder, capture, .. } = &self.sketch;
         // What the body will use is not known yet.
         let all = {
@@ -275,6 +280,7 @@ impl Builder {
         let end = recorder.end_of(stream.raw());
         let (at, within) = execution::add_conditional(recorder, &stream, end, when, flag.borrow().view())?;
         let mut inner = Builder { sketch: Sketch::over(capture.device(), within.clone()) };
+        inner.sketch.around = self.sketch.around + 1;
         recorder.go_on_after(stream.raw(), at);
         // Below the builder: dropped before it.
         let mut open = Body { outer: recorder.clone(), within, complete: false };
@@ -301,6 +307,7 @@ impl Builder {
         hold.before_all_of(&used, &stream)?;
         let ticket = stream.enqueue_point(|_, _| Ok(()))?;
         hold.note_all_of(&used, &ticket);
+        self.sketch.levels = self.sketch.levels.max(inner.sketch.levels + 1);
         self.sketch.children.push((inner.sketch.finish(Vec::new()), at));
         open.complete = true;
         made.map(|()| self.sketch.node(at))

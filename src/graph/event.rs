@@ -80,8 +80,14 @@ impl GraphEvent {
                 format!("{} cannot wait for {}: they are devices of different makes", stream.device(), self.0.device);
             return Err(Error::new(ErrorKind::Usage, text));
         }
+        self.0.device.check()?;
         self.keep_for(stream);
-        stream.enqueue_point(|backend, raw| backend.stream_wait(raw, self.0.raw)).map(drop)
+        let waited = stream.enqueue_point(|backend, raw| backend.stream_wait(raw, self.0.raw)).map(drop);
+        // Either device may be the one that is lost.
+        if waited.is_err() {
+            return stream.streams().heed(Streams::of(&self.0.device).heed(waited));
+        }
+        waited
     }
 
     /// Asks the device whether the last record has passed.

@@ -38,7 +38,8 @@ mod exec;
 mod registry;
 
 use std::{
-    fmt,
+    collections::HashSet,
+    fmt, ptr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -80,10 +81,16 @@ struct Inner {
     children: Vec<(Graph, usize)>,
     /// What graphs within its nodes use.
     bodies: Vec<Arc<Hold>>,
+    /// How deep graphs are nested within its nodes: 0 without children and conditionals.
+    levels: usize,
     /// What its nodes use beside memory.
     _kept: Kept,
     inputs: Vec<InputCopy>,
 }
+
+/// The most levels of graphs within the nodes of a graph: what walks through them, here and in a driver, takes some stack a
+/// level.
+const MOST_LEVELS: usize = 64;
 
 /// A node of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,6 +138,10 @@ struct Sketch {
     capture: Arc<Capture>,
     children: Vec<(Graph, usize)>,
     bodies: Vec<Arc<Hold>>,
+    /// Of how many conditionals within each other it is the body.
+    around: usize,
+    /// As [`Inner::levels`].
+    levels: usize,
     /// Nobody else has the recorder's graph.
     owns: bool,
 }
@@ -161,6 +172,8 @@ impl Sketch {
             capture,
             children: Vec::new(),
             bodies: Vec::new(),
+            around: 0,
+            levels: 0,
             owns: false,
         }
     }
@@ -175,6 +188,20 @@ impl Sketch {
             return Ok(node.at);
         }
         Err(Error::new(ErrorKind::Usage, "a node of another graph, or one that was taken out"))
+    }
+
+    /// The levels within a node that holds a graph with so many: an error if those are too many.
+    fn levels_with(&self, within: usize) -> Result<usize> {
+        let levels = within + 1;
+        if self.around + levels <= MOST_LEVELS {
+            return Ok(levels);
+        }
+        let text = format!(
+            "graphs within graphs, {} levels deep: at most {MOST_LEVELS}, conditionals and children together; put nodes that run \
+             one after another beside each other in one graph",
+            self.around + levels
+        );
+        Err(Error::new(ErrorKind::Usage, text))
     }
 
     fn end(&self) {
@@ -195,6 +222,7 @@ impl Sketch {
             hold: self.hold.clone(),
             children: std::mem::take(&mut self.children),
             bodies: std::mem::take(&mut self.bodies),
+            levels: self.levels,
             _kept: self.capture.take_kept(),
             inputs,
         }))
@@ -301,22 +329,26 @@ impl Graph {
         of_one.or(Some(anywhere))
     }
 
-    /// Its own, and those of its children, and of theirs.
+    /// Its own, and those of its children, and of theirs: each once.
     fn holds(&self) -> Vec<Arc<Hold>> {
-        let mut holds = vec![self.0.hold.clone()];
-        holds.extend(self.0.bodies.iter().cloned());
-        for hold in self.0.children.iter().flat_map(|(child, _)| child.holds()) {
-            if !holds.iter().any(|known| Arc::ptr_eq(known, &hold)) {
-                holds.push(hold);
+        let (mut holds, mut found, mut visited) = (Vec::new(), HashSet::new(), HashSet::new());
+        let mut open = vec![self];
+        while let Some(graph) = open.pop() {
+            // One graph may be a child in many places.
+            if !visited.insert(ptr::from_ref(&*graph.0)) {
+                continue;
             }
+            let own = [&graph.0.hold].into_iter().chain(&graph.0.bodies);
+            holds.extend(own.filter(|hold| found.insert(Arc::as_ptr(hold))).cloned());
+            open.extend(graph.0.children.iter().rev().map(|(child, _)| child));
         }
         holds
     }
 
-    /// Whether both have some graph's own memory in them.
-    fn shares_memory_of_its_own(&self, other: &Graph) -> bool {
-        let theirs = other.holds();
-        self.holds().iter().any(|mine| theirs.iter().any(|hold| Arc::ptr_eq(mine, hold)))
+    /// Whether some of these are its own, or its children's.
+    fn has_any_of(&self, holds: &[Arc<Hold>]) -> bool {
+        let holds: HashSet<_> = holds.iter().map(Arc::as_ptr).collect();
+        self.holds().iter().any(|hold| holds.contains(&Arc::as_ptr(hold)))
     }
 
     /// For people: what a node is and whose.

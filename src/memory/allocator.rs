@@ -182,7 +182,8 @@ impl Allocator {
     /// that could come back.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the place in the line, and nothing else.
+    /// Dropping the future gives up the place in the line, and nothing else. One that was polled keeps its place until it is
+    /// dropped: if it is not polled again, it holds up all requests behind it, until the device is lost.
     pub async fn alloc_when_free<T: Plain>(&self, stream: &Stream, len: usize) -> Result<Buffer<T>> {
         let memory = self.heap.alloc_when_free(&self.device, bytes_of::<T>(len)?, Some(stream)).await?;
         Ok(Buffer::of_memory(memory, len))

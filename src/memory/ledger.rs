@@ -136,14 +136,18 @@ impl Ledger {
 
     #[cold]
     fn wake(&self) {
+        self.each(|heap| heap.wake());
+    }
+
+    fn each(&self, with: impl Fn(&Heap)) {
         let all: Vec<_> = lock(&self.heaps).iter().filter_map(Weak::upgrade).collect();
-        all.iter().for_each(|heap| heap.wake());
+        all.iter().for_each(|heap| with(heap));
     }
 }
 
 impl HearsOfLoss for Ledger {
     fn device_lost(&self) {
-        self.wake();
+        self.each(Heap::wake_all);
     }
 }
 

@@ -135,6 +135,16 @@ impl Line {
         woken.wake();
     }
 
+    /// Wakes all of the line, and all at its side: what they wait for will not come, whether or not they are the first.
+    pub(super) fn wake_all(&self) {
+        let mut state = lock(&self.0);
+        let State { line, aside, .. } = &mut *state;
+        let waiting = line.iter_mut().map(|(_, waker)| waker).chain(aside.iter_mut().map(|(_, waker)| waker));
+        let woken: WakeList = waiting.filter_map(Option::take).collect();
+        drop(state);
+        woken.wake();
+    }
+
     /// True if no task stands in the line: then those at its side may take some.
     pub(super) fn is_empty(&self) -> bool {
         lock(&self.0).line.is_empty()

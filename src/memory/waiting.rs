@@ -49,7 +49,12 @@ impl Heap {
         let mut own = InLine { heap: self, place: Place::default() };
         let mut oldest = Oldest::default();
         poll_fn(|cx| {
-            if !self.line.join(&self.ledger.hunger, &mut own.place, cx.waker()) {
+            let is_first = self.line.join(&self.ledger.hunger, &mut own.place, cx.waker());
+            // Registered first: a loss that this misses wakes all of the line. The first may be one that is never polled again.
+            if let Err(lost) = device.check() {
+                return Poll::Ready(Err(lost));
+            }
+            if !is_first {
                 return Poll::Pending;
             }
             loop {
@@ -74,6 +79,11 @@ impl Heap {
     /// Wakes the first of the line, and all at its side.
     pub(super) fn wake(&self) {
         self.line.wake();
+    }
+
+    /// Wakes all of the line, and all at its side: the device is lost.
+    pub(super) fn wake_all(&self) {
+        self.line.wake_all();
     }
 
     /// At the line's side: the waker is kept, until `unwatch`.

@@ -481,13 +481,15 @@ impl Stream {
             }
         };
         inner.device.check()?;
+        other.device.check()?;
         if let Some(meter) = &mut order.meter {
             meter.wait(inner.raw);
         }
         let done = inner.streams.backend().stream_wait(inner.raw, mark.event);
         if let Err(error) = done {
             drop(order);
-            return inner.streams.heed(Err(error));
+            // Either device may be the one that is lost.
+            return inner.streams.heed(other.streams.heed(Err(error)));
         }
         order.clock.merge(&mark.clock);
         order.clock.reach(other.id, mark.ticket);

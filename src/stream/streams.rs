@@ -84,8 +84,11 @@ impl Streams {
         live.push(Arc::downgrade(&stream.0));
     }
 
-    /// Passes a result on; if it says that the device is lost, everybody who waits there learns of it first, and the
-    /// error from then on names all streams whose work was not known to be done.
+    /// Passes a result on. If this device is lost, all that waits there fails first, and the error from then on names all
+    /// streams whose work was not known to be done.
+    ///
+    /// A call that names another device too (a wait, a copy, a launch of a graph that waits) fails if that one is lost. So
+    /// an error is a question only: the device itself is asked.
     pub(crate) fn heed<T>(&self, result: Result<T>) -> Result<T> {
         assert_may_wake();
         if let Some((own, _)) = &self.captured {
@@ -100,7 +103,11 @@ impl Streams {
         if let Some(Err(forked)) = self.device.upgrade().map(|device| device.check_process()) {
             return forked;
         }
-        if error.is_device_lost() { self.lose(error) } else { error }
+        // Ends with the device's own answer, which costs no call where the loss is known.
+        if error.is_device_lost() && self.backend.make_current().is_err_and(|own| own.is_device_lost()) {
+            return self.lose(error);
+        }
+        error
     }
 
     fn lose(&self, error: Error) -> Error {

@@ -322,3 +322,73 @@ alone!(a_writer_of_a_graph_hangs_if_it_looks_at_it, async |device: Device, _| {
     write!(Writer(|| _ = exec.graph().nodes()), "{exec:?}").unwrap();
     registry.remove("model").unwrap();
 });
+
+/// The most levels of graphs within each other.
+const LEVELS: usize = 64;
+
+/// Conditionals within each other, so many, and what is in the innermost.
+fn nested(
+    body: &mut Builder,
+    flag: &Buffer<u32>,
+    levels: usize,
+    innermost: &mut dyn FnMut(&mut Builder) -> Result<()>,
+) -> Result<()> {
+    match levels {
+        0 => innermost(body),
+        _ => body.run_if(&[], flag, |body| nested(body, flag, levels - 1, innermost)).map(drop),
+    }
+}
+
+/// A graph with others within each other, so many, of which the innermost is this.
+fn wrapped(device: &Device, innermost: &Graph, levels: usize) -> Result<Graph> {
+    let mut graph = innermost.clone();
+    for _ in 0..levels {
+        let mut around = Graph::builder(device)?;
+        around.child(&[], &graph)?;
+        graph = around.build()?;
+    }
+    Ok(graph)
+}
+
+// What walks through graphs within graphs takes stack for each level, on threads whose stack is not the caller's: the device's
+// workers.
+#[tokio::test]
+async fn conditionals_within_each_other_are_bounded() {
+    let device = emulated();
+    let [stream] = streams(&device);
+    let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
+    let mut graph = Graph::builder(&device).unwrap();
+    let add = &mut |body: &mut Builder| body.add(&[], |stream| stream.fill(&mut data, 7)).map(drop);
+    nested(&mut graph, &flag, LEVELS, add).unwrap();
+    graph.build().unwrap().instantiate().unwrap().launch(&stream).unwrap();
+    assert_eq!(data.to_vec(&stream).await.unwrap(), [7; 64]);
+
+    let mut graph = Graph::builder(&device).unwrap();
+    let made = nested(&mut graph, &flag, LEVELS + 1, &mut |_| panic!("there is no such level"));
+    refused(made, &["65 levels", "at most 64", "beside each other"]);
+    assert!(graph.build().is_ok(), "only the innermost is missing");
+}
+
+#[tokio::test]
+async fn children_within_each_other_are_bounded() {
+    let device = emulated();
+    let [stream] = streams(&device);
+    let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
+    let (innermost, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut data, 7)).unwrap();
+    let deepest = wrapped(&device, &innermost, LEVELS).unwrap();
+    deepest.instantiate().unwrap().launch(&stream).unwrap();
+    assert_eq!(data.to_vec(&stream).await.unwrap(), [7; 64]);
+    refused(wrapped(&device, &deepest, 1), &["65 levels", "at most 64"]);
+
+    // Both count, and a graph's levels are those of its deepest node.
+    let child = wrapped(&device, &innermost, 3).unwrap();
+    let add = &mut |body: &mut Builder| {
+        body.child(&[], &child)?;
+        body.child(&[], &innermost).map(drop)
+    };
+    let mut graph = Graph::builder(&device).unwrap();
+    nested(&mut graph, &flag, LEVELS - 4, add).unwrap();
+    assert!(graph.build().is_ok());
+    let mut graph = Graph::builder(&device).unwrap();
+    refused(nested(&mut graph, &flag, LEVELS - 3, add), &["65 levels"]);
+}

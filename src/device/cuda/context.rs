@@ -15,7 +15,13 @@
 //! answer that means a fault is kept, and from then on every call of this device fails with it at once, without asking
 //! the driver, also calls of other threads, and `open` does too. The host functions that will never be called now are
 //! dropped at once, on a thread of their own. What the device had (memory, streams, events, modules, the context itself) is leaked: the
-//! process should report and end, and a new one start. Other devices of the process are not touched.
+//! process should report and end, and a new one start.
+//!
+//! Whether the process's other devices are lost with it is the driver's affair. With a kernel's fault they are: from then on
+//! calls on their contexts answer with its code too, also those that name nothing of the faulty device (two H200s, driver
+//! 580.159.04; the driver's documentation of `CUDA_ERROR_LAUNCH_FAILED`: "This leaves the process in an inconsistent state").
+//! An answer that names two devices does not say which of them it is about, so a context is lost only if calls that name
+//! nothing but that context fail ([`is_faulty`](Context::is_faulty)).
 
 use std::{
     collections::BTreeMap,
@@ -176,15 +182,20 @@ impl Context {
         }
     }
 
-    /// The error that `code` means. If it means a fault, the device is lost from here on.
+    /// The error that `code` means. If it means a fault of this device, that is lost from here on.
     #[cold]
     pub(super) fn fail(&self, code: Code, call: &str) -> Error {
         let what = self.driver.describe(code);
-        // The driver's "unknown" is a fault if it stays: ask something harmless, which fails too after a fault.
-        let sticky = code == Code::UNKNOWN && self.memory_info().is_err();
         match kind(code) {
-            _ if sticky => self.lose(&what, call),
-            ErrorKind::DeviceLost => self.lose(&what, call),
+            // The driver's "unknown" is a fault if it stays.
+            _ if code == Code::UNKNOWN && self.is_faulty() => self.lose(&what, call),
+            // A call that names another device (a wait, a copy, a graph's launch) may answer with that one's fault.
+            ErrorKind::DeviceLost if self.is_faulty() => self.lose(&what, call),
+            ErrorKind::DeviceLost => {
+                let text =
+                    format!("{what}, reported by {call}: another device that it uses is lost, and this one is not");
+                Error::new(ErrorKind::DeviceLost, text).at(self.name.clone())
+            }
             ErrorKind::OutOfMemory => {
                 let numbers = match self.memory_info() {
                     Ok((free, total)) => format!("{free} of {total} bytes are free"),
@@ -194,6 +205,20 @@ impl Context {
             }
             kind => Error::new(kind, format!("{call}: {what}")).at(self.name.clone()),
         }
+    }
+
+    /// Whether a fault has ended this context. A fault stays, and `cuMemGetInfo`, which names nothing but the current context,
+    /// answers with its code from then on, also where no other call has reported it yet (H200, driver 580.159.04: traps,
+    /// illegal and misaligned addresses, assertions). The context is made current first: calls that are made
+    /// [lightly](Self::lightly) leave that of another device.
+    #[cold]
+    fn is_faulty(&self) -> bool {
+        if self.lost.get().is_some() {
+            return true;
+        }
+        // SAFETY: `raw` is the primary context that `primary` keeps alive.
+        let current = unsafe { (self.driver.ctx_set_current)(self.raw.raw()) };
+        !current.is_success() || self.memory_info().is_err()
     }
 
     fn lose(&self, what: &str, call: &str) -> Error {
