@@ -564,6 +564,27 @@ impl Drop for Discards {
     }
 }
 
+/// A waker that panics as it is woken, and as it is dropped.
+#[test]
+fn a_waker_that_panics_twice_does_not_abort() {
+    in_a_process("a_waker_that_panics_twice_does_not_abort", || {
+        let waker = Waker::from(Arc::new(Hostile {
+            woken: Some(Box::new(|| panic!("a waker"))),
+            dropped: Some(Box::new(|| panic!("a waker's destructor"))),
+        }));
+        let stream = Stream::new(&Device::emulated(Emulated::new().workers(1))).unwrap();
+        let (go, held) = mpsc::channel::<()>();
+        stream.host_function(move || _ = held.recv()).unwrap();
+        let mut wait = Box::pin(stream.completed());
+        assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        // What is left is the one that waits.
+        drop(waker);
+        drop(go);
+        runtime().block_on(stream.completed()).unwrap();
+        runtime().block_on(wait).unwrap();
+    });
+}
+
 /// The waker of who waits for wrapped memory panics in the destructor of the buffer, which may run as another panic unwinds.
 #[test]
 fn a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop() {

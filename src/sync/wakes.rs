@@ -108,7 +108,9 @@ fn wake_one(waker: Waker) -> bool {
         hold_back(Held::Wake(waker));
         return true;
     }
-    contained("a waker panicked", || waker.wake())
+    // By reference: were it dropped as its panic unwinds, a panic of its destructor would be the second at a time, an abort.
+    let woken = contained("a waker panicked", || waker.wake_by_ref());
+    contained("a destructor panicked", || drop(waker)) && woken
 }
 
 /// Wakes one that stays. It is shared so that it can be held back, or taken out under a lock, without a clone of the waker,
