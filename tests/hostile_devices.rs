@@ -664,3 +664,36 @@ fn a_lost_device_takes_no_other_with_it() {
         stays_healthy("a copy to it", written, |beside, (mut to, from)| Some(beside.its.copy(&from, &mut to)));
     });
 }
+
+/// Fills what it has, lets the test go on, and looks at it again when it may.
+#[kernel]
+fn looks_again(data: &mut [u32]) {
+    data.fill(1);
+    LOOKS.wait();
+    // The other device has all the time to be early.
+    (0..1000).for_each(|_| std::thread::yield_now());
+    SEEN.store(data[0] as usize, Ordering::SeqCst);
+}
+
+static LOOKS: std::sync::Barrier = std::sync::Barrier::new(2);
+static SEEN: AtomicUsize = AtomicUsize::new(0);
+
+/// A kernel that runs as its device is lost has its memory until it ends: another device that waits for it waits on.
+#[test]
+fn a_kernel_of_a_lost_device_has_its_memory_until_it_ends() {
+    within_bound(|| {
+        let lost = Device::emulated(Emulated::new().workers(2));
+        let healthy = Device::emulated(Emulated::new());
+        let [its, other] = [(); 2].map(|()| Stream::new(&lost).unwrap());
+        let own = Stream::new(&healthy).unwrap();
+        let mut data = Buffer::<u32>::new(&lost, 16).unwrap();
+        let from = Buffer::from_slice(&own, &[9_u32; 16]).unwrap();
+        looks_again::launch(&its, &mut data).unwrap();
+        own.copy(&from, &mut data).unwrap();
+        lose(&other, held_up(&other), true);
+        LOOKS.wait();
+        assert!(runtime().block_on(own.completed()).unwrap_err().is_device_lost());
+        assert_eq!(SEEN.load(Ordering::SeqCst), 1, "written while the kernel had it");
+        assert!(healthy.lost().is_none());
+    });
+}

@@ -213,12 +213,14 @@ impl Engine {
             if let Some(device) = device.filter(|device| state.machine.runnable(*device) > 0) {
                 state.wake_one(device);
             }
+            state.machine.touches(stream, work.takes_a_place());
             drop(state);
             let fault = Doing::of(&work);
             // SAFETY: the machine gave it out once, in its stream's order, and what the enqueuer vouched for holds
             // until the stream has passed it, which is when `finish` is called below.
             let outcome = unsafe { work.run(&|| device.is_some_and(|device| self.with(|m| m.alive(device)).is_ok())) };
             state = lock(&self.state);
+            state.machine.touches(stream, false);
             if let (Err(cause), Some(device)) = (outcome, device) {
                 let error = state.fault(device, stream, fault, cause);
                 dropped = state.machine.fail(device, error);

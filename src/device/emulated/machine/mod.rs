@@ -21,7 +21,7 @@
 //!
 //! Promises: in-order streams; a point, once passed, stays passed; what is destroyed with work pending finishes it; a
 //! device that fails drops its work, answers every question with its fault, and holds up no other device (points of its
-//! streams count as passed).
+//! streams count as passed, as soon as no work of the stream touches memory any more).
 
 mod run;
 
@@ -79,6 +79,8 @@ struct Stream<W> {
     enqueued: u64,
     passed: u64,
     state: State,
+    /// What it has begun touches memory until it is finished.
+    touches: bool,
     /// Destroyed: it goes when its work is done.
     closing: bool,
     /// Who to look at again when a number is passed.
@@ -443,6 +445,7 @@ impl<W> Stream<W> {
             enqueued: 0,
             passed: 0,
             state: State::Idle,
+            touches: false,
             closing: false,
             waiters: BTreeMap::new(),
         }

@@ -39,13 +39,24 @@ impl<W> Machine<W> {
         })
     }
 
+    /// Whether what a stream has begun touches memory from here on. If it does, no point of the stream is passed before it is
+    /// finished, also where the device fails meanwhile.
+    pub(in super::super) fn touches(&mut self, stream: StreamId, touches: bool) {
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.touches = touches;
+        }
+    }
+
     /// What a stream had begun is done.
     pub(in super::super) fn finish(&mut self, stream: StreamId) {
         let Some(done) = self.streams.get_mut(&stream) else { return };
         debug_assert_eq!(done.state, State::Running);
         done.state = State::Idle;
-        // On a lost device all has been passed already.
-        if done.passed < done.enqueued {
+        done.touches = false;
+        if self.devices.get(&done.device).is_some_and(|device| device.lost.is_some()) {
+            // The rest was dropped as the device failed.
+            done.passed = done.enqueued;
+        } else if done.passed < done.enqueued {
             done.passed += 1;
         }
         self.wake(stream);
@@ -71,9 +82,11 @@ impl<W> Machine<W> {
                 What::Work(work) => Some(work),
                 What::Wait | What::Record(_) => None,
             }));
-            stream.passed = stream.enqueued;
             if stream.state != State::Running {
                 stream.state = State::Idle;
+            }
+            if !stream.touches {
+                stream.passed = stream.enqueued;
             }
         }
         // Only now that nothing is left here: whoever is woken is another device's.
