@@ -8,6 +8,7 @@ mod common;
 use common::*;
 use wakeline::{
     device::{Emulated, Faults},
+    memory::Allocator,
     prelude::*,
 };
 
@@ -511,3 +512,50 @@ async fn s1_a_pool_of_a_device_that_was_lost() {
 
 /// Says by being dropped that it is.
 struct Told(#[allow(dead_code, reason = "dropped, never looked at")] Option<tokio::sync::oneshot::Sender<()>>);
+
+// The hook leaves the order of a checked handle's streams to the checker. The streams of an unchecked handle of the same device
+// it does not see: between those and others there is an order all the same.
+#[tokio::test]
+async fn m12_without_the_tracking_streams_of_another_handle_are_ordered() {
+    for writes_unchecked in [false, true] {
+        let plain = Device::emulated(Emulated::new().workers(4));
+        let checked = plain.clone().race_checked();
+        if checked == plain {
+            // `WAKELINE_RACE_CHECK` has every device checked.
+            return;
+        }
+        checked.switch_tracking_off();
+        let (on_plain, on_checked) = (Stream::new(&plain).unwrap(), Stream::new(&checked).unwrap());
+        let (writer, reader) = if writes_unchecked { (&on_plain, &on_checked) } else { (&on_checked, &on_plain) };
+        let mut data = Buffer::from_slice(&on_checked, &[1_u32; 4]).unwrap();
+        let mut read = Buffer::<u32>::new(&checked, 4).unwrap();
+        // Whatever was done until here is done for all streams.
+        within(on_checked.completed()).await.unwrap();
+        let held = hold(writer);
+        writer.fill(&mut data, 2).unwrap();
+        reader.copy(&data, &mut read).unwrap();
+        // The reader has all the time to be early.
+        let early = reader.completed();
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        drop(held);
+        within(early).await.unwrap();
+        assert_eq!(within(read.to_vec(reader)).await.unwrap(), [2; 4], "the writer is unchecked: {writes_unchecked}");
+
+        // And where memory is used again.
+        let memory = Allocator::blocks(&checked, 64, 1).unwrap();
+        let mut first = memory.alloc::<u32>(&on_checked, 4).unwrap();
+        let held = hold(&on_plain);
+        on_plain.fill(&mut first, 3).unwrap();
+        drop(first);
+        let mut second = memory.alloc::<u32>(&on_checked, 4).unwrap();
+        on_checked.fill(&mut second, 4).unwrap();
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        drop(held);
+        within(on_plain.completed()).await.unwrap();
+        assert_eq!(within(second.to_vec(&on_checked)).await.unwrap(), [4; 4]);
+    }
+}

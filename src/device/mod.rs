@@ -327,7 +327,8 @@ impl Device {
         self.0.tracked.load(Ordering::Relaxed)
     }
 
-    /// A test hook: buffers no longer order the streams that use them, so that the race checker has something to find.
+    /// A test hook: buffers of this device no longer order its streams that use them, so that the race checker has something to
+    /// find. Streams of other handles, which the checker may not see, are ordered all the same.
     ///
     /// # Panics
     /// Without the race checker, which then is all that keeps safe code from racing.

@@ -268,7 +268,7 @@ impl Heap {
         stream: Option<&Stream>,
         drawn: u64,
     ) -> Result<Owned> {
-        // Without the tracking everybody is handed everything: for the checker to find.
+        // Without the tracking every request is handed everything that no tracked device uses: for the checker to find.
         let untracked = !device.tracked() && !self.host;
         let past = stream.map(Stream::past);
         // Behind all that the clock knew of.
@@ -277,7 +277,8 @@ impl Heap {
             Some(past) => past(ticket),
             None => ticket.has_passed(),
         };
-        let ready = |memory: &Memory| untracked || memory.uses().all_are(comes_after);
+        let is_left = |ticket: &Ticket| untracked && !ticket.stream().device().tracked();
+        let ready = |memory: &Memory| memory.uses().all_are(|ticket| is_left(ticket) || comes_after(ticket));
         let take = || {
             let mut state = lock(&self.state);
             let room = self.has_room(&state, size, drawn);

@@ -193,7 +193,17 @@ struct BlankMapPorts {
     output: Output<Envelope<u32>>,
 }
 
-/// The first run keeps the only blank envelope until the second waits for one: with a hostile waker, and with its own.
+/// Tells that it is dropped.
+struct Tells(Arc<Notify>);
+
+impl Drop for Tells {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+/// The first run keeps the only blank envelope until the second waits for one: with a hostile waker, which is woken or
+/// replaced, and with its own.
 #[derive(Clone)]
 struct Workers {
     kind: Kind,
@@ -229,13 +239,22 @@ impl Operator for Workers {
             self.waits.notified().await;
         } else {
             let buffer = self.allocator.alloc::<u8>(&self.stream, 1)?;
-            let waker = hostile(self.kind, back(&self.allocator, &self.stream, buffer));
-            if let Poll::Ready(blank) = poll_with(pin!(ports.output.blank()), &waker) {
+            let called = Arc::new(Notify::new());
+            let (call, told) = (back(&self.allocator, &self.stream, buffer), Tells(called.clone()));
+            let waker = hostile(self.kind, move || {
+                let _told = told;
+                call();
+            });
+            let mut blank = pin!(ports.output.blank());
+            if let Poll::Ready(blank) = poll_with(blank.as_mut(), &waker) {
                 blanks.push(blank?);
             }
             drop(waker);
             let waits = self.waits.clone();
-            let mut blank = pin!(ports.output.blank());
+            if matches!(self.kind, Kind::PanicsWhenWoken | Kind::CallsBackWhenWoken) {
+                waits.notify_one();
+                called.notified().await;
+            }
             let own = std::future::poll_fn(|cx| {
                 let polled = blank.as_mut().poll(cx);
                 waits.notify_one();
