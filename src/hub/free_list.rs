@@ -7,8 +7,9 @@
 //!
 //! A waker is registered under the lock under which an item is put back: so either the poll finds the item, or `put` finds
 //! the waker. How many there are is also kept beside the lock, as a hint for the many who only look; a task that goes to
-//! sleep does not rely on it. Each waiter has a number and at most one waker here, the latest, until it is woken or
-//! [leaves](FreeList::leave): a future that is polled with ever other wakers lets none pile up. All are woken and the quickest has it, so one that is woken and dropped loses nothing.
+//! sleep does not rely on it. All are woken and the quickest has it, so one that is woken and dropped loses nothing. Each
+//! waiter has a number and at most one waker here, the latest, until it is woken or [leaves](FreeList::leave): a future that
+//! is polled with ever other wakers lets none pile up.
 //!
 //! Knows no device: `tests/loom_pool.rs` includes it as it stands.
 
