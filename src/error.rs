@@ -34,10 +34,13 @@ use std::{
 
 pub(crate) use caller::CallerErrors;
 
+use crate::sync::Discarded;
+
 /// The result of a wakeline call.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
 
-type Cause = Box<dyn StdError + Send + Sync + 'static>;
+/// A user's error, whose destructor is the user's, too: dropped wherever the last copy of an error is.
+type Cause = Discarded<Box<dyn StdError + Send + Sync + 'static>>;
 
 /// What kind of failure an [`Error`] is. More kinds may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -164,7 +167,7 @@ impl Error {
                 places: Vec::new(),
                 message: None,
                 reader_gone: false,
-                cause: Some(Arc::new(cause)),
+                cause: Some(Arc::new(Discarded::new(cause))),
             })),
         }
     }
@@ -191,7 +194,7 @@ impl Error {
     /// The same error with a cause below it.
     #[must_use]
     pub fn because(mut self, cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
-        self.0.cause = Some(Arc::new(cause.into()));
+        self.0.cause = Some(Arc::new(Discarded::new(cause.into())));
         self
     }
 
@@ -284,13 +287,14 @@ impl fmt::Display for Error {
         for place in self.0.places.iter().rev() {
             write!(f, "{place}: ")?;
         }
-        match (&self.0.message, &self.0.cause) {
+        let cause = self.source();
+        match (&self.0.message, cause) {
             (Some(message), _) if self.0.kind == ErrorKind::Operator => write!(f, "{message}")?,
             (Some(message), _) => write!(f, "{}: {message}", self.0.kind.phrase())?,
             (None, Some(cause)) => return write!(f, "{cause}"),
             (None, None) => write!(f, "{}", self.0.kind.phrase())?,
         }
-        if let Some(cause) = &self.0.cause {
+        if let Some(cause) = cause {
             write!(f, ": {cause}")?;
         }
         Ok(())
@@ -306,7 +310,8 @@ impl fmt::Debug for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.cause.as_ref().map(|cause| &***cause as &(dyn StdError + 'static))
+        let cause = self.0.cause.as_ref()?.get()?;
+        Some(&**cause)
     }
 }
 

@@ -6,23 +6,26 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "common/alone.rs"]
+mod alone;
+
 use std::{
     borrow::Cow,
     future::{pending, ready},
-    io::{self, Read, Write},
-    process::Command,
+    io::{self, Write},
+    pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
-    task::{Context, Wake, Waker},
-    time::Duration,
+    task::{Context, Poll, Wake, Waker},
 };
 
+use alone::in_a_process;
 use futures::{FutureExt, StreamExt};
 use wakeline::{
-    ChunkHub, ErrorKind,
+    ChunkHub, Error, ErrorKind,
     condition::{Condition, Status},
     device::Emulated,
     hub::{Producer, RawEnvelope},
@@ -30,38 +33,11 @@ use wakeline::{
     prelude::*,
 };
 
-/// Longer than any of it takes on a loaded machine.
-const BOUND: Duration = Duration::from_secs(60);
-const NAME: &str = "HOSTILE_FLOWS";
-
 /// Runs an async body in a process of its own, on a runtime of two workers.
 fn alone(name: &str, body: impl Future<Output = ()>) {
-    if std::env::var(NAME).is_ok_and(|only| only == name) {
-        return tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap()
-            .block_on(body);
-    }
-    // Nothing is written there: it ends as the process does.
-    let (mut end, of_process) = io::pipe().unwrap();
-    let mut process = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
-        .env(NAME, name)
-        .env("RUST_BACKTRACE", "0")
-        .stdin(of_process)
-        .spawn()
-        .unwrap();
-    let (tell, ended) = mpsc::channel();
-    std::thread::spawn(move || tell.send(end.read(&mut [0])));
-    if ended.recv_timeout(BOUND).is_err() {
-        process.kill().unwrap();
-        process.wait().unwrap();
-        panic!("it hangs");
-    }
-    let status = process.wait().unwrap();
-    assert!(status.success(), "{status}");
+    in_a_process(name, || {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(body);
+    });
 }
 
 fn host() -> Device {
@@ -69,6 +45,7 @@ fn host() -> Device {
 }
 
 /// A value whose destructor panics.
+#[derive(Debug)]
 struct Bomb;
 
 impl Drop for Bomb {
@@ -639,6 +616,167 @@ fn operators_whose_destructors_panic_go_with_their_runtime() {
         });
         let running = thread.join().unwrap();
         assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Cancelled);
+    });
+}
+
+/// It has one run, and does as it is asked at its end.
+struct Stops {
+    name: &'static str,
+    stopped: Arc<Mutex<Vec<&'static str>>>,
+    error: Option<fn() -> Error>,
+    panics: bool,
+}
+
+/// Is there at once, and may panic as it is dropped.
+struct Stopped(Option<Result<()>>, #[allow(dead_code, reason = "dropped")] Option<Bomb>);
+
+impl Future for Stopped {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<()>> {
+        Poll::Ready(self.0.take().unwrap())
+    }
+}
+
+impl Operator for Stops {
+    type Ports = ();
+
+    async fn compute(&mut self, _: &mut (), cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        Ok(())
+    }
+
+    fn stop(&mut self, _: &mut Cx) -> impl Future<Output = Result<()>> + Send {
+        self.stopped.lock().unwrap().push(self.name);
+        Stopped(Some(self.error.map_or(Ok(()), |error| Err(error()))), self.panics.then(|| Bomb))
+    }
+}
+
+/// A flow of three whose `stop` ends like this: each has its turn all the same.
+async fn all_stop(error: Option<fn() -> Error>, panics: bool) {
+    let stopped = Arc::default();
+    let mut flow = Flow::new("f");
+    for name in ["a", "b", "c"] {
+        flow.add(name, Stops { name, stopped: Arc::clone(&stopped), error, panics });
+    }
+    let outcome = flow.run().await;
+    assert_eq!(*stopped.lock().unwrap(), ["a", "b", "c"]);
+    drop(outcome.unwrap_err());
+    // It has all its operators.
+    drop(flow.run().await.unwrap_err());
+    assert_eq!(stopped.lock().unwrap().len(), 6);
+}
+
+#[test]
+fn every_stop_runs_though_a_future_of_one_panics_as_it_is_dropped() {
+    alone("every_stop_runs_though_a_future_of_one_panics_as_it_is_dropped", all_stop(None, true));
+}
+
+/// A cause whose destructor panics.
+#[derive(Debug)]
+struct Cause(#[allow(dead_code, reason = "dropped")] Bomb);
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a cause")
+    }
+}
+
+impl std::error::Error for Cause {}
+
+#[test]
+fn every_stop_runs_though_their_errors_panic_as_they_are_dropped() {
+    alone(
+        "every_stop_runs_though_their_errors_panic_as_they_are_dropped",
+        all_stop(Some(|| Error::other(Cause(Bomb))), false),
+    );
+}
+
+/// A cause whose text panics.
+#[derive(Debug)]
+struct NoText;
+
+impl std::fmt::Display for NoText {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        panic!("the text of an error panics");
+    }
+}
+
+impl std::error::Error for NoText {}
+
+#[test]
+fn every_stop_runs_though_the_text_of_their_errors_panics() {
+    alone("every_stop_runs_though_the_text_of_their_errors_panics", async {
+        tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(std::io::sink).init();
+        all_stop(Some(|| Error::other(NoText)), false).await;
+    });
+}
+
+#[test]
+fn operators_whose_destructors_panic_go_with_an_outcome_that_is_not_taken() {
+    alone("operators_whose_destructors_panic_go_with_an_outcome_that_is_not_taken", async {
+        let mut flow = Flow::new("f");
+        let ends: Vec<_> = ["one", "other"].map(|name| flow.add(name, Ends(Bomb))).into();
+        let (end, mut ended) = tokio::sync::mpsc::unbounded_channel::<()>();
+        for (at, ends) in ends.into_iter().enumerate() {
+            let end = end.clone();
+            let to = flow.add(format!("behind {at}"), Ended(end));
+            flow.connect(ends.output, to.input);
+        }
+        drop(end);
+        let mut run = Box::pin(flow.run());
+        assert!(futures::poll!(&mut run).is_pending());
+        // The last of them has stopped: the outcome is there, or about to be.
+        assert_eq!(ended.recv().await, Some(()));
+        assert_eq!(ended.recv().await, Some(()));
+        tokio::task::yield_now().await;
+        drop(run);
+    });
+}
+
+/// Says that its `stop` has run.
+struct Ended(tokio::sync::mpsc::UnboundedSender<()>);
+
+impl Operator for Ended {
+    type Ports = SinkPorts<u32>;
+
+    async fn compute(&mut self, ports: &mut SinkPorts<u32>, _: &mut Cx) -> Result<()> {
+        ports.input.take().map(drop)
+    }
+
+    async fn stop(&mut self, _: &mut Cx) -> Result<()> {
+        let _ = self.0.send(());
+        Ok(())
+    }
+}
+
+#[test]
+fn functions_of_sections_and_writers_of_steps_panic_as_they_are_dropped() {
+    alone("functions_of_sections_and_writers_of_steps_panic_as_they_are_dropped", async {
+        struct Writer(#[allow(dead_code, reason = "dropped")] Bomb);
+        impl Write for Writer {
+            fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+                Ok(text.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut flow = Flow::new("f");
+        for at in 0..2 {
+            let bomb = Bomb;
+            let work = flow.add(format!("work {at}"), map(async |n: u32| Ok(n)));
+            flow.replay(format!("section {at}"), &work).inspect(move |_| _ = &bomb);
+        }
+        drop(flow);
+        let mut flow = Flow::new("f");
+        let from = flow.add("from", source(|| ready(Ok(None::<u32>))));
+        let to = flow.add("to", sink(async |_: u32| Ok(())));
+        flow.connect(from.output, to.input);
+        let steps = flow.steps().unwrap().log_to(Writer(Bomb));
+        let hub = "from.output -> to.input";
+        let steps = steps.log_hub_to(hub, Writer(Bomb)).unwrap().log_hub_to(hub, Writer(Bomb)).unwrap();
+        drop(steps);
     });
 }
 

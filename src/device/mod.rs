@@ -45,7 +45,7 @@ pub use kernel_type::KernelType;
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::{Mutex, discard, lock},
+    sync::{Mutex, discard, lock, logged},
 };
 
 /// Chooses the device of [`Device::first`]: `cuda:1`, `emulated`.
@@ -140,7 +140,7 @@ impl Device {
         if cuda::driver_present() {
             return Self::cuda(0);
         }
-        tracing::info!("no CUDA driver here: running on the emulated device");
+        logged(|| tracing::info!("no CUDA driver here: running on the emulated device"));
         Ok(Self::emulated(Emulated::new()))
     }
 

@@ -16,7 +16,7 @@ use crate::{
     hub::{Hub, link::LinkPlan, queue::Full},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
-    sync::lock,
+    sync::{lock, logged},
 };
 
 /// What is known of a flow that can run.
@@ -326,12 +326,14 @@ fn warn_of_small_pools(flow: &Flow) {
     }
     for (pool, sharers) in shared {
         if pool.maximum().is_some_and(|maximum| maximum < sharers.len()) {
-            tracing::warn!(
-                pool = pool.name(),
-                maximum = pool.maximum(),
-                operators = sharers.join(", "),
-                "a pool of streams has fewer than the operators that share it: some will have none of their own"
-            );
+            logged(|| {
+                tracing::warn!(
+                    pool = pool.name(),
+                    maximum = pool.maximum(),
+                    operators = sharers.join(", "),
+                    "a pool of streams has fewer than the operators that share it: some will have none of their own"
+                );
+            });
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What is known of a flow before it runs, and may not be expected.
 
+use crate::sync::logged;
 use std::{fmt, sync::Arc};
 
 use crate::device::{Device, human};
@@ -28,7 +29,7 @@ pub struct Copied {
 impl Checked {
     pub(super) fn trace(&self, flow: &str) {
         for Copied { hub, device, envelope_bytes } in &self.copies {
-            tracing::debug!(flow, %hub, %device, envelope_bytes, "envelopes are copied for one more reader");
+            logged(|| tracing::debug!(flow, %hub, %device, envelope_bytes, "envelopes are copied for one more reader"));
         }
     }
 }

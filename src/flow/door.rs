@@ -33,7 +33,7 @@ use crate::{
         Cx, Output,
         lent::{Lent, Loan},
     },
-    sync::{Deferred, Level, Mutex, discard, lock, proxied},
+    sync::{Deferred, Level, Mutex, discard, lock, logged, proxied},
 };
 
 /// Places that are given out at once, at most: of a hub that always has room.
@@ -240,7 +240,9 @@ impl<M: Message> Place<M> {
         discard(dropped);
         match (sent, place) {
             (Some(Err(error)), _) => {
-                tracing::warn!(flow = door.flow.name(), %error, "a message from outside was lost on its way into the flow");
+                logged(|| {
+                    tracing::warn!(flow = door.flow.name(), %error, "a message from outside was lost on its way into the flow");
+                });
                 Err(SendError::new(None, error.for_caller("the message was lost on its way into the flow")))
             }
             (_, None) => Ok(()),
@@ -275,7 +277,9 @@ impl<T: Plain> Door<Envelope<T>> {
             }
             Some(Poll::Pending) => Ok(None),
             Some(Poll::Ready(Err(error))) if !error.is_closed() => {
-                tracing::warn!(flow = self.flow.name(), %error, "no blank envelope for a caller outside of the flow");
+                logged(|| {
+                    tracing::warn!(flow = self.flow.name(), %error, "no blank envelope for a caller outside of the flow");
+                });
                 let message = match error.kind() {
                     ErrorKind::Usage => {
                         "there are no blank envelopes here: give their hub a size, with `Hub::envelope_bytes`"

@@ -45,7 +45,7 @@ use crate::{
         node::Node,
         seat::{Ends, Seat, Tally, caught},
     },
-    sync::discard,
+    sync::{discard, logged},
 };
 
 /// An operator that takes part, in its surroundings.
@@ -57,7 +57,8 @@ pub(super) struct Member {
     pub(super) seat: OwnSeat,
 }
 
-/// A member's operator. Several are dropped together where the runtime ends: a panic of one destructor ends there.
+/// A member's operator. Several are dropped together where the runtime ends, or where nobody takes a flow's outcome: a panic
+/// of one destructor ends there.
 pub(super) struct OwnSeat(Option<Box<dyn Seat>>);
 
 impl OwnSeat {
@@ -66,7 +67,7 @@ impl OwnSeat {
     }
 
     /// To give it back, or to drop it where a panic is to be heard of.
-    fn take(mut self) -> Option<Box<dyn Seat>> {
+    pub(super) fn take(mut self) -> Option<Box<dyn Seat>> {
         self.0.take()
     }
 }
@@ -128,7 +129,7 @@ pub(super) struct Ended {
 /// How a run ended, and the operators by their numbers, where they are wanted back.
 pub(super) struct Finished {
     pub(super) outcome: Result<Report>,
-    pub(super) seats: Vec<(usize, Box<dyn Seat>)>,
+    pub(super) seats: Vec<(usize, OwnSeat)>,
 }
 
 /// A run that is about to begin.
@@ -229,7 +230,7 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
                 Ok(())
             });
             if let Err(error) = closing.await {
-                tracing::warn!(%error, operator = &*member.name, "closing an operator's ports panicked");
+                logged(|| tracing::warn!(%error, operator = &*member.name, "closing an operator's ports panicked"));
             }
         }
     }
@@ -255,7 +256,7 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
             let error = error.at(operator(&name));
             match &failure {
                 None => failure = Some(error),
-                Some(_) => tracing::warn!(%error, "an operator's stop failed after the flow had"),
+                Some(_) => logged(|| tracing::warn!(%error, "an operator's stop failed after the flow had")),
             }
         }
     }
@@ -276,7 +277,7 @@ async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
     let outcome = match failure.map(|error| control.fail(error)) {
         None => Ok(report),
         Some(error) => {
-            tracing::debug!(%error, "flow failed\n{report}");
+            logged(|| tracing::debug!(%error, "flow failed\n{report}"));
             Err(error)
         }
     };
@@ -291,12 +292,12 @@ async fn first_phase(mut member: Member, node: Arc<Node>) -> (Member, Result<()>
 }
 
 /// An operator's `stop`. It comes back if it is to be kept, and is dropped here if not.
-async fn last_phase(member: Member, keep: bool) -> (Tally, Option<Box<dyn Seat>>, Result<()>) {
+async fn last_phase(member: Member, keep: bool) -> (Tally, Option<OwnSeat>, Result<()>) {
     let Member { device, mut seat, .. } = member;
     let stopped = attended_to_the_end(&device, seat.stop()).await;
     let tally = seat.tally();
     if keep {
-        return (tally, seat.take(), stopped);
+        return (tally, Some(seat), stopped);
     }
     let dropped = caught(async {
         drop(seat.take());

@@ -270,7 +270,7 @@ impl Flow {
             conditions.append(&mut place.conditions);
             place.conditions = conditions;
             drop(place);
-            entry.seat = Some(seat);
+            entry.seat = seat.take();
         }
         outcome
     }

@@ -9,11 +9,14 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{Handle, OperatorStatus, Report, drive::Finished};
+use super::{
+    Handle, OperatorStatus, Report,
+    drive::{Finished, OwnSeat},
+};
 use crate::{
     error::{Error, ErrorKind, Result},
-    operator::{control::Control, seat::Seat},
-    sync::{ProxyWaker, discard_all},
+    operator::control::Control,
+    sync::ProxyWaker,
 };
 
 /// A flow that runs in the background: a future of its [`Report`].
@@ -26,7 +29,7 @@ pub struct Running {
     control: Arc<Control>,
     finished: oneshot::Receiver<Finished>,
     proxy: ProxyWaker,
-    seats: Vec<(usize, Box<dyn Seat>)>,
+    seats: Vec<(usize, OwnSeat)>,
     /// How it ended, if somebody looked before this was awaited.
     outcome: Option<Result<Report>>,
     done: bool,
@@ -86,7 +89,7 @@ impl Running {
     }
 
     /// The operators by their numbers, once it has resolved.
-    pub(super) fn seats(mut self) -> Vec<(usize, Box<dyn Seat>)> {
+    pub(super) fn seats(mut self) -> Vec<(usize, OwnSeat)> {
         std::mem::take(&mut self.seats)
     }
 }
@@ -110,7 +113,6 @@ impl Drop for Running {
         if !self.done {
             self.control.abort();
         }
-        discard_all(self.seats.drain(..));
     }
 }
 

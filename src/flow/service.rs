@@ -47,7 +47,7 @@ use crate::{
     memory::Plain,
     operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
     planted::{self, Planted},
-    sync::{Mutex, ProxyWaker, contained, discard, lock, proxied},
+    sync::{Mutex, ProxyWaker, contained, discard, lock, logged, proxied},
 };
 
 impl Flow {
@@ -428,7 +428,7 @@ impl<Res: 'static> Request<Res> {
         let error = failed(&self.flow).unwrap_or_else(|| {
             let (service, operator) = (&*self.book.name, lock(&self.seen_by).take());
             // The caller is answered, whatever the subscriber does.
-            contained("a subscriber panicked", || match operator.as_deref() {
+            logged(|| match operator.as_deref() {
                 Some(operator) => {
                     tracing::warn!(service, operator, "a request is not answered: the last operator to have it {last}")
                 }
@@ -497,7 +497,7 @@ impl<Res: Message> Book<Res> {
                 }
             }
             [] if reply.is_empty() || own.iter().any(|request| request.is_answered()) => {
-                contained("a subscriber panicked", || {
+                logged(|| {
                     tracing::warn!(service, "a response came that answers no request: it is dropped");
                 });
                 discard(response);
@@ -506,7 +506,7 @@ impl<Res: Message> Book<Res> {
             [] => discard(response),
             [request] => request.answer(Ok(response)),
             several => {
-                contained("a subscriber panicked", || {
+                logged(|| {
                     tracing::warn!(
                         service,
                         requests = several.len(),

@@ -33,6 +33,7 @@ use crate::{
         permit::Outcome,
     },
     stream::Ticket,
+    sync::{Discarded, logged},
 };
 
 /// A flow that is run step by step, to look at what it does: one run of one operator at a time, in the order of adding,
@@ -92,7 +93,7 @@ pub struct Steps {
     over: bool,
 }
 
-type Log = Box<dyn Write + Send>;
+type Log = Discarded<Box<dyn Write + Send>>;
 
 /// One step of a flow. See [`Steps`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,7 +205,7 @@ impl Steps {
     /// Writes a line for each event: each generation, what each operator does or what it waits for, what is put into hubs,
     /// moved by them and taken from them. A writer that fails is not written to again.
     pub fn log_to(mut self, writer: impl Write + Send + 'static) -> Self {
-        self.log = Some(Box::new(writer));
+        self.log = Some(Discarded::new(Box::new(writer)));
         self
     }
 
@@ -219,7 +220,7 @@ impl Steps {
             let text = format!("flow `{}` has no hub `{hub}`: its hubs are {}", self.control.name, names.join(", "));
             return Err(Error::new(ErrorKind::Usage, text));
         };
-        self.hub_logs.push((at, Box::new(writer)));
+        self.hub_logs.push((at, Discarded::new(Box::new(writer))));
         Ok(self)
     }
 
@@ -423,10 +424,10 @@ impl Steps {
     }
 
     fn write(&mut self, line: impl FnOnce() -> String) {
-        if let Some(log) = &mut self.log
+        if let Some(log) = self.log.as_mut().and_then(Discarded::get_mut)
             && let Err(error) = writeln!(log, "{}", line())
         {
-            tracing::warn!(%error, "the log of a flow's steps ends here");
+            logged(|| tracing::warn!(%error, "the log of a flow's steps ends here"));
             self.log = None;
         }
     }
@@ -437,9 +438,10 @@ impl Steps {
             if Some(*at) != hub {
                 return true;
             }
+            let Some(log) = log.get_mut() else { return false };
             let written = writeln!(log, "generation {generation}: {}", line());
             if let Err(error) = &written {
-                tracing::warn!(%error, "the log of a hub ends here");
+                logged(|| tracing::warn!(%error, "the log of a hub ends here"));
             }
             written.is_ok()
         });

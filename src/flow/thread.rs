@@ -30,6 +30,7 @@ use tokio::{
 
 use crate::{
     error::{Error, ErrorKind, Result, said},
+    sync::logged,
     thread_name::thread_name,
 };
 
@@ -54,7 +55,7 @@ impl OwnThread {
             if let Some(core) = core
                 && let Err(error) = pin_to(core)
             {
-                tracing::warn!(core, %error, "an operator's thread could not be pinned");
+                logged(|| tracing::warn!(core, %error, "an operator's thread could not be pinned"));
             }
             to_its_end(work(queue));
         };

@@ -23,7 +23,7 @@ use tracing::{Dispatch, Span, span::Id};
 use crate::{
     error::Error,
     planted::{self, Planted},
-    sync::{assert_unlocked, contained},
+    sync::{assert_unlocked, logged},
 };
 
 /// Who waits for an answer to a message that an operator took, and from where it was asked for (the caller's
@@ -100,7 +100,7 @@ impl Origin {
 
     fn tell(&self, call: impl FnOnce((&Id, &Dispatch))) {
         assert_unlocked();
-        contained("a subscriber panicked", || {
+        logged(|| {
             self.span.with_subscriber(call);
         });
     }

@@ -6,6 +6,7 @@
 //!
 //! It is looked at where the operator lets others have a turn anyway, once in [`LONGEST_STREAK`] turns.
 
+use crate::sync::logged;
 use std::{
     task::Context,
     time::{Duration, Instant},
@@ -60,7 +61,7 @@ impl Fruitless {
             return;
         }
         let times = LOOKS * LONGEST_STREAK;
-        match left {
+        logged(|| match left {
             Some(port) => tracing::warn!(
                 operator,
                 port,
@@ -77,6 +78,6 @@ impl Fruitless {
                 "an operator has run {times} times in a row and had nothing to take and nothing to send: all that it waits \
                  for is always there, so say with `.when(..)` when it is to run"
             ),
-        }
+        });
     }
 }

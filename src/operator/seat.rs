@@ -2,10 +2,19 @@
 //!
 //! The trait object is used once for each phase; the runs and the messages in between know the operator's own type.
 
-use std::{any::Any, collections::HashMap, future::poll_fn, panic::AssertUnwindSafe, pin::pin, sync::Arc};
+use std::{
+    any::Any,
+    collections::HashMap,
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use async_trait::async_trait;
-use futures::{FutureExt, future::BoxFuture};
+use futures::future::BoxFuture;
+use pin_project_lite::pin_project;
 
 use super::{
     Binder, Cx, Operator, Plan, Ports, Traffic,
@@ -114,10 +123,37 @@ pub(crate) fn seat<O: Operator>(
     (Box::new(place), plan, handles)
 }
 
-/// A panic becomes an error, with what it said.
-pub(crate) async fn caught(future: impl Future<Output = Result<()>>) -> Result<()> {
-    let outcome = AssertUnwindSafe(future).catch_unwind().await;
-    outcome.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, said(panic))))
+/// A panic becomes an error, with what it said: also one of the future's destructor, which runs as soon as it has resolved.
+pub(crate) fn caught<F: Future<Output = Result<()>>>(future: F) -> Caught<F> {
+    Caught { future: Some(future) }
+}
+
+pin_project! {
+    /// See [`caught`].
+    pub(crate) struct Caught<F> {
+        #[pin]
+        future: Option<F>,
+    }
+}
+
+impl<F: Future<Output = Result<()>>> Future for Caught<F> {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<()>> {
+        let panicked = |panic| Err(Error::new(ErrorKind::Panicked, said(panic)));
+        let mut this = self.project();
+        let polled = catch_unwind(AssertUnwindSafe(|| match this.future.as_mut().as_pin_mut() {
+            Some(future) => future.poll(task),
+            None => Poll::Pending,
+        }));
+        let outcome = match polled {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(outcome)) => outcome,
+            Err(panic) => panicked(panic),
+        };
+        let dropped = catch_unwind(AssertUnwindSafe(|| this.future.set(None)));
+        Poll::Ready(outcome.and(dropped.or_else(panicked)))
+    }
 }
 
 /// An operator with a `run` of its own has no other methods that only the trait's own `run` calls: nobody writes one that

@@ -28,7 +28,7 @@ use super::{Inner, Stream, completion::Completion, mark::Mark, watch::Visits};
 use crate::{
     device::{Device, backend::Backend},
     error::said,
-    sync::{Condvar, Level, Mutex, MutexGuard, contained, lock},
+    sync::{Condvar, Level, Mutex, MutexGuard, contained, lock, log},
     thread_name::thread_name,
 };
 
@@ -165,7 +165,9 @@ impl Lookout {
         let Err(error) = std::thread::Builder::new().name(self.shared.name.clone()).spawn(keep) else { return true };
         // A subscriber is user code.
         contained("a subscriber panicked", || {
-            tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call");
+            log(
+                move || tracing::error!(%error, "no thread for the lookout: a fault may go unnoticed until the next call"),
+            );
         });
         let mut list = lock(&self.shared.list);
         // The next that comes tries again.

@@ -146,8 +146,13 @@ pub(crate) fn log(event: impl FnOnce() + 'static) {
     if SCOPES.get() > 0 {
         hold_back(Held::Log(Box::new(event)));
     } else {
-        contained("a subscriber panicked", event);
+        logged(event);
     }
+}
+
+/// The same where no lock is held.
+pub(crate) fn logged(event: impl FnOnce()) {
+    contained("a subscriber panicked", event);
 }
 
 /// A function of the user's, or another value, that is [discarded](discard) wherever the last who holds it lets go of it: on a
@@ -162,6 +167,10 @@ impl<T: 'static> Discarded<T> {
     /// `None` never comes: the value is there until it is taken, which consumes this.
     pub(crate) fn get(&self) -> Option<&T> {
         self.0.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self) -> Option<&mut T> {
+        self.0.as_mut()
     }
 
     pub(crate) fn take(mut self) -> Option<T> {

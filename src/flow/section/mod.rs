@@ -35,7 +35,7 @@ use crate::{
     hub::Envelope,
     memory::Plain,
     operator::{InputHandle, OutputHandle},
-    sync::Mutex,
+    sync::{Discarded, Mutex},
 };
 
 /// Kinds of lengths that are captured where no buckets are said.
@@ -64,7 +64,7 @@ struct Settings {
 }
 
 /// Is shown each graph.
-type Inspect = Arc<dyn Fn(&Graph) + Send + Sync>;
+type Inspect = Arc<Discarded<Box<dyn Fn(&Graph) + Send + Sync>>>;
 
 /// Operators of one flow: `&one`, or several of them in a tuple, an array or a vector.
 pub trait Operators {
@@ -266,7 +266,7 @@ impl Section {
     /// flow.replay("net", &one).inspect(|graph| println!("{}", graph.to_dot()));
     /// ```
     pub fn inspect(&mut self, show: impl Fn(&Graph) + Send + Sync + 'static) -> &mut Self {
-        self.settings.inspect = Some(Arc::new(show));
+        self.settings.inspect = Some(Arc::new(Discarded::new(Box::new(show))));
         self
     }
 

@@ -25,7 +25,7 @@ use crate::{
     memory::memory_passes,
     operator::{Blank, Passing, attend::attended, control::Control, node::Node, rounds::Rounds, seat::caught},
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
-    sync::{Mutex, lock},
+    sync::{Mutex, lock, logged},
 };
 
 /// A section that is to run.
@@ -91,7 +91,7 @@ pub(in crate::flow) async fn task(
             Ok(())
         });
         if let Err(error) = closing.await {
-            tracing::warn!(%error, operator = &*member.name, "closing an operator's ports panicked");
+            logged(|| tracing::warn!(%error, operator = &*member.name, "closing an operator's ports panicked"));
         }
         member.seat.settled().await;
     }
@@ -186,12 +186,14 @@ impl Running {
             return;
         }
         self.has_told_of_rows = true;
-        tracing::warn!(
-            section = &*self.plan.name,
-            bytes = ?lengths,
-            row_bytes = ?self.plan.row_bytes,
-            "messages that have no whole number of rows, or not the same, fit no bucket and are streamed: see `Section::rows`"
-        );
+        logged(|| {
+            tracing::warn!(
+                section = &*self.plan.name,
+                bytes = ?lengths,
+                row_bytes = ?self.plan.row_bytes,
+                "messages that have no whole number of rows, or not the same, fit no bucket and are streamed: see `Section::rows`"
+            );
+        });
     }
 
     fn has_finished(&self) -> bool {
@@ -276,17 +278,19 @@ impl Running {
         if let Some(other) = self.table.any() {
             replay.cuts_as(other, &self.plan, &self.members)?;
         }
-        if let Some(inspect) = &self.plan.inspect {
+        if let Some(inspect) = self.plan.inspect.as_ref().and_then(|inspect| inspect.get()) {
             inspect(&graph);
         }
         replay.upload(&self.own_stream()?)?;
-        tracing::debug!(
-            section = &*self.plan.name,
-            rows = shape.rows,
-            nodes = graph.nodes().len(),
-            own_bytes = graph.own_bytes(),
-            "captured"
-        );
+        logged(|| {
+            tracing::debug!(
+                section = &*self.plan.name,
+                rows = shape.rows,
+                nodes = graph.nodes().len(),
+                own_bytes = graph.own_bytes(),
+                "captured"
+            );
+        });
         self.told.captured.fetch_add(1, Ordering::Relaxed);
         self.table.add(shape, replay);
         Ok(())

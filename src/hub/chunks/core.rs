@@ -37,7 +37,7 @@ use crate::{
     },
     memory::{Plain, transfer},
     stream::Stream,
-    sync::{Deferred, Level, Mutex, contained, discard, discard_all, lock, wake_shared},
+    sync::{Deferred, Level, Mutex, discard, discard_all, lock, logged, wake_shared},
 };
 
 /// An envelope, which those who peek share.
@@ -397,13 +397,13 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     /// Notes a line, before the change that it tells of: the log's writer has it after that, as [`act`](Self::act) ends.
     pub(super) fn tell(&self, line: impl FnOnce() -> String) {
         let mut traced = false;
-        contained("a subscriber panicked", || traced = tracing::enabled!(tracing::Level::DEBUG));
+        logged(|| traced = tracing::enabled!(tracing::Level::DEBUG));
         if !traced && !self.log.is_set() {
             return;
         }
         let line = line();
         if traced {
-            contained("a subscriber panicked", || tracing::debug!(hub = &*self.name, "{line}"));
+            logged(|| tracing::debug!(hub = &*self.name, "{line}"));
         }
         self.log.note(line);
     }

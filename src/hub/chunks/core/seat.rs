@@ -24,7 +24,7 @@ use crate::{
         queue::Answer,
     },
     memory::Plain,
-    sync::{contained, lock},
+    sync::{lock, logged},
 };
 
 /// A link's registration. It goes when the link and all that it was given are gone.
@@ -204,7 +204,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
             && self.forgotten.is_one_more(number)
         {
             // The chunk goes back, whatever the subscriber does.
-            contained("a subscriber panicked", || {
+            logged(|| {
                 tracing::warn!(
                     hub = &*self.core.name,
                     link = self.role.verb(),
