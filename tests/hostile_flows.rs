@@ -780,6 +780,21 @@ fn functions_of_sections_and_writers_of_steps_panic_as_they_are_dropped() {
     });
 }
 
+// Under its place's lock it would be a panic of a debug build, from the order of locks.
+#[test]
+fn an_allocator_and_a_pool_are_replaced_by_others() {
+    let device = Device::emulated(Emulated::new());
+    let mut flow = Flow::new("f");
+    let mut end = flow.add("end", sink(async |_: u32| Ok(())));
+    for _ in 0..2 {
+        end = end
+            .on(&Device::emulated(Emulated::new()))
+            .allocator(&wakeline::memory::Allocator::blocks(&device, 64, 1).unwrap())
+            .streams(&StreamPool::builder(&device).reserved(1).build().unwrap());
+    }
+    drop((flow, end));
+}
+
 /// A condition that is always there, and makes a device as it is dropped.
 struct MakesADevice(Arc<AtomicUsize>);
 

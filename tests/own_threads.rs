@@ -447,6 +447,22 @@ fn e4_the_end_of_the_runtime_is_the_end_of_the_threads() {
     }
 }
 
+/// The runtime's threads for what blocks are all taken, by what waits for this flow.
+#[test]
+fn e4_the_end_of_a_thread_needs_none_of_the_runtimes() {
+    let runtime =
+        runtime::Builder::new_multi_thread().worker_threads(2).max_blocking_threads(1).enable_all().build().unwrap();
+    let (tell, ended) = mpsc::channel();
+    runtime.spawn_blocking(move || {
+        let mut flow = Flow::new("f");
+        let from = flow.add("from", source(|| ready(Ok(None::<u32>)))).on_own_thread();
+        let to = flow.add("to", sink(async |_: u32| Ok(())));
+        flow.connect(from.output, to.input);
+        tell.send(runtime::Handle::current().block_on(flow.run()).map(drop)).unwrap();
+    });
+    ended.recv_timeout(Duration::from_secs(20)).expect("the flow ends").unwrap();
+}
+
 /// The cores that this process may use.
 fn cores() -> Vec<usize> {
     let status = std::fs::read_to_string("/proc/thread-self/status").expect("Linux");

@@ -26,7 +26,8 @@ impl<H> Added<H> {
     /// Puts the operator on a device: its stream is there, and hubs bring envelopes there. On the host if never called.
     #[must_use]
     pub fn on(self, device: &Device) -> Self {
-        lock(&self.place).device = Some(device.clone());
+        let replaced = lock(&self.place).device.replace(device.clone());
+        drop(replaced);
         self
     }
 
@@ -46,7 +47,8 @@ impl<H> Added<H> {
     /// ```
     #[must_use]
     pub fn streams(self, pool: &StreamPool) -> Self {
-        lock(&self.place).pool = Some(pool.clone());
+        let replaced = lock(&self.place).pool.replace(pool.clone());
+        drop(replaced);
         self
     }
 
@@ -64,7 +66,8 @@ impl<H> Added<H> {
     /// ```
     #[must_use]
     pub fn allocator(self, allocator: &Allocator) -> Self {
-        lock(&self.place).allocator = Some(allocator.clone());
+        let replaced = lock(&self.place).allocator.replace(allocator.clone());
+        drop(replaced);
         self
     }
 

@@ -77,10 +77,19 @@ impl OwnThread {
         told.await.ok()
     }
 
-    /// Ends it. It has nothing to do any more, but what it keeps for itself (thread-locals) may take its time to go.
+    /// Ends it. It has nothing to do any more, but what it keeps for itself (thread-locals) may take its time to go: a thread
+    /// waits for that. Not one of the runtime's pool, whose places may all be taken by what waits for this flow.
     pub(super) async fn end(self) {
-        drop(self.jobs);
-        let _ = tokio::task::spawn_blocking(|| self.thread.join().map_err(said)).await;
+        let Self { jobs, thread } = self;
+        drop(jobs);
+        let (tell, ended) = oneshot::channel();
+        let waits = move || {
+            let _ = thread.join().map_err(said);
+            let _ = tell.send(());
+        };
+        // Where there is no thread for it, nothing waits.
+        let _ = thread::Builder::new().name("wakeline-join".into()).spawn(waits);
+        let _ = ended.await;
     }
 }
 
