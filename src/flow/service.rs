@@ -168,7 +168,8 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     /// the request; [`Closed`](ErrorKind::Closed) if the flow was stopped before it had room.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the place that it waits for, or the answer.
+    /// Dropping the future gives up the place that it waits for, or the answer. A future that is kept and not polled keeps
+    /// its turn, and a place once there is one: drop it to release that to the next caller.
     pub async fn ask(&self, request: Req) -> Result<Res> {
         let admission = match self.try_admission()? {
             Some(admission) => admission,
