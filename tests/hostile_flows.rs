@@ -28,7 +28,7 @@ use wakeline::{
     ChunkHub, Error, ErrorKind,
     condition::{Condition, Status},
     device::Emulated,
-    hub::{Producer, RawEnvelope},
+    hub::{MergePolicy, Producer, RawEnvelope},
     operator::{MapPorts, Reply, SinkPorts, SourcePorts, map, sink, source},
     prelude::*,
 };
@@ -793,6 +793,55 @@ fn an_allocator_and_a_pool_are_replaced_by_others() {
             .streams(&StreamPool::builder(&device).reserved(1).build().unwrap());
     }
     drop((flow, end));
+}
+
+/// A condition that answers each time otherwise whether it is asked last, and uses what it was given to.
+struct OfTwoMinds(AtomicUsize, Box<dyn Fn() + Send + Sync>);
+
+impl Condition for OfTwoMinds {
+    fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
+        Status::Ready
+    }
+
+    fn asked_last(&self) -> bool {
+        (self.1)();
+        (self.0.fetch_add(1, Ordering::SeqCst).wrapping_mul(2_654_435_761) >> 7).is_multiple_of(3)
+    }
+}
+
+#[test]
+fn conditions_that_are_of_two_minds_use_what_they_were_given_to() {
+    alone("conditions_that_are_of_two_minds_use_what_they_were_given_to", async {
+        let mut flow = Flow::new("f");
+        let mut from = flow.add("from", source(|| ready(Ok(None::<u32>))));
+        for at in 0..60 {
+            let given_to = Mutex::new(from.clone());
+            let uses = move || drop(given_to.lock().unwrap().clone().merge_metadata(MergePolicy::Reject));
+            from = from.when(OfTwoMinds(AtomicUsize::new(at), Box::new(uses)));
+        }
+        let to = flow.add("to", sink(async |_: u32| Ok(())));
+        flow.connect(from.output, to.input);
+        flow.run().await.unwrap();
+        flow.run().await.unwrap();
+    });
+}
+
+#[test]
+fn a_blank_envelope_comes_past_a_future_that_is_kept() {
+    alone("a_blank_envelope_comes_past_a_future_that_is_kept", async {
+        let mut flow = Flow::new("f");
+        let end = flow.add("end", sink(async |_: Envelope<u8>| Ok(())));
+        let ingress = flow.ingress_with("in", end.input, Hub::bounded(1).envelopes(1).envelope_bytes(8));
+        let running = flow.spawn().unwrap();
+        let blank = ingress.blank().await.unwrap();
+        let [mut kept, mut waits] = [(); 2].map(|()| Box::pin(ingress.blank()));
+        assert!(futures::poll!(&mut kept).is_pending());
+        assert!(futures::poll!(&mut waits).is_pending());
+        drop(blank);
+        drop(waits.await.unwrap());
+        drop(kept);
+        running.abort();
+    });
 }
 
 /// A condition that is always there, and makes a device as it is dropped.

@@ -19,12 +19,14 @@ pub(crate) struct Conditions {
 
 impl Conditions {
     /// `None` if there are none.
-    pub(crate) fn new(mut all: Vec<When>) -> Option<Box<Self>> {
+    pub(crate) fn new(all: Vec<When>) -> Option<Box<Self>> {
         if all.is_empty() {
             return None;
         }
-        all.sort_by_key(When::asked_last);
-        let last = all.partition_point(|when| !when.asked_last());
+        // Each is asked once: a condition of the user's may answer otherwise the next time.
+        let (asked_last, mut all): (Vec<_>, Vec<_>) = all.into_iter().partition(When::asked_last);
+        let last = all.len();
+        all.extend(asked_last);
         let answers = vec![Status::Ready; all.len()];
         Some(Box::new(Self { all, last, answers, running: false }))
     }

@@ -179,7 +179,8 @@ impl<M: Message> Door<M> {
 
     /// The operator was woken: there may be places, or blank envelopes. False if nothing can be sent any more.
     pub(super) fn tend(&self) -> bool {
-        self.blank.notify_one();
+        // All of them: one that is kept and not polled keeps nothing from the others.
+        self.blank.notify_waiters();
         self.look()
     }
 
@@ -258,6 +259,7 @@ impl<T: Plain> Door<Envelope<T>> {
     /// A blank envelope, once there is one.
     pub(super) async fn blank(&self) -> Result<Envelope<T>> {
         loop {
+            // It hears of what comes from here on, polled or not.
             let notified = self.blank.notified();
             if let Some(blank) = self.try_blank()? {
                 return Ok(blank);
@@ -271,8 +273,6 @@ impl<T: Plain> Door<Envelope<T>> {
         match self.output.with(|output| output.poll_blank(&mut owner)) {
             Some(Poll::Ready(Ok(mut blank))) => {
                 self.boundary.mark(&mut blank);
-                // There may be another, for another one who waits.
-                self.blank.notify_one();
                 Ok(Some(blank))
             }
             Some(Poll::Pending) => Ok(None),

@@ -317,6 +317,8 @@ impl Flow {
                 conditions: std::mem::take(&mut place.conditions),
                 merge: place.merge,
             };
+            // Conditions of the user's are asked there.
+            drop(place);
             seat.enter(setting, node.clone(), surroundings.clone());
             crew.push(drive::Member { index, name: entry.name.clone(), device, seat: drive::OwnSeat::new(seat) });
         }
