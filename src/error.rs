@@ -34,13 +34,19 @@ use std::{
 
 pub(crate) use caller::CallerErrors;
 
-use crate::sync::Discarded;
+use crate::sync::discard_cause;
 
 /// The result of a wakeline call.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
 
 /// A user's error, whose destructor is the user's, too: dropped wherever the last copy of an error is.
-type Cause = Discarded<Box<dyn StdError + Send + Sync + 'static>>;
+struct Cause(Option<Box<dyn StdError + Send + Sync + 'static>>);
+
+impl Drop for Cause {
+    fn drop(&mut self) {
+        discard_cause(self.0.take());
+    }
+}
 
 /// What kind of failure an [`Error`] is. More kinds may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -167,7 +173,7 @@ impl Error {
                 places: Vec::new(),
                 message: None,
                 reader_gone: false,
-                cause: Some(Arc::new(Discarded::new(cause))),
+                cause: Some(Arc::new(Cause(Some(cause)))),
             })),
         }
     }
@@ -194,7 +200,7 @@ impl Error {
     /// The same error with a cause below it.
     #[must_use]
     pub fn because(mut self, cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
-        self.0.cause = Some(Arc::new(Discarded::new(cause.into())));
+        self.0.cause = Some(Arc::new(Cause(Some(cause.into()))));
         self
     }
 
@@ -310,7 +316,7 @@ impl fmt::Debug for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        let cause = self.0.cause.as_ref()?.get()?;
+        let cause = self.0.cause.as_ref()?.0.as_ref()?;
         Some(&**cause)
     }
 }

@@ -532,3 +532,64 @@ async fn e1_an_envelope_that_comes_back_gives_its_flow_the_names() {
     drop((hold, back, service));
     within(running).await.unwrap_err();
 }
+
+/// An envelope of so many bytes, which lies on the host.
+fn envelope(bytes: usize) -> Envelope<u8> {
+    Buffer::wrap(vec![1; bytes]).unwrap().0.into()
+}
+
+/// What cannot be brought to the operator is refused at once: too large, too many, on another device, on a lost one. It is the
+/// caller's error alone.
+#[tokio::test]
+async fn e1_a_request_that_cannot_be_copied_ends_nothing_for_the_other_callers() {
+    let _turn = logged().await;
+    for on_device in [false, true] {
+        let (own, other, faulty) = (emulated(), emulated(), emulated());
+        let mut flow = Flow::new("inner-flow");
+        let inner = flow.add("inner-operator", map(async |all: Vec<Envelope<u8>>| Ok(all.len())));
+        let inner = if on_device { inner.on(&own) } else { inner };
+        let hub = Hub::bounded(2).envelope_bytes(16).envelopes(3);
+        let service = flow.service_with("inner-service", inner.input, inner.output, hub);
+        let running = flow.spawn().unwrap();
+        let elsewhere = |device: &Device| {
+            let [stream] = streams(device);
+            vec![Envelope::from(Buffer::from_slice(&stream, &[1_u8; 4]).unwrap())]
+        };
+        let ask = async |all: Vec<Envelope<u8>>| {
+            let count = all.len();
+            let answer = within(service.ask(all)).await;
+            if let Ok(answer) = &answer {
+                assert_eq!(*answer, count);
+            }
+            answer
+        };
+        ask(vec![envelope(16), envelope(1)]).await.unwrap();
+        let wrong = match on_device {
+            true => vec![vec![envelope(17)], vec![envelope(1), envelope(2), envelope(3), envelope(4)]],
+            false => vec![elsewhere(&other)],
+        };
+        for wrong in wrong {
+            let error = ask(wrong).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+            assert!(error.to_string().contains("refused"), "{error}");
+            clean(&error);
+            ask(vec![envelope(16)]).await.unwrap();
+        }
+        if on_device {
+            ask(elsewhere(&other)).await.unwrap();
+            let lost = elsewhere(&faulty);
+            let [stream] = streams(&faulty);
+            traps_here::launch(&stream, 1).unwrap();
+            assert!(within(stream.completed()).await.unwrap_err().is_device_lost());
+            clean(&ask(lost).await.unwrap_err());
+            ask(vec![envelope(16)]).await.unwrap();
+        }
+        drop(service);
+        within(running).await.unwrap();
+    }
+}
+
+#[kernel]
+fn traps_here(_number: u32) {
+    panic!("a trap");
+}

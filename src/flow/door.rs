@@ -225,6 +225,9 @@ impl<M: Message> Place<M> {
             Some(departure) if !door.flow.is_stopping() => departure,
             _ => return Err(SendError::new(Some(parcel.message), ended(&door.flow))),
         };
+        if let Err(refused) = departure.accepts(&mut parcel.message) {
+            return Err(SendError::new(Some(parcel.message), refused));
+        }
         came_back.take(&mut parcel.message, |boundary| boundary.is_beside(&door.boundary));
         let departed = departure.of(&mut parcel.message);
         permit.forget();
@@ -276,6 +279,7 @@ impl<T: Plain> Door<Envelope<T>> {
                 Ok(Some(blank))
             }
             Some(Poll::Pending) => Ok(None),
+            Some(Poll::Ready(Err(_))) if failed(&self.flow).is_some() => Err(ended(&self.flow)),
             Some(Poll::Ready(Err(error))) if !error.is_closed() => {
                 logged(|| {
                     tracing::warn!(flow = self.flow.name(), %error, "no blank envelope for a caller outside of the flow");

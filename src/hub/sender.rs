@@ -340,9 +340,43 @@ impl<M: Message> Way<M> {
     /// As [`depart`]. Afterwards [`Sender::try_send_departed`] calls no code of the message's.
     pub(crate) fn depart(&self, message: &mut M, origin: Option<&Stream>) -> Result<bool> {
         self.0.check()?;
-        let stamped = depart(message, origin)?;
-        check_places(&self.0, message)?;
-        Ok(stamped)
+        depart(message, origin)
+    }
+
+    /// Whether the hub can bring a message of a stranger's to where it is read. The hub goes on if not, and the error names
+    /// nothing of the flow's.
+    pub(crate) fn accepts(&self, message: &mut M) -> Result<()> {
+        if !M::CARRIES_ENVELOPES {
+            return Ok(());
+        }
+        let link = &*self.0;
+        let (mut problem, mut copied) = (None, 0);
+        message.envelopes(&mut |envelope| {
+            if envelope.memory().is_at(&link.reader) {
+                return;
+            }
+            copied += 1;
+            let bytes = envelope.bytes();
+            let found = || match &link.arrivals {
+                None => Some("an envelope does not lie where it is read: use a blank one".to_owned()),
+                Some(arrivals) if bytes > arrivals.bytes() => {
+                    Some(format!("an envelope has {bytes} bytes, and at most {} are taken", arrivals.bytes()))
+                }
+                Some(_) => None,
+            };
+            problem = problem.take().or_else(found);
+            if let (None, Err(error)) = (&problem, envelope.memory().device().check()) {
+                problem = Some(error.kind().to_string());
+            }
+        });
+        let most = link.arrivals.as_ref().map_or(usize::MAX, |arrivals| arrivals.count());
+        if copied > most {
+            problem = Some(format!("it has {copied} envelopes, and at most {most} are taken"));
+        }
+        match problem {
+            Some(problem) => Err(Error::new(ErrorKind::Usage, format!("the message is refused: {problem}"))),
+            None => Ok(()),
+        }
     }
 
     /// Moves what can be moved, where messages are moved at all.
@@ -353,8 +387,11 @@ impl<M: Message> Way<M> {
 
 /// See [`Sender::check_places`].
 fn check_places<M: Message>(link: &Link<M>, message: &mut M) -> Result<()> {
-    if !M::CARRIES_ENVELOPES || link.arrivals.is_some() {
+    if !M::CARRIES_ENVELOPES {
         return Ok(());
+    }
+    if let Some(arrivals) = &link.arrivals {
+        return check_count(link, arrivals.count(), message);
     }
     let mut misplaced = None;
     message.envelopes(&mut |envelope| {
@@ -363,6 +400,22 @@ fn check_places<M: Message>(link: &Link<M>, message: &mut M) -> Result<()> {
         }
     });
     misplaced.map_or(Ok(()), |error| Err(link.fail(error)))
+}
+
+/// All of a message's envelopes are copied before it is read.
+fn check_count<M: Message>(link: &Link<M>, most: usize, message: &mut M) -> Result<()> {
+    if M::IS_ENVELOPE {
+        return Ok(());
+    }
+    let mut copied = 0;
+    message.envelopes(&mut |envelope| copied += usize::from(!envelope.memory().is_at(&link.reader)));
+    if copied <= most {
+        return Ok(());
+    }
+    let text = format!(
+        "a message of {copied} envelopes cannot be copied to the {most} of the hub: give it as many, with `Hub::envelopes`"
+    );
+    Err(link.fail(Error::new(ErrorKind::Usage, text)))
 }
 
 /// A message leaves its sender, which works on the stream `origin`: what was done to it is marked, for whoever comes after

@@ -275,7 +275,15 @@ pub(crate) struct Departed {
 }
 
 impl<M: Message> Departure<M> {
-    /// Prepares a message: all of its code that a send calls is called here.
+    /// Whether the hub can bring the message to its reader.
+    ///
+    /// # Errors
+    /// [`Usage`](crate::ErrorKind::Usage), for who has sent it.
+    pub(crate) fn accepts(&self, message: &mut M) -> Result<()> {
+        self.way.as_ref().map_or(Ok(()), |way| way.accepts(message))
+    }
+
+    /// Prepares a message that is accepted: all of its code that a send calls is called here.
     pub(crate) fn of(&self, message: &mut M) -> Result<Departed> {
         let bytes = message.size_in_bytes() as u64;
         let stamped = match &self.way {

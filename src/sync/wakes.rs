@@ -135,6 +135,16 @@ pub(crate) fn discard<T: 'static>(value: T) {
     }
 }
 
+/// The same for the cause of an error. Most are the crate's own, and dropped wherever that is: so it is not asserted that no
+/// lock is held.
+pub(crate) fn discard_cause<T: 'static>(cause: T) {
+    if SCOPES.get() > 0 {
+        hold_back(Held::Drop(Box::new(cause)));
+    } else {
+        caught("a destructor panicked", || drop(cause));
+    }
+}
+
 /// The same, one by one.
 pub(crate) fn discard_all<T: 'static>(values: impl IntoIterator<Item = T>) {
     values.into_iter().for_each(discard);
@@ -197,6 +207,11 @@ pub(crate) fn assert_may_wake() {
 #[inline]
 pub(crate) fn contained(what: &'static str, call: impl FnOnce()) -> bool {
     assert_unlocked();
+    caught(what, call)
+}
+
+#[inline]
+fn caught(what: &'static str, call: impl FnOnce()) -> bool {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(()) => true,
         Err(payload) => {
