@@ -777,6 +777,17 @@ fn functions_of_sections_and_writers_of_steps_panic_as_they_are_dropped() {
         let hub = "from.output -> to.input";
         let steps = steps.log_hub_to(hub, Writer(Bomb)).unwrap().log_hub_to(hub, Writer(Bomb)).unwrap();
         drop(steps);
+        // Two at once, as the struct's fields.
+        struct Hubs {
+            _one: ChunkHub<u32>,
+            _other: ChunkHub<u32>,
+        }
+        let hub = |name: &str| {
+            let hub = ChunkHub::<u32>::builder(name).elements(1).host_envelopes(2).build().unwrap();
+            hub.log_to(Writer(Bomb));
+            hub
+        };
+        drop(Hubs { _one: hub("one"), _other: hub("other") });
     });
 }
 

@@ -87,9 +87,12 @@ pub(super) fn ended(flow: &Handle) -> Error {
 
 /// What the flow has failed with, as a caller outside of it is given it. All of it is in the log and in the flow's own error.
 pub(super) fn failed(flow: &Handle) -> Option<Error> {
-    let failure = flow.failure()?;
-    let message = if failure.is_cancelled() { "the flow was aborted" } else { "the flow has failed" };
-    Some(failure.for_caller(message))
+    const ABORTED: &str = "the flow was aborted";
+    match flow.failure() {
+        Some(failure) if failure.is_cancelled() => Some(failure.for_caller(ABORTED)),
+        Some(failure) => Some(failure.for_caller("the flow has failed")),
+        None => flow.is_aborted().then(|| Error::new(ErrorKind::Cancelled, ABORTED)),
+    }
 }
 
 pub(super) fn never_ran() -> Error {

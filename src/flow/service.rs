@@ -131,8 +131,8 @@ impl Flow {
 /// ```
 ///
 /// Whom a message answers travels along with it: what an operator sends answers whoever asked for what it took in that
-/// run. One that takes the requests of several in a run says which of its messages answers which, with
-/// [`Cx::take_replies`](crate::Cx::take_replies). State that an operator keeps in a message, which it sends to itself, goes
+/// run, or last, in a loop of its own. One that takes the requests of several in a run, or before it answers the first, says
+/// which of its messages answers which, with [`Cx::take_replies`](crate::Cx::take_replies). State that an operator keeps in a message, which it sends to itself, goes
 /// on with the callers of the runs that made it while they wait; what is state and no answer is sent
 /// [for](crate::Output::send_for) `Reply::default()`: then a request whose response is dropped fails at once, and not only
 /// after the next.

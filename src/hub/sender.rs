@@ -350,33 +350,34 @@ impl<M: Message> Way<M> {
             return Ok(());
         }
         let link = &*self.0;
-        let (mut problem, mut copied) = (None, 0);
+        let refused = |kind, why: &str| Error::new(kind, format!("the message is refused: {why}"));
+        let (mut problem, mut copied) = (Ok(()), 0);
         message.envelopes(&mut |envelope| {
             if envelope.memory().is_at(&link.reader) {
                 return;
             }
             copied += 1;
             let bytes = envelope.bytes();
-            let found = || match &link.arrivals {
-                None => Some("an envelope does not lie where it is read: use a blank one".to_owned()),
+            let found = match &link.arrivals {
+                None => Err(refused(ErrorKind::Usage, "an envelope does not lie where it is read: use a blank one")),
                 Some(arrivals) if bytes > arrivals.bytes() => {
-                    Some(format!("an envelope has {bytes} bytes, and at most {} are taken", arrivals.bytes()))
+                    let why = format!("an envelope has {bytes} bytes, and at most {} are taken", arrivals.bytes());
+                    Err(refused(ErrorKind::Usage, &why))
                 }
-                Some(_) => None,
+                Some(_) => {
+                    let device = envelope.memory().device().check();
+                    device.map_err(|error| refused(error.kind(), "the device of an envelope"))
+                }
             };
-            problem = problem.take().or_else(found);
-            if let (None, Err(error)) = (&problem, envelope.memory().device().check()) {
-                problem = Some(error.kind().to_string());
+            if problem.is_ok() {
+                problem = found;
             }
         });
         let most = link.arrivals.as_ref().map_or(usize::MAX, |arrivals| arrivals.count());
         if copied > most {
-            problem = Some(format!("it has {copied} envelopes, and at most {most} are taken"));
+            return Err(refused(ErrorKind::Usage, &format!("it has {copied} envelopes, and at most {most} are taken")));
         }
-        match problem {
-            Some(problem) => Err(Error::new(ErrorKind::Usage, format!("the message is refused: {problem}"))),
-            None => Ok(()),
-        }
+        problem
     }
 
     /// Moves what can be moved, where messages are moved at all.

@@ -340,6 +340,11 @@ impl Handle {
         self.0.failure.get().map(Error::again)
     }
 
+    /// True from the abort on, before the flow has failed with it.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.0.is_aborted()
+    }
+
     /// Ends the flow at once: operators are dropped at the await they are in, then every `stop` runs. It fails with
     /// [`Cancelled`](crate::ErrorKind::Cancelled).
     pub fn abort(&self) {

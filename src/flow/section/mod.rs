@@ -217,7 +217,10 @@ impl Section {
     /// In a graph the operators are given as many rows as the bucket has: what they make of one row must not depend on the
     /// others, or on how many there are. A mean over all of them would take the padding in.
     pub fn buckets(&mut self, rows: impl IntoIterator<Item = usize>) -> &mut Self {
-        self.settings.buckets = Some(rows.into_iter().collect());
+        // One by one: what an iterator says of its length need not be so.
+        let mut buckets = Vec::new();
+        rows.into_iter().for_each(|rows| buckets.push(rows));
+        self.settings.buckets = Some(buckets);
         self
     }
 

@@ -11,9 +11,10 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use crate::sync::{Mutex, contained, discard, lock};
+use crate::sync::{Discarded, Mutex, contained, discard, lock};
 
-type Writer = Box<dyn Write + Send>;
+/// Dropped with the hub, be it with other hubs.
+type Writer = Discarded<Box<dyn Write + Send>>;
 
 /// See the module.
 #[derive(Default)]
@@ -34,7 +35,8 @@ struct Lines {
 }
 
 impl Log {
-    pub(super) fn set(&self, writer: Writer) {
+    pub(super) fn set(&self, writer: Box<dyn Write + Send>) {
+        let writer = Discarded::new(writer);
         let mut lines = lock(&self.lines);
         let old = lines.writer.replace(writer);
         lines.writers += 1;
@@ -74,9 +76,12 @@ impl Log {
             let writers = lines.writers;
             drop(lines);
             let mut goes_on = false;
-            contained("the writer of a hub's log panicked", || match writeln!(writer, "{hub}: {line}") {
-                Ok(()) => goes_on = true,
-                Err(error) => tracing::warn!(%error, hub, "the log of a hub ends here"),
+            contained("the writer of a hub's log panicked", || {
+                match writer.get_mut().map(|to| writeln!(to, "{hub}: {line}")) {
+                    Some(Ok(())) => goes_on = true,
+                    Some(Err(error)) => tracing::warn!(%error, hub, "the log of a hub ends here"),
+                    None => {}
+                }
             });
             lines = lock(&self.lines);
             if goes_on && lines.writers == writers {
