@@ -866,3 +866,50 @@ async fn any_name_does_on_one_thread_and_in_a_simulation() {
         assert!(!simulation.log().is_empty());
     }
 }
+
+// ---- chains of any length
+
+fn small_stack(bytes: usize, body: impl FnOnce() + Send + 'static) {
+    std::thread::Builder::new().stack_size(bytes).spawn(body).unwrap().join().unwrap();
+}
+
+/// Every hub is full, and every message waits for an envelope of the next hub: one that comes home at the end lets all move.
+#[test]
+fn envelopes_come_home_along_any_number_of_hubs() {
+    const HUBS: u32 = 100;
+    async fn run(simulation: &Simulation) {
+        let device = Device::simulated(simulation, Emulated::new());
+        let mut flow = Flow::new("long");
+        let hub = Hub::bounded(1).envelopes(1).envelope_bytes(16);
+        let mut last = flow.add("from", SendEach::new((0..4 * HUBS).map(|n| vec![n]))).output;
+        for at in 0..HUBS {
+            let next = flow.add(format!("pass {at}"), pass_on::<Envelope<u32>>());
+            let next = if at % 2 == 0 { next.on(&device) } else { next };
+            flow.connect_with(last, next.input, hub);
+            last = next.output;
+        }
+        let mut out = flow.egress("out", last);
+        let running = flow.spawn().unwrap();
+        let first = out.recv().await.unwrap();
+        let sent = || running.status().iter().find(|operator| &*operator.name == "from").unwrap().runs;
+        // The clock is paused: it goes on when nothing else can.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let before = sent();
+        assert!(before > u64::from(HUBS) && before < u64::from(4 * HUBS), "{before} messages");
+        small_stack(64 << 10, move || drop(first));
+        for n in 1..4 {
+            let envelope = out.recv().await.unwrap();
+            assert_eq!(envelope.read().await.unwrap(), [n]);
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // Four have come home, and each has let one more in at the other end.
+        assert_eq!(sent(), before + 4);
+        running.abort();
+        assert!(running.await.unwrap_err().is_cancelled());
+    }
+    alone::in_a_process("envelopes_come_home_along_any_number_of_hubs", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let simulation = Simulation::new(1);
+        runtime.block_on(simulation.run(run(&simulation)));
+    });
+}
