@@ -869,6 +869,11 @@ async fn any_name_does_on_one_thread_and_in_a_simulation() {
 
 // ---- chains of any length
 
+/// Runs a test's body in a process of its own: an overflow of a stack aborts the process.
+fn on_a_small_stack(test: &str, body: impl FnOnce() + Send + 'static) {
+    alone::in_a_process(test, || small_stack(256 << 10, body));
+}
+
 fn small_stack(bytes: usize, body: impl FnOnce() + Send + 'static) {
     std::thread::Builder::new().stack_size(bytes).spawn(body).unwrap().join().unwrap();
 }
@@ -911,5 +916,34 @@ fn envelopes_come_home_along_any_number_of_hubs() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let simulation = Simulation::new(1);
         runtime.block_on(simulation.run(run(&simulation)));
+    });
+}
+
+/// A retry that keeps its last failure, as the cause or within another error.
+#[test]
+fn chains_of_causes_may_be_of_any_length() {
+    const FAILURES: usize = 20_000;
+    on_a_small_stack("chains_of_causes_may_be_of_any_length", || {
+        fn retry(last: Error) -> Error {
+            Error::new(ErrorKind::Operator, "a retry failed").because(last)
+        }
+        let wrapped = |last: Error| retry(std::io::Error::other(last).into());
+        let again = |last: Error| retry(last.again());
+        let cases: [fn(Error) -> Error; 3] = [retry, wrapped, again];
+        for next in cases {
+            let first = Error::from(std::io::Error::other("the first failure"));
+            let error = (0..FAILURES).fold(first, |last, _| next(last));
+            for text in [error.to_string(), format!("{error:?}")] {
+                assert!(text.starts_with("a retry failed: a retry failed"), "{text}");
+                assert!(text.ends_with("a retry failed: further causes are not displayed"), "{text}");
+                assert!(text.len() < 64 * 64, "{text}");
+            }
+            let sources = std::iter::successors(std::error::Error::source(&error), |error| error.source());
+            let last = sources.last().unwrap();
+            assert_eq!(last.to_string(), "the first failure");
+            drop(error);
+        }
+        let few = (0..60).fold(Error::from("the first failure"), |last, _| retry(last));
+        assert_eq!(few.to_string(), "a retry failed: ".repeat(60) + "the first failure");
     });
 }
