@@ -21,7 +21,7 @@ use wakeline::{
     device::Simulation,
     flow::LocalFlow,
     graph::Graph,
-    hub::RawEnvelope,
+    hub::{Metadata, RawEnvelope},
     kernel::Grid,
     memory::Allocator,
     operator::concurrent,
@@ -945,5 +945,21 @@ fn chains_of_causes_may_be_of_any_length() {
         }
         let few = (0..60).fold(Error::from("the first failure"), |last, _| retry(last));
         assert_eq!(few.to_string(), "a retry failed: ".repeat(60) + "the first failure");
+    });
+}
+
+/// An operator of a cycle that keeps what came with the message before.
+#[test]
+fn metadata_may_lie_in_metadata_to_any_depth() {
+    on_a_small_stack("metadata_may_lie_in_metadata_to_any_depth", || {
+        let drops = Arc::new(());
+        let mut metadata = Metadata::default();
+        for _ in 0..20_000 {
+            let before = std::mem::take(&mut metadata);
+            metadata.insert("before", before);
+            metadata.insert("drops", drops.clone());
+        }
+        drop(metadata);
+        assert_eq!(Arc::strong_count(&drops), 1);
     });
 }
