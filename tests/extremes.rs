@@ -963,3 +963,52 @@ fn metadata_may_lie_in_metadata_to_any_depth() {
         assert_eq!(Arc::strong_count(&drops), 1);
     });
 }
+
+struct Once;
+
+impl Operator for Once {
+    type Ports = ();
+
+    async fn compute(&mut self, _: &mut (), cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        Ok(())
+    }
+}
+
+/// Any number of conditions, in a loop, and those that are nested too deeply.
+#[test]
+fn conditions_within_conditions_are_refused_beyond_a_depth() {
+    use condition::{Gate, When, all_of, any_of};
+    let outcome = |when: When| {
+        let mut flow = host_only();
+        let _ = flow.add("once", Once).when(when);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(flow.run())
+    };
+    on_a_small_stack("conditions_within_conditions_are_refused_beyond_a_depth", move || {
+        let open = Gate::open;
+        let nested = |levels: usize| {
+            (0..levels).fold(any_of(open(), open()), |when, level| match level % 4 {
+                0 => all_of(when, open()),
+                1 => any_of(open(), when),
+                2 => all_of(open(), when),
+                _ => any_of(when, open()),
+            })
+        };
+        drop(nested(50_000));
+        outcome(nested(63)).unwrap();
+        // One more than is taken; one more than that; so many that those before them have been refused, too.
+        for levels in [64, 65, 200, 50_000] {
+            let error = outcome(nested(levels)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Setup, "{error}");
+            assert!(error.to_string().contains("more than 64 levels deep"), "{error}");
+        }
+        // One level, however it is written.
+        let both: [fn(When, When) -> When; 2] = [any_of, all_of];
+        for both in both {
+            let one = || all_of(open(), open());
+            outcome((0..2000).fold(one(), |when, _| both(when, one()))).unwrap();
+            outcome((0..2000).fold(one(), |when, _| both(one(), when))).unwrap();
+        }
+    });
+}
