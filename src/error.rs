@@ -26,6 +26,7 @@ mod caller;
 
 use std::{
     any::Any,
+    cell::Cell,
     error::Error as StdError,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -197,7 +198,8 @@ impl Error {
         self
     }
 
-    /// The same error with a cause below it.
+    /// The same error with a cause below it. In a chain of causes the text has the first 64 errors;
+    /// [`source`](std::error::Error::source) has all.
     #[must_use]
     pub fn because(mut self, cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
         self.0.cause = Some(Arc::new(Cause(Some(cause.into()))));
@@ -288,8 +290,46 @@ pub(crate) fn said(panic: Box<dyn Any + Send>) -> String {
     said
 }
 
+// The cause may be an error with a cause, and so on: a retry that keeps its last failure.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(cause) = self.cause.take() {
+            crate::sync::limit_depth(move || drop(cause));
+        }
+    }
+}
+
+/// So many errors of a chain of causes are displayed, the first one included.
+const MOST_DISPLAYED: usize = 64;
+
+thread_local! {
+    /// Errors that this thread is displaying, each within the one before.
+    static DISPLAYED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// One of those.
+struct Displayed;
+
+impl Displayed {
+    /// `None` if there are too many.
+    fn enter() -> Option<Self> {
+        let within = DISPLAYED.get();
+        (within < MOST_DISPLAYED).then(|| {
+            DISPLAYED.set(within + 1);
+            Self
+        })
+    }
+}
+
+impl Drop for Displayed {
+    fn drop(&mut self) {
+        DISPLAYED.set(DISPLAYED.get() - 1);
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(_displayed) = Displayed::enter() else { return f.write_str("further causes are not displayed") };
         for place in self.0.places.iter().rev() {
             write!(f, "{place}: ")?;
         }

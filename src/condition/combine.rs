@@ -2,7 +2,7 @@
 //!
 //! The conditions of one operator are and-ed anyway; a tree of them is [`When`].
 
-use std::{borrow::Cow, sync::Arc, task::Context};
+use std::{borrow::Cow, collections::VecDeque, sync::Arc, task::Context};
 
 use super::{
     Condition, Status,
@@ -41,6 +41,9 @@ impl IntoCondition for When {
 /// messages, or after so long" there is [`batch`](super::batch), and [`or_after`](super::OnPorts::or_after) for several ports:
 /// they end. A run that the other side has allowed may find no message: [`try_take`](crate::Input::try_take).
 ///
+/// Any number of `any_of` within each other are one level, and so are any number of [`all_of`]. The flow's check refuses more
+/// than 64 levels of both in turns.
+///
 /// ```
 /// use std::time::Duration;
 /// use wakeline::{Flow, condition::{Gate, any_of, every}, operator::source};
@@ -52,12 +55,12 @@ impl IntoCondition for When {
 ///     .when(any_of(every(Duration::from_secs(60)), now.clone()));
 /// ```
 pub fn any_of(one: impl IntoCondition, other: impl IntoCondition) -> When {
-    When(Tree::Several { any: true, all: vec![Part::new(one), Part::new(other)] })
+    When::several(true, one.into_condition(), other.into_condition())
 }
 
 /// Ready when both are, as an operator's conditions are anyway: for one of the sides of [`any_of`].
 pub fn all_of(one: impl IntoCondition, other: impl IntoCondition) -> When {
-    When(Tree::Several { any: false, all: vec![Part::new(one), Part::new(other)] })
+    When::several(false, one.into_condition(), other.into_condition())
 }
 
 /// What these conditions set apart for an operator's runs.
@@ -71,7 +74,36 @@ pub(crate) fn reservations(conditions: &[When]) -> Vec<Arc<Reservation>> {
 pub(super) enum Tree {
     Own(Own),
     Ports(OnPorts),
-    Several { any: bool, all: Vec<Part> },
+    Several {
+        any: bool,
+        /// Never one with the same `any`: the parts of that are parts of this one.
+        all: VecDeque<Part>,
+        /// 1, or one more than that of the deepest part.
+        depth: usize,
+    },
+}
+
+/// [`any_of`] and [`all_of`] in turns, each within the other: no more than so many, since all that is done with them calls itself.
+const MOST_DEPTH: usize = 64;
+
+/// In the place of conditions that are nested too deeply.
+struct TooDeep;
+
+impl Condition for TooDeep {
+    fn poll_status(&mut self, _: &mut Context<'_>) -> Status {
+        Status::Never
+    }
+
+    fn problem(&self) -> Option<String> {
+        Some(format!(
+            "has `any_of` and `all_of` in turns within each other, more than {MOST_DEPTH} levels deep: use fewer, or one \
+             `Condition` of your own"
+        ))
+    }
+
+    fn describe(&self) -> Cow<'static, str> {
+        "conditions that are nested too deeply".into()
+    }
 }
 
 /// Somebody's condition, whatever it is.
@@ -101,14 +133,49 @@ pub(super) struct Part {
 }
 
 impl Part {
-    fn new(condition: impl IntoCondition) -> Self {
-        Self { when: condition.into_condition(), ready: false }
+    fn new(when: When) -> Self {
+        Self { when, ready: false }
     }
 }
 
 impl When {
     pub(super) fn own(condition: impl Condition) -> Self {
         Self(Tree::Own(Own(Box::new(condition))))
+    }
+
+    /// `any_of` or `all_of`.
+    fn several(any: bool, one: Self, other: Self) -> Self {
+        let depth = one.depth(any).max(other.depth(any));
+        if depth > MOST_DEPTH {
+            return Self::own(TooDeep);
+        }
+        // Made in a loop, the longer one is on either side.
+        let all = match (one.0, other.0) {
+            (Tree::Several { any: a, mut all, .. }, Tree::Several { any: b, all: more, .. })
+                if a == any && b == any =>
+            {
+                all.extend(more);
+                all
+            }
+            (Tree::Several { any: a, mut all, .. }, other) if a == any => {
+                all.push_back(Part::new(Self(other)));
+                all
+            }
+            (one, Tree::Several { any: b, mut all, .. }) if b == any => {
+                all.push_front(Part::new(Self(one)));
+                all
+            }
+            (one, other) => [one, other].map(|tree| Part::new(Self(tree))).into(),
+        };
+        Self(Tree::Several { any, all, depth })
+    }
+
+    /// That of one of these with this as a part.
+    fn depth(&self, within_any: bool) -> usize {
+        match &self.0 {
+            Tree::Several { any, depth, .. } => depth + usize::from(*any != within_any),
+            Tree::Own(_) | Tree::Ports(_) => 1,
+        }
     }
 
     /// Before a flow's first run.
@@ -125,7 +192,7 @@ impl When {
             Tree::Own(own) => own.0.poll_status(cx),
             Tree::Ports(ports) => ports.poll(show, cx),
             // All are asked, so that each keeps the waker.
-            Tree::Several { any, all } => {
+            Tree::Several { any, all, .. } => {
                 let asked = all.iter_mut().map(|part| {
                     let status = part.when.poll(show, cx);
                     part.ready = status == Status::Ready;
@@ -153,7 +220,7 @@ impl When {
                 ports.claim();
                 true
             }
-            Tree::Several { any, all } => {
+            Tree::Several { any, all, .. } => {
                 let any = *any;
                 let mut claimed = Vec::with_capacity(all.len());
                 for (at, part) in all.iter_mut().enumerate().filter(|(_, part)| part.ready) {
@@ -212,7 +279,7 @@ impl When {
         match &self.0 {
             Tree::Own(own) => own.0.describe(),
             Tree::Ports(ports) => ports.describe(),
-            Tree::Several { any, all } => {
+            Tree::Several { any, all, .. } => {
                 let each: Vec<_> = all.iter().map(|part| part.when.describe()).collect();
                 each.join(if *any { " or " } else { " and " }).into()
             }

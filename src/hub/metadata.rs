@@ -4,7 +4,7 @@ use std::{any::Any, borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::discard,
+    sync::{discard, limit_depth},
 };
 
 /// Named values of any type beside a message: a frame's number, when it was taken, who asked for it. They go on with
@@ -25,12 +25,14 @@ pub struct Metadata(Option<Arc<BTreeMap<Cow<'static, str>, Value>>>);
 
 pub(crate) type Value = Arc<dyn Any + Send + Sync>;
 
-/// A value of the user's. Several lie in one map, which drops them together: a panic of one destructor ends there.
+/// A value of the user's. Several lie in one map, which drops them together: a panic of one destructor ends there. It may be
+/// other metadata, with metadata in it.
 struct Kept<T: 'static>(Option<T>);
 
 impl<T: 'static> Drop for Kept<T> {
     fn drop(&mut self) {
-        discard(self.0.take());
+        let value = self.0.take();
+        limit_depth(move || discard(value));
     }
 }
 

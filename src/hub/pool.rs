@@ -22,6 +22,7 @@ use crate::{
     error::Result,
     memory::{Memory, Owned, can_hold},
     stream::Stream,
+    sync::limit_depth,
 };
 
 /// Called when an envelope has come home.
@@ -69,7 +70,7 @@ impl Pool {
     /// The home of one envelope, which is lent with so many valid bytes.
     pub(crate) fn of_one(hub: &Arc<str>, memory: Owned) -> Arc<Self> {
         let pool = Self { count: AtomicUsize::new(1), ..Self::empty(hub, memory.bytes()) };
-        pool.put(memory);
+        pool.home.put(memory);
         Arc::new(pool)
     }
 
@@ -127,13 +128,18 @@ impl Pool {
         Ok(Some(RawEnvelope::new(memory, Arc::downgrade(self))))
     }
 
-    pub(super) fn put(&self, memory: Owned) {
+    pub(super) fn put(self: Arc<Self>, memory: Owned) {
         if self.captured.is_some() {
             return;
         }
         self.home.put(memory);
-        if let Some(came_home) = self.listener.get() {
-            came_home();
+        if self.listener.get().is_some() {
+            // The hub may move a message now, whose old envelope goes home to the hub before, and so on along the flow.
+            limit_depth(move || {
+                if let Some(came_home) = self.listener.get() {
+                    came_home();
+                }
+            });
         }
     }
 
