@@ -106,8 +106,8 @@ impl Condition for TooDeep {
     }
 }
 
-/// Somebody's condition, whatever it is.
-pub(super) struct Own(Box<dyn Condition>);
+/// A condition of any type, and whether it is asked last.
+pub(super) struct Own(Box<dyn Condition>, bool);
 
 /// An operator's conditions are dropped together: a panic of one destructor ends there.
 impl Drop for Own {
@@ -140,7 +140,9 @@ impl Part {
 
 impl When {
     pub(super) fn own(condition: impl Condition) -> Self {
-        Self(Tree::Own(Own(Box::new(condition))))
+        // Here alone: code of the user's, which may answer otherwise the next time.
+        let asked_last = condition.asked_last();
+        Self(Tree::Own(Own(Box::new(condition), asked_last)))
     }
 
     /// `any_of` or `all_of`.
@@ -269,7 +271,7 @@ impl When {
 
     pub(crate) fn asked_last(&self) -> bool {
         match &self.0 {
-            Tree::Own(own) => own.0.asked_last(),
+            Tree::Own(own) => own.1,
             Tree::Ports(_) => false,
             Tree::Several { all, .. } => all.iter().any(|part| part.when.asked_last()),
         }

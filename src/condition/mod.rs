@@ -160,7 +160,8 @@ pub trait Condition: Send + 'static {
     fn rest(&mut self) {}
 
     /// True for a plain question without a waker: it is asked when all others are ready, and after [`Status::Wait`] again
-    /// when a message or room comes to one of the operator's ports, or all of the flow has come to rest.
+    /// when a message or room comes to one of the operator's ports, or all of the flow has come to rest. Called once, when the
+    /// condition is given to its operator.
     fn asked_last(&self) -> bool {
         false
     }

@@ -23,7 +23,6 @@ impl Conditions {
         if all.is_empty() {
             return None;
         }
-        // Each is asked once: a condition of the user's may answer otherwise the next time.
         let (asked_last, mut all): (Vec<_>, Vec<_>) = all.into_iter().partition(When::asked_last);
         let last = all.len();
         all.extend(asked_last);
