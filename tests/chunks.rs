@@ -616,6 +616,29 @@ async fn a_fault_is_told_to_all_links() {
     }
 }
 
+/// Found under the locks of what is committed, it is told to the hub's other links when those are released.
+#[tokio::test]
+async fn a_fault_is_found_as_a_chunk_is_committed() {
+    let device =
+        emulated_with(Emulated::new().workers(1).faults(wakeline::device::Faults::new().trap_kernel("increment", 1)));
+    let hub = hub(&device, 1, 2, 2);
+    let (mut produce, mut peek) = (hub.produce(&device).unwrap(), hub.peek(&device).unwrap());
+    let stream = Stream::new(&device).unwrap();
+    let mut blank = within(produce.next()).await.unwrap().unwrap();
+    blank.set_len(1).unwrap();
+    let held = hold(&stream);
+    increment::launch(&stream, &mut blank).unwrap();
+    // Dropped with the device's work, of which the host knows nothing yet.
+    let (dropped, is_dropped) = std::sync::mpsc::channel::<()>();
+    stream.host_function(move || drop(dropped)).unwrap();
+    drop(held);
+    tokio::task::spawn_blocking(move || is_dropped.recv()).await.unwrap().unwrap_err();
+    assert!(device.lost().is_none());
+    let committed = blank.commit();
+    assert!(committed.is_err_and(|error| error.is_device_lost()));
+    assert!(within(peek.next()).await.unwrap_err().is_device_lost());
+}
+
 /// What overlap is worth, on a GPU, as figures: 4 MiB chunks to the device and back through one hub.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "it measures"]

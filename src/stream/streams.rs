@@ -9,7 +9,7 @@ use super::{Inner, Stream, capture::Capture, lookout::Lookout};
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
-    sync::{Level, Mutex, assert_may_wake, discard, lock, log},
+    sync::{Level, Mutex, assert_may_wake, discard, later, lock, log},
 };
 
 /// The streams of one device.
@@ -137,7 +137,9 @@ impl Streams {
         let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
         live.iter().for_each(|stream| stream.0.completion.fail());
         discard(live);
-        device.tell_lost();
+        // Those who hear of it take locks of their own: at the end, if this is called with one held.
+        let told = device.clone();
+        later("what hears of a lost device panicked", move || told.tell_lost());
         if is_first {
             let (device, unfinished) = (device.name().to_owned(), unfinished.join(", "));
             log(move || tracing::error!(%device, unfinished, "device lost"));

@@ -30,8 +30,8 @@ pub(crate) use depth::limit_depth;
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
 pub(crate) use proxy::{ProxyWaker, proxied};
 pub(crate) use wakes::{
-    Deferred, Discarded, WakeList, assert_may_wake, contained, discard, discard_all, discard_cause, log, logged, wake,
-    wake_shared,
+    Deferred, Discarded, WakeList, assert_may_wake, contained, discard, discard_all, discard_cause, later, log, logged,
+    wake, wake_shared,
 };
 
 /// [`Mutex::at`], for the protocols, whose model checks have another mutex.

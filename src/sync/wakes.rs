@@ -41,7 +41,7 @@ enum Held {
     Wake(Waker),
     WakeShared(Arc<Waker>),
     Drop(#[allow(dead_code, reason = "dropped")] Box<dyn Any>),
-    Log(Box<dyn FnOnce()>),
+    Call(&'static str, Box<dyn FnOnce()>),
 }
 
 thread_local! {
@@ -153,10 +153,15 @@ pub(crate) fn discard_all<T: 'static>(values: impl IntoIterator<Item = T>) {
 /// Calls a `tracing` macro from where a lock may be held: the subscriber is user code. In a [`Deferred`] scope the call is held
 /// back, too.
 pub(crate) fn log(event: impl FnOnce() + 'static) {
+    later("a subscriber panicked", event);
+}
+
+/// Calls a function that takes locks of any level, or leads to user code: in a [`Deferred`] scope at its end.
+pub(crate) fn later(what: &'static str, call: impl FnOnce() + 'static) {
     if SCOPES.get() > 0 {
-        hold_back(Held::Log(Box::new(event)));
+        hold_back(Held::Call(what, Box::new(call)));
     } else {
-        logged(event);
+        contained(what, call);
     }
 }
 
@@ -229,8 +234,10 @@ fn report(what: &'static str, payload: Box<dyn Any + Send>) {
     for call in
         [Box::new(move || tracing::error!(panic = text, "{what}")) as Box<dyn FnOnce()>, Box::new(|| drop(payload))]
     {
-        if let Err(second) = catch_unwind(AssertUnwindSafe(call)) {
-            std::mem::forget(second);
+        if let Err(second) = catch_unwind(AssertUnwindSafe(call))
+            && let Err(third) = catch_unwind(AssertUnwindSafe(|| drop(second)))
+        {
+            std::mem::forget(third);
         }
     }
 }
@@ -271,7 +278,7 @@ fn run_held() {
                 discard(waker);
             }
             Held::Drop(value) => discard(value),
-            Held::Log(event) => log(event),
+            Held::Call(what, call) => later(what, call),
         }
     }
 }
