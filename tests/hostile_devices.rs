@@ -483,11 +483,13 @@ fn looks(data: &mut [u32]) {
 fn a_kernel_that_runs_on_a_lost_device_has_its_memory_to_itself() {
     within_bound(|| {
         let (a, b) = (Device::emulated(Emulated::new().workers(2)), Device::emulated(Emulated::new().workers(1)));
-        let [runs, faults] = [&a; 2].map(|a| Stream::new(a).unwrap());
+        let [runs, parked, faults] = [&a; 3].map(|a| Stream::new(a).unwrap());
         let [waits, later] = [&b; 2].map(|b| Stream::new(b).unwrap());
         let mut data = Buffer::<u32>::new(&a, 16).unwrap();
         let from = Buffer::from_slice(&waits, &[9_u32; 16]).unwrap();
         looks::launch(&runs, &mut data).unwrap();
+        // It comes after the kernel, and the other device after this alone.
+        parked.fill(&mut data, 5).unwrap();
         waits.copy(&from, &mut data).unwrap();
         let (look, change) = &LOOKS;
         drop(change.wait_while(lock(look), |look| !look.began).unwrap());

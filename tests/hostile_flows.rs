@@ -26,10 +26,10 @@ use alone::in_a_process;
 use futures::{FutureExt, StreamExt};
 use wakeline::{
     ChunkHub, Error, ErrorKind,
-    condition::{Condition, Status},
+    condition::{Condition, Status, until},
     device::Emulated,
     hub::{MergePolicy, Producer, RawEnvelope},
-    operator::{MapPorts, Reply, SinkPorts, SourcePorts, map, sink, source},
+    operator::{MapPorts, Reply, SinkPorts, SourcePorts, concurrent, map, sink, source},
     prelude::*,
 };
 
@@ -852,6 +852,101 @@ fn a_blank_envelope_comes_past_a_future_that_is_kept() {
         drop(waits.await.unwrap());
         drop(kept);
         running.abort();
+    });
+}
+
+/// Ports whose destructor panics.
+#[derive(Ports)]
+struct BombPorts {
+    #[input]
+    numbers: Input<u32>,
+    #[allow(dead_code, reason = "dropped")]
+    #[output]
+    out: Output<u32>,
+}
+
+impl Drop for BombPorts {
+    fn drop(&mut self) {
+        panic!("the destructor of ports panics");
+    }
+}
+
+/// It says that it runs, and does so for ever, with a value of its own.
+struct RunsForEver(tokio::sync::mpsc::UnboundedSender<()>, Bomb);
+
+impl Clone for RunsForEver {
+    fn clone(&self) -> Self {
+        Self(self.0.clone(), Bomb)
+    }
+}
+
+impl Operator for RunsForEver {
+    type Ports = BombPorts;
+
+    async fn compute(&mut self, ports: &mut BombPorts, _: &mut Cx) -> Result<()> {
+        let _own = Bomb;
+        ports.numbers.take()?;
+        let _ = self.0.send(());
+        pending().await
+    }
+}
+
+/// The runtime ends in the middle of a run.
+fn ends_in_a_run(name: &str, several: bool) {
+    in_a_process(name, || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let running = runtime.block_on(async {
+            let (tell, mut runs) = tokio::sync::mpsc::unbounded_channel();
+            let mut flow = Flow::new("f");
+            let from = flow.add("from", source(async || Ok(Some(1_u32))));
+            let to = flow.add("to", sink(async |_: u32| Ok(())));
+            let (input, output) = if several {
+                let work = flow.add("work", concurrent(1, RunsForEver(tell, Bomb)));
+                (work.numbers, work.out)
+            } else {
+                let work = flow.add("work", RunsForEver(tell, Bomb));
+                (work.numbers, work.out)
+            };
+            flow.connect(from.output, input);
+            flow.connect(output, to.input);
+            let running = flow.spawn().unwrap();
+            runs.recv().await.unwrap();
+            running
+        });
+        drop(runtime);
+        drop(running);
+    });
+}
+
+#[test]
+fn an_operator_its_ports_and_its_run_panic_as_the_runtime_ends() {
+    ends_in_a_run("an_operator_its_ports_and_its_run_panic_as_the_runtime_ends", false);
+}
+
+#[test]
+fn a_worker_its_ports_and_its_run_panic_as_the_runtime_ends() {
+    ends_in_a_run("a_worker_its_ports_and_its_run_panic_as_the_runtime_ends", true);
+}
+
+#[test]
+fn a_function_of_until_and_its_future_panic_as_they_are_dropped() {
+    alone("a_function_of_until_and_its_future_panic_as_they_are_dropped", async {
+        let (tell, mut waits) = tokio::sync::mpsc::unbounded_channel();
+        let mut flow = Flow::new("f");
+        let bomb = Bomb;
+        let from = flow.add("from", source(async || Ok(Some(1_u32)))).when(until(move || {
+            let _ = (&bomb, tell.send(()));
+            async {
+                let _own = Bomb;
+                pending::<()>().await
+            }
+        }));
+        let to = flow.add("to", sink(async |_: u32| Ok(())));
+        flow.connect(from.output, to.input);
+        let running = flow.spawn().unwrap();
+        waits.recv().await.unwrap();
+        running.abort();
+        assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Cancelled);
     });
 }
 

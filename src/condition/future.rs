@@ -22,6 +22,7 @@ use std::{
 };
 
 use super::{Condition, Status};
+use crate::sync::Discarded;
 
 /// What a future says at its end.
 pub trait Verdict: Send + 'static {
@@ -44,14 +45,15 @@ impl Verdict for bool {
 }
 
 /// See [`until`].
-pub struct Until<F, R> {
-    make: F,
+pub struct Until<F: 'static, R: 'static> {
+    make: Discarded<F>,
     state: State<R>,
 }
 
-enum State<R> {
+/// The future is a user's, as the function is: a panic of one destructor leaves the other.
+enum State<R: 'static> {
     None,
-    Pending(Pin<Box<R>>),
+    Pending(Discarded<Pin<Box<R>>>),
     Ready,
     Never,
 }
@@ -80,7 +82,7 @@ where
     F: FnMut() -> R + Send + 'static,
     R: Future<Output: Verdict> + Send + 'static,
 {
-    Until { make, state: State::None }
+    Until { make: Discarded::new(make), state: State::None }
 }
 
 impl<F, R> Condition for Until<F, R>
@@ -94,9 +96,12 @@ where
 
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
         if let State::None = self.state {
-            self.state = State::Pending(Box::pin((self.make)()));
+            let Some(make) = self.make.get_mut() else { return Status::Never };
+            self.state = State::Pending(Discarded::new(Box::pin(make())));
         }
-        if let State::Pending(future) = &mut self.state {
+        if let State::Pending(future) = &mut self.state
+            && let Some(future) = future.get_mut()
+        {
             match future.as_mut().poll(cx) {
                 Poll::Pending => return Status::WaitEvent,
                 Poll::Ready(verdict) => self.state = if verdict.allows() { State::Ready } else { State::Never },

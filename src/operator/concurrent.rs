@@ -43,6 +43,7 @@ use crate::{
     condition::{Need, PortId, Readiness},
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
+    sync::Discarded,
 };
 
 /// See [`concurrent`].
@@ -313,16 +314,19 @@ impl<O: Operator + Clone> Concurrent<O> {
         tell: &mpsc::UnboundedSender<Done<O::Ports>>,
     ) -> (mpsc::UnboundedSender<Job<O::Ports>>, Arc<Node>) {
         let (jobs, mut next) = mpsc::unbounded_channel::<Job<O::Ports>>();
-        let (mut operator, here) = (self.operator.clone(), cx.helper());
+        // Dropped with a run under way, where the runtime ends: a panic of one destructor leaves the others.
+        let (mut operator, here) = (Discarded::new(self.operator.clone()), cx.helper());
         let (tell, node, name) = (tell.clone(), own.node().clone(), own.name().to_string());
         // A run has its messages when it begins: there is none to wait for.
         node.finish();
         let task = async move {
-            while let Some(Job { number, mut ports }) = next.recv().await {
+            while let Some(Job { number, ports }) = next.recv().await {
+                let mut ports = Discarded::new(ports);
                 let (node, device, before) = (own.node().clone(), own.device().clone(), own.busy);
                 let carry = own.carry().clone();
                 let outcome = {
-                    let run = caught(attended(&node, &device, one(&mut operator, &mut ports, &mut own)));
+                    let (Some(operator), Some(ports)) = (operator.get_mut(), ports.get_mut()) else { break };
+                    let run = caught(attended(&node, &device, one(operator, ports, &mut own)));
                     let mut run = pin!(run);
                     poll_fn(|task| carry.within(|| run.as_mut().poll(task))).await
                 };
@@ -330,6 +334,7 @@ impl<O: Operator + Clone> Concurrent<O> {
                     carry.let_go();
                 }
                 let (finished, busy) = (own.has_finished(), own.busy - before);
+                let Some(ports) = ports.take() else { break };
                 if tell.send(Done { worker, number, ports, outcome, finished, busy }).is_err() {
                     break;
                 }

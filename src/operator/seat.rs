@@ -30,6 +30,7 @@ use crate::{
     hub::MergePolicy,
     memory::Allocator,
     stream::{CompletionMode, DeviceTime, Ticket},
+    sync::discard,
 };
 
 /// The ends of an operator's hubs, by port, each port's in the order of connecting.
@@ -108,6 +109,15 @@ pub(crate) struct Place<O: Operator> {
     tally: Tally,
     /// For the flow's next run.
     conditions: Vec<When>,
+}
+
+/// What is a user's is dropped one by one: a panic of one destructor leaves the others.
+impl<O: Operator> Drop for Place<O> {
+    fn drop(&mut self) {
+        discard(self.ports.take());
+        discard(self.in_capture.take());
+        discard(self.cx.take());
+    }
 }
 
 /// An operator and what it declared.

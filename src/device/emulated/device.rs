@@ -14,7 +14,7 @@ use super::{
     graph::Graphs,
     lock,
     machine::{DeviceId, StreamId},
-    memory::{FRESH, Memory},
+    memory::Memory,
     simulation::{self, SimulationHandle},
     work::{Work, check_copy, check_fill, check_launch, no_stand_in},
     workers::Engine,
@@ -182,7 +182,7 @@ impl Backend for Device {
 
     unsafe fn recycle(&self, stream: Option<RawStream>, address: Address, bytes: u64) -> Result<()> {
         self.alive()?;
-        let fill = Work::Fill { to: address, pattern: Pattern { width: 1, bits: u32::from(FRESH) }, bytes };
+        let fill = Work::Recycle { address, bytes };
         match stream {
             Some(stream) => self.enqueue(stream, fill),
             // SAFETY: nothing that is enqueued touches it, and the caller has it alone.

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::{
     graph::Sequence,
-    memory::{Memory, Reach, reach},
+    memory::{FRESH, Memory, Reach, reach},
 };
 use crate::{
     device::{
@@ -37,6 +37,11 @@ pub(super) enum Work {
     Fill {
         to: Address,
         pattern: Pattern,
+        bytes: u64,
+    },
+    /// Marks memory that is handed out again.
+    Recycle {
+        address: Address,
         bytes: u64,
     },
     Kernel {
@@ -64,8 +69,13 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// It takes a place in a driver's queue.
+    /// It takes a place in a driver's queue: a driver has no call that [recycles](Self::Recycle).
     pub(super) fn takes_a_place(&self) -> bool {
+        !matches!(self, Self::Host(_) | Self::Recycle { .. } | Self::Lost)
+    }
+
+    /// A host function has no memory but what its user gave it.
+    pub(super) fn touches_memory(&self) -> bool {
         !matches!(self, Self::Host(_) | Self::Lost)
     }
 }
@@ -93,7 +103,7 @@ impl Work {
     pub(super) fn describe(&self) -> String {
         match self {
             Work::Copy { to, from, bytes, .. } => format!("copy {} of {bytes} bytes", human::direction(*to, *from)),
-            Work::Fill { bytes, .. } => format!("fill of {bytes} bytes"),
+            Work::Fill { bytes, .. } | Work::Recycle { bytes, .. } => format!("fill of {bytes} bytes"),
             Work::Kernel { kernel, .. } => format!("kernel `{}`", kernel.name),
             Work::External { name, .. } => format!("external work `{name}`"),
             Work::Free { .. } => "free".into(),
@@ -113,6 +123,10 @@ impl Work {
             Work::Copy { to, from, bytes, planned } => unsafe { copy(to, from, bytes, planned) },
             // SAFETY: as the caller vouches.
             Work::Fill { to, pattern, bytes } => unsafe { fill(to, pattern, bytes) },
+            // SAFETY: likewise.
+            Work::Recycle { address, bytes } => unsafe {
+                fill(address, Pattern { width: 1, bits: u32::from(FRESH) }, bytes)
+            },
             Work::Kernel { kernel, args, planned } => {
                 launch(&args, planned, |body| {
                     // SAFETY: as the caller vouches; `launch` has found the slices, and holds them.

@@ -219,6 +219,9 @@ impl Engine {
         let device = state.machine.device_of(stream);
         let mut dropped = Vec::new();
         if let Begun::Work(work) = begun {
+            if work.touches_memory() {
+                state.machine.touches_memory(stream);
+            }
             if let Some(device) = device.filter(|device| state.machine.runnable(*device) > 0) {
                 state.wake_one(device);
             }

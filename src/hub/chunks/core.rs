@@ -37,7 +37,7 @@ use crate::{
     },
     memory::{Plain, transfer},
     stream::Stream,
-    sync::{Deferred, Level, Mutex, discard, discard_all, lock, logged, wake_shared},
+    sync::{Deferred, Level, Mutex, discard, discard_all, limit_depth, lock, logged, wake_shared},
 };
 
 /// An envelope, which those who peek share.
@@ -69,7 +69,8 @@ impl<T: Plain, S: 'static> Drop for Core<T, S> {
         let state = &mut self.inner.get_mut().state;
         let (wakers, structures) = (state.drain_wakers(), state.drain_structures());
         discard_all(wakers);
-        discard_all(structures);
+        // They may hold hubs of their own.
+        structures.into_iter().for_each(|structure| limit_depth(|| discard(structure)));
     }
 }
 

@@ -80,6 +80,8 @@ struct Stream<W> {
     enqueued: u64,
     passed: u64,
     state: State,
+    /// What runs touches memory.
+    touches: bool,
     /// Destroyed: it goes when its work is done.
     closing: bool,
     /// Who to look at again when a number is passed.
@@ -204,7 +206,7 @@ impl<W> Machine<W> {
     pub(super) fn close_stream(&mut self, stream: StreamId) {
         let Some(closed) = self.streams.get_mut(&stream) else { return };
         closed.closing = true;
-        if closed.state == State::Idle {
+        if closed.is_done() {
             self.remove_stream(stream);
         }
     }
@@ -456,9 +458,17 @@ impl<W> Stream<W> {
             enqueued: 0,
             passed: 0,
             state: State::Idle,
+            touches: false,
             closing: false,
             waiters: BTreeMap::new(),
         }
+    }
+}
+
+impl<W> Stream<W> {
+    /// It has nothing to do. On a lost device that is not so before all that runs there has ended.
+    fn is_done(&self) -> bool {
+        self.state == State::Idle && self.passed == self.enqueued
     }
 }
 

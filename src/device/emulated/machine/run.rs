@@ -39,20 +39,29 @@ impl<W> Machine<W> {
         })
     }
 
+    /// What a stream has begun touches memory.
+    pub(in super::super) fn touches_memory(&mut self, stream: StreamId) {
+        if let Some(begun) = self.streams.get_mut(&stream) {
+            begun.touches = true;
+        }
+    }
+
     /// What a stream had begun is done.
     pub(in super::super) fn finish(&mut self, stream: StreamId) {
         let Some(done) = self.streams.get_mut(&stream) else { return };
         debug_assert_eq!(done.state, State::Running);
-        done.state = State::Idle;
-        // On a lost device nothing comes after it.
-        let is_last = self.devices.get(&done.device).is_some_and(|device| device.lost.is_some());
-        done.passed = if is_last { done.enqueued } else { done.passed + 1 };
+        (done.state, done.touches) = (State::Idle, false);
+        let device = done.device;
+        if self.devices.get(&device).is_some_and(|device| device.lost.is_some()) {
+            return self.pass_all(device);
+        }
+        done.passed += 1;
         self.wake(stream);
         self.settle(stream);
     }
 
     /// A fault ends a device. What it had still to do comes back, to be dropped by whoever holds no lock. What has begun goes
-    /// on to its end, and touches memory until then: its stream passes nothing before that.
+    /// on to its end, and touches memory until then: no stream of the device passes anything before that.
     #[must_use]
     pub(in super::super) fn fail(&mut self, device: DeviceId, error: Error) -> Vec<W> {
         let mut dropped = Vec::new();
@@ -64,26 +73,39 @@ impl<W> Machine<W> {
             }
             _ => return dropped,
         }
-        let streams: Vec<_> = self.streams.iter().filter(|(_, s)| s.device == device).map(|(id, _)| *id).collect();
-        for id in &streams {
-            let Some(stream) = self.streams.get_mut(id) else { continue };
+        for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
             dropped.extend(stream.queue.drain(..).filter_map(|entry| match entry.what {
                 What::Work(work) => Some(work),
                 What::Wait | What::Record(_) => None,
             }));
             if stream.state != State::Running {
-                stream.passed = stream.enqueued;
                 stream.state = State::Idle;
+            }
+        }
+        self.pass_all(device);
+        dropped
+    }
+
+    /// The streams of a lost device pass what they had to do, all of them together: a point of one may stand for what it came
+    /// after on another. Not while something runs that touches memory.
+    fn pass_all(&mut self, device: DeviceId) {
+        let of_device = |stream: &super::Stream<W>| stream.device == device;
+        if self.streams.values().any(|stream| of_device(stream) && stream.touches) {
+            return;
+        }
+        let streams: Vec<_> = self.streams.iter().filter(|(_, stream)| of_device(stream)).map(|(id, _)| *id).collect();
+        for id in &streams {
+            if let Some(stream) = self.streams.get_mut(id) {
+                stream.passed = stream.enqueued;
             }
         }
         // Only now that nothing is left here: whoever is woken is another device's.
         for id in streams {
             self.wake(id);
-            if self.streams.get(&id).is_some_and(|stream| stream.closing && stream.state == State::Idle) {
+            if self.streams.get(&id).is_some_and(|stream| stream.closing && stream.is_done()) {
                 self.remove_stream(id);
             }
         }
-        dropped
     }
 
     /// Looks again at whoever waits for what a stream has passed.
