@@ -587,6 +587,59 @@ fn a_waker_that_panics_twice_does_not_abort() {
     });
 }
 
+/// Work that marks recycled memory takes no place in a queue that is bounded: while a stream is held up, another is made.
+#[test]
+fn memory_that_is_used_again_fills_no_queue() {
+    within_bound(|| {
+        let device = Device::emulated(Emulated::new().workers(2).queue_depth(16)).race_checked();
+        let stream = Stream::new(&device).unwrap();
+        let (go, held) = mpsc::channel::<()>();
+        stream.host_function(move || _ = held.recv()).unwrap();
+        (0..40).for_each(|_| drop(stream.alloc::<u32>(16).unwrap()));
+        let fills = std::thread::spawn({
+            let stream = stream.clone();
+            move || {
+                let mut data = stream.alloc::<u32>(16).unwrap();
+                (0..40).for_each(|_| stream.fill(&mut data, 1).unwrap());
+            }
+        });
+        // Made while that one waits for room, or before.
+        (0..100).for_each(|_| drop(Stream::new(&device).unwrap()));
+        drop(go);
+        fills.join().unwrap();
+        stream.synchronize_blocking().unwrap();
+    });
+}
+
+static LOCAL_GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+#[kernel]
+fn leaves_a_local(_number: u32) {
+    struct Waits;
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            drop(LOCAL_GOES.1.wait_while(lock(&LOCAL_GOES.0), |goes| !*goes).unwrap());
+        }
+    }
+    thread_local!(static LOCAL: std::cell::RefCell<Option<Waits>> = const { std::cell::RefCell::new(None) });
+    LOCAL.set(Some(Waits));
+}
+
+/// A worker that ends has thread-locals of the user's, which may take their time to go: a drop of its device does not wait.
+#[test]
+fn the_end_of_a_worker_is_not_waited_for() {
+    within_bound(|| {
+        let device = Device::emulated(Emulated::new().workers(1));
+        let stream = Stream::new(&device).unwrap();
+        leaves_a_local::launch(&stream, 1).unwrap();
+        stream.synchronize_blocking().unwrap();
+        drop(stream);
+        drop(device);
+        *lock(&LOCAL_GOES.0) = true;
+        LOCAL_GOES.1.notify_all();
+    });
+}
+
 /// The waker of who waits for wrapped memory panics in the destructor of the buffer, which may run as another panic unwinds.
 #[test]
 fn a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop() {

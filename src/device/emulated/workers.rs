@@ -13,7 +13,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, LazyLock, Weak},
-    thread::{self, JoinHandle, ThreadId},
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -128,25 +128,13 @@ impl Engine {
         hired
     }
 
-    /// Nobody calls for a device any more. Its work is finished first; if there is none left, its workers are gone when
-    /// this returns.
+    /// Nobody calls for a device any more. Its work is finished first, then its workers end. They are not waited for: the last
+    /// handle may be dropped under a lock, and a worker's thread-locals have destructors of the user's.
     pub(super) fn dismiss(&self, device: DeviceId, workers: Vec<JoinHandle<()>>) {
-        let over = self.with(|machine| {
-            machine.retire(device);
-            machine.is_over(device)
-        });
+        self.with(|machine| machine.retire(device));
         if in_a_fork() {
             // They are the parent's: the child has no thread to join.
             std::mem::forget(workers);
-            return;
-        }
-        let me: ThreadId = thread::current().id();
-        // A device may be dropped by its own host function: a thread cannot wait for itself.
-        if over && workers.iter().all(|worker| worker.thread().id() != me) {
-            for worker in workers {
-                // A worker does not panic: whatever it runs is caught.
-                let _ = worker.join();
-            }
         }
     }
 
@@ -237,26 +225,17 @@ impl Engine {
             }
         }
         state.machine.finish(stream);
-        if let Some(device) = device.filter(|_| !dropped.is_empty()) {
-            // Destructors of a user's: not under the lock, and when all have learnt of the fault. Until then the device is not
-            // over: its owner would join this thread.
-            state.machine.keep(device);
-            self.tell(&mut state, Some(device));
-            drop(state);
-            discard_all(dropped);
-            state = lock(&self.state);
-            state.machine.let_go(device);
-        }
-        self.tell(&mut state, device);
-        state
-    }
-
-    /// The workers, and the threads that block until a stream is done, look again.
-    fn tell(&self, state: &mut State, own: Option<DeviceId>) {
-        state.ring(own);
+        state.ring(device);
         if state.listeners > 0 {
             self.passed.notify_all();
         }
+        if !dropped.is_empty() {
+            // Destructors of a user's: not under the lock, and when all have learnt of the fault.
+            drop(state);
+            discard_all(dropped);
+            state = lock(&self.state);
+        }
+        state
     }
 }
 

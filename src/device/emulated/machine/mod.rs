@@ -63,8 +63,7 @@ struct Device {
     /// By urgency, then by who has been runnable longest.
     runnable: BTreeMap<Rank, StreamId>,
     turns: u64,
-    /// Its streams, and whoever has to do with it else.
-    keepers: usize,
+    streams: usize,
     lost: Option<Error>,
     retired: bool,
 }
@@ -149,7 +148,7 @@ impl<W> Machine<W> {
             blocking: BTreeSet::new(),
             runnable: BTreeMap::new(),
             turns: 0,
-            keepers: 1,
+            streams: 1,
             lost: None,
             retired: false,
         };
@@ -174,7 +173,7 @@ impl<W> Machine<W> {
         self.devices.keys().copied().collect()
     }
 
-    /// True if a device is retired and its last keeper gone.
+    /// True if a device is retired and its last stream gone.
     pub(super) fn is_over(&self, device: DeviceId) -> bool {
         !self.devices.contains_key(&device)
     }
@@ -189,7 +188,7 @@ impl<W> Machine<W> {
     ) -> Result<()> {
         self.alive(device)?;
         let Some(owner) = self.devices.get_mut(&device) else { return Err(unknown("device", device)) };
-        owner.keepers += 1;
+        owner.streams += 1;
         if !non_blocking {
             owner.blocking.insert(stream);
         }
@@ -216,23 +215,11 @@ impl<W> Machine<W> {
         debug_assert!(gone.queue.is_empty() && gone.waiters.is_empty());
         let Some(device) = self.devices.get_mut(&gone.device) else { return };
         device.blocking.remove(&stream);
-        self.let_go(gone.device);
-    }
-
-    /// A device is not over before it is [let go](Self::let_go).
-    pub(super) fn keep(&mut self, device: DeviceId) {
-        if let Some(device) = self.devices.get_mut(&device) {
-            device.keepers += 1;
-        }
-    }
-
-    pub(super) fn let_go(&mut self, id: DeviceId) {
-        let Some(device) = self.devices.get_mut(&id) else { return };
-        device.keepers -= 1;
-        if device.retired && device.keepers == 0 {
-            self.devices.remove(&id);
+        device.streams -= 1;
+        if device.retired && device.streams == 0 {
+            self.devices.remove(&gone.device);
             // Whoever waits for the end of the device is to look.
-            self.news.push(id);
+            self.news.push(gone.device);
         }
     }
 
