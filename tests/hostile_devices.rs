@@ -596,15 +596,18 @@ fn memory_that_is_used_again_fills_no_queue() {
         let (go, held) = mpsc::channel::<()>();
         stream.host_function(move || _ = held.recv()).unwrap();
         (0..40).for_each(|_| drop(stream.alloc::<u32>(16).unwrap()));
+        let (tell, begins) = mpsc::channel();
         let fills = std::thread::spawn({
             let stream = stream.clone();
             move || {
                 let mut data = stream.alloc::<u32>(16).unwrap();
+                tell.send(()).unwrap();
                 (0..40).for_each(|_| stream.fill(&mut data, 1).unwrap());
             }
         });
-        // Made while that one waits for room, or before.
-        (0..100).for_each(|_| drop(Stream::new(&device).unwrap()));
+        begins.recv().unwrap();
+        // Long enough for that one to wait for room.
+        (0..2000).for_each(|_| drop(Stream::new(&device).unwrap()));
         drop(go);
         fills.join().unwrap();
         stream.synchronize_blocking().unwrap();
