@@ -512,14 +512,14 @@ fn a_kernel_that_runs_on_a_lost_device_has_its_memory_to_itself() {
 #[test]
 fn a_subscriber_waits_for_another_threads_launch() {
     in_a_process("a_subscriber_waits_for_another_threads_launch", || {
-        static LAUNCH: (Mutex<Option<mpsc::Sender<()>>>, Mutex<Option<mpsc::Receiver<()>>>) =
-            (Mutex::new(None), Mutex::new(None));
+        static LAUNCH: Mutex<Option<mpsc::Sender<()>>> = Mutex::new(None);
+        static LAUNCHED: Mutex<Option<mpsc::Receiver<()>>> = Mutex::new(None);
         struct Writer;
         impl std::io::Write for Writer {
             fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
-                if let Some(launch) = lock(&LAUNCH.0).take() {
+                if let Some(launch) = lock(&LAUNCH).take() {
                     launch.send(()).unwrap();
-                    lock(&LAUNCH.1).take().unwrap().recv().unwrap();
+                    lock(&LAUNCHED).take().unwrap().recv().unwrap();
                 }
                 Ok(text.len())
             }
@@ -538,7 +538,7 @@ fn a_subscriber_waits_for_another_threads_launch() {
         let (exec, stream, _data) = graph(&lost);
         let (launch, launches) = mpsc::channel();
         let (tell, launched) = mpsc::channel();
-        *lock(&LAUNCH.1) = Some(launched);
+        *lock(&LAUNCHED) = Some(launched);
         std::thread::spawn(move || {
             let (exec, stream, _data) = graph(&other);
             launches.recv().unwrap();
@@ -551,9 +551,9 @@ fn a_subscriber_waits_for_another_threads_launch() {
         traps_alone::launch(&stream, 1).unwrap();
         stream.host_function(move || _ = &done).unwrap_or(());
         is_done.recv().unwrap();
-        *lock(&LAUNCH.0) = Some(launch);
+        *lock(&LAUNCH) = Some(launch);
         assert!(exec.launch(&stream).unwrap_err().is_device_lost());
-        assert!(lock(&LAUNCH.0).is_none(), "the subscriber was not called");
+        assert!(lock(&LAUNCH).is_none(), "the subscriber was not called");
     });
 }
 
@@ -591,10 +591,14 @@ fn a_waker_that_panics_twice_does_not_abort() {
 #[test]
 fn memory_that_is_used_again_fills_no_queue() {
     within_bound(|| {
-        let device = Device::emulated(Emulated::new().workers(2).queue_depth(16)).race_checked();
+        let device = Device::emulated(Emulated::new().workers(2).queue_depth(16));
         let stream = Stream::new(&device).unwrap();
         let (go, held) = mpsc::channel::<()>();
         stream.host_function(move || _ = held.recv()).unwrap();
+        // In use on the stream, and so bound to it.
+        let mut used = stream.alloc::<u32>(16).unwrap();
+        stream.fill(&mut used, 1).unwrap();
+        drop(used);
         (0..40).for_each(|_| drop(stream.alloc::<u32>(16).unwrap()));
         let (tell, begins) = mpsc::channel();
         let fills = std::thread::spawn({

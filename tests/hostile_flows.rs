@@ -895,7 +895,8 @@ impl Operator for RunsForEver {
 fn ends_in_a_run(name: &str, several: bool) {
     in_a_process(name, || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let running = runtime.block_on(async {
+        let mut running = None;
+        runtime.block_on(async {
             let (tell, mut runs) = tokio::sync::mpsc::unbounded_channel();
             let mut flow = Flow::new("f");
             let from = flow.add("from", source(async || Ok(Some(1_u32))));
@@ -909,9 +910,8 @@ fn ends_in_a_run(name: &str, several: bool) {
             };
             flow.connect(from.output, input);
             flow.connect(output, to.input);
-            let running = flow.spawn().unwrap();
+            running = Some(flow.spawn().unwrap());
             runs.recv().await.unwrap();
-            running
         });
         drop(runtime);
         drop(running);
@@ -938,7 +938,7 @@ fn a_function_of_until_and_its_future_panic_as_they_are_dropped() {
             let _ = (&bomb, tell.send(()));
             async {
                 let _own = Bomb;
-                pending::<()>().await
+                pending::<()>().await;
             }
         }));
         let to = flow.add("to", sink(async |_: u32| Ok(())));
