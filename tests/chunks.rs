@@ -616,7 +616,7 @@ async fn a_fault_is_told_to_all_links() {
     }
 }
 
-/// Found under the locks of what is committed, it is told to the hub's other links when those are released.
+/// Found under the locks of what is committed, it reaches the hub's other links when those are released.
 #[tokio::test]
 async fn a_fault_is_found_as_a_chunk_is_committed() {
     let device =

@@ -57,7 +57,7 @@ pub(super) struct Member {
     pub(super) seat: OwnSeat,
 }
 
-/// A member's operator. Several are dropped together where the runtime ends, or where nobody takes a flow's outcome: a panic
+/// A member's operator. Several are dropped together where the runtime ends, or where a flow's outcome is not taken: a panic
 /// of one destructor ends there.
 pub(super) struct OwnSeat(Option<Box<dyn Seat>>);
 

@@ -345,7 +345,7 @@ impl Stream {
         assert_unlocked();
         let Some(backlog) = self.0.held.backlog() else { return Ok((Room::ENDLESS, locks())) };
         loop {
-            // Whoever has a place waits for nothing but short locks: what `locks` waits for may itself need a place.
+            // A thread that has a place waits for short locks alone: what `locks` waits for may itself need a place.
             let taken = locks();
             if let Some(room) = backlog.keep() {
                 return Ok((room, taken));

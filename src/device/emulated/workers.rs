@@ -128,7 +128,7 @@ impl Engine {
         hired
     }
 
-    /// Nobody calls for a device any more. Its work is finished first, then its workers end. They are not waited for: the last
+    /// The last handle of a device is gone. Its work is finished first, then its workers end. They are not waited for: the last
     /// handle may be dropped under a lock, and a worker's thread-locals have destructors of the user's.
     pub(super) fn dismiss(&self, device: DeviceId, workers: Vec<JoinHandle<()>>) {
         self.with(|machine| machine.retire(device));

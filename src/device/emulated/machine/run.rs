@@ -60,7 +60,7 @@ impl<W> Machine<W> {
         self.settle(stream);
     }
 
-    /// A fault ends a device. What it had still to do comes back, to be dropped by whoever holds no lock. What has begun goes
+    /// A fault ends a device. What it had still to do comes back, to be dropped where no lock is held. What has begun goes
     /// on to its end, and touches memory until then: no stream of the device passes anything before that.
     #[must_use]
     pub(in super::super) fn fail(&mut self, device: DeviceId, error: Error) -> Vec<W> {
