@@ -232,25 +232,30 @@ struct RunsAfter(Arc<Mutex<Runs>>);
 /// What the last run has enqueued, and whether each found it there.
 type Runs = (Option<Buffer<u32>>, Vec<bool>);
 
+/// Looks for what the last run has enqueued, and enqueues something that takes its time.
+fn run_after(runs: &Mutex<Runs>, cx: &mut Cx) -> Result<()> {
+    let mut state = runs.lock().unwrap();
+    if let Some(before) = state.0.take() {
+        let there = before.as_slice().is_ok();
+        state.1.push(there);
+    }
+    let stream = cx.stream()?.clone();
+    let mut host = Buffer::<u32>::pinned(cx.device(), 16)?;
+    stream.host_function(|| (0..200).for_each(|_| thread::yield_now()))?;
+    let mut there = stream.alloc::<u32>(16)?;
+    stream.fill(&mut there, 1)?;
+    stream.copy(&there, &mut host)?;
+    cx.run_after(host.available());
+    state.0 = Some(host);
+    Ok(())
+}
+
 impl Operator for RunsAfter {
     type Ports = SinkPorts<u32>;
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         ports.input.take()?;
-        let mut state = self.0.lock().unwrap();
-        if let Some(before) = state.0.take() {
-            let there = before.as_slice().is_ok();
-            state.1.push(there);
-        }
-        let stream = cx.stream()?.clone();
-        let mut host = Buffer::<u32>::pinned(cx.device(), 16)?;
-        stream.host_function(|| (0..200).for_each(|_| thread::yield_now()))?;
-        let mut there = stream.alloc::<u32>(16)?;
-        stream.fill(&mut there, 1)?;
-        stream.copy(&there, &mut host)?;
-        cx.run_after(host.available());
-        state.0 = Some(host);
-        Ok(())
+        run_after(&self.0, cx)
     }
 }
 
@@ -783,21 +788,7 @@ impl Operator for PassesAfter {
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let envelope = ports.input.take()?;
-        {
-            let mut state = self.0.lock().unwrap();
-            if let Some(before) = state.0.take() {
-                let there = before.as_slice().is_ok();
-                state.1.push(there);
-            }
-            let stream = cx.stream()?.clone();
-            let mut host = Buffer::<u32>::pinned(cx.device(), 16)?;
-            stream.host_function(|| (0..200).for_each(|_| thread::yield_now()))?;
-            let mut there = stream.alloc::<u32>(16)?;
-            stream.fill(&mut there, 1)?;
-            stream.copy(&there, &mut host)?;
-            cx.run_after(host.available());
-            state.0 = Some(host);
-        }
+        run_after(&self.0, cx)?;
         ports.output.send(envelope).await
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! An operator like any other takes what comes, and hands it over to the handle by a queue of one. While that one is
 //! full it waits for somebody outside, and so does the flow; while there is nothing to take it waits for other operators,
-//! so that a flow that has gone quiet ends though somebody still listens. Envelopes are marked as
+//! so that a flow that has gone quiet ends though an egress is still listened to. Envelopes are marked as
 //! [`Abroad`](crate::hub::abroad): to drop one may still make a writer go on. The program that has the handle owns the flow:
 //! the envelopes' errors name what is inside.
 //!

@@ -138,8 +138,8 @@ impl Streams {
         live.iter().for_each(|stream| stream.0.completion.fail());
         discard(live);
         // Those who hear of it take locks of their own: at the end, if this is called with one held.
-        let told = device.clone();
-        later("what hears of a lost device panicked", move || told.tell_lost());
+        let lost = device.clone();
+        later("what hears of a lost device panicked", move || lost.tell_lost());
         if is_first {
             let (device, unfinished) = (device.name().to_owned(), unfinished.join(", "));
             log(move || tracing::error!(%device, unfinished, "device lost"));

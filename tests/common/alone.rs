@@ -14,8 +14,8 @@ const BOUND: Duration = Duration::from_secs(60);
 /// Names the test that a process runs.
 const ONLY: &str = "WAKELINE_TEST_ALONE";
 
-#[allow(dead_code, reason = "each test takes what it needs")]
 /// Runs a body that must not hang. If it does, its process ends.
+#[allow(dead_code, reason = "each test takes what it needs")]
 pub(crate) fn within_bound(body: impl FnOnce() + Send + 'static) {
     let (done, wait) = mpsc::channel();
     let thread = thread::spawn(move || {

@@ -123,7 +123,7 @@ impl Work {
             Work::Copy { to, from, bytes, planned } => unsafe { copy(to, from, bytes, planned) },
             // SAFETY: as the caller vouches.
             Work::Fill { to, pattern, bytes } => unsafe { fill(to, pattern, bytes) },
-            // SAFETY: likewise.
+            // SAFETY: as the caller vouches.
             Work::Recycle { address, bytes } => unsafe {
                 fill(address, Pattern { width: 1, bits: u32::from(FRESH) }, bytes)
             },
