@@ -152,7 +152,7 @@ impl Execution {
             let later = Deferred::new();
             (lock(&self.uses), later)
         })?;
-        stream.enqueue(&room, |backend, raw| backend.exec_upload(self.raw, raw)).map(drop)
+        stream.enqueue(room, |backend, raw| backend.exec_upload(self.raw, raw)).map(drop)
     }
 
     pub(crate) fn launch(&self, stream: &Stream) -> Result<Ticket> {
@@ -183,7 +183,7 @@ impl Execution {
         // them to the lookout for as long, and what a change replaces stays as long, too. What lies at its open ends is given,
         // as was just seen to, and memory with an open ticket is parked, not freed: the ticket is noted below, before anybody
         // else can drop it.
-        let ticket = stream.enqueue(&room, |backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
+        let ticket = stream.enqueue(room, |backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
         uses.holds.iter().for_each(|hold| hold.note_launch(&ticket));
         for Given { memory, written, .. } in given {
             if *written { memory.note_write(ticket.clone()) } else { memory.note_read(ticket.clone()) }

@@ -370,7 +370,7 @@ impl Hold {
         before.iter().try_for_each(|ticket| stream.wait(ticket))?;
         // SAFETY: `to` lies in memory that this graph has, as was just looked up, and that is not given back before the
         // ticket has passed, since it is noted as its use; `from` is as long, and the ticket is noted in it.
-        let ticket = stream.enqueue(&room, |backend, raw| unsafe {
+        let ticket = stream.enqueue(room, |backend, raw| unsafe {
             let from = Place::Host(from_start.as_ptr().wrapping_add(from_offset));
             backend.copy(raw, Place::Device(to), from, bytes as u64)
         })?;

@@ -55,7 +55,7 @@ impl Heap {
         let mut address = None;
         let room = stream.make_room(|| ());
         let made = room.and_then(|(room, ())| {
-            stream.enqueue(&room, |backend, raw| {
+            stream.enqueue(room, |backend, raw| {
                 address = Some(backend.alloc_on(raw, size)?);
                 Ok(())
             })

@@ -50,7 +50,7 @@ fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
     // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the ticket
     // is noted in both before anybody else can drop them, and memory with an open ticket is parked, not freed.
     let ticket =
-        stream.enqueue(&room, |backend, raw| unsafe { backend.copy(raw, to.place(), from.place(), bytes as u64) })?;
+        stream.enqueue(room, |backend, raw| unsafe { backend.copy(raw, to.place(), from.place(), bytes as u64) })?;
     from.note_read(ticket.clone());
     to.note_write(ticket.clone());
     Ok(ticket)
@@ -69,7 +69,7 @@ pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) 
     // SAFETY: the bytes lie in the memory, as was just seen to; it stays valid until the fill is done, as the ticket is
     // noted in it.
     let ticket =
-        stream.enqueue(&room, |backend, raw| unsafe { backend.fill(raw, start, zeros, (until - from) as u64) })?;
+        stream.enqueue(room, |backend, raw| unsafe { backend.fill(raw, start, zeros, (until - from) as u64) })?;
     to.note_write(ticket);
     Ok(())
 }
@@ -114,8 +114,7 @@ impl Stream {
         let (room, _turn) = self.make_room(|| to.memory.turn())?;
         to.memory.before_write(self)?;
         // SAFETY: the memory is `bytes` long; it stays valid until the fill is done, as the ticket is noted in it.
-        let ticket =
-            self.enqueue(&room, |backend, raw| unsafe { backend.fill(raw, address, pattern, bytes as u64) })?;
+        let ticket = self.enqueue(room, |backend, raw| unsafe { backend.fill(raw, address, pattern, bytes as u64) })?;
         to.memory.note_write(ticket);
         Ok(())
     }

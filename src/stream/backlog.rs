@@ -36,12 +36,26 @@ pub(super) struct Backlog {
     most: u64,
     /// Pieces between two events.
     step: u64,
-    enqueued: AtomicU64,
-    /// Places of threads that are about to enqueue.
-    kept: AtomicU64,
+    /// How many pieces are enqueued since the beginning, and, above those, how many places are kept ([`PLACE`]): one word, as
+    /// every launch changes both.
+    taken: AtomicU64,
     /// Up to here nothing need be asked.
     free_until: AtomicU64,
     events: Mutex<Events>,
+}
+
+/// What a kept place adds to [`Backlog::taken`]: 2^48 pieces are nine years of a million a second, and 2^16 threads have a place
+/// at a time.
+const PLACE: u64 = 1 << 48;
+
+/// Pieces that are enqueued.
+const fn enqueued(taken: u64) -> u64 {
+    taken % PLACE
+}
+
+/// The same with the places that are kept.
+const fn with_kept(taken: u64) -> u64 {
+    enqueued(taken) + taken / PLACE
 }
 
 #[derive(Default)]
@@ -52,21 +66,30 @@ struct Events {
     passed: u64,
 }
 
-/// A place in the queue for one piece of work, until this is dropped: then the piece is enqueued, or will not be.
+/// A place in the queue for one piece of work, until that is enqueued or this is dropped.
 #[must_use]
 pub(crate) struct Room<'b>(Option<&'b Backlog>);
 
 impl Room<'_> {
     /// Where the queue is not bounded.
     pub(super) const ENDLESS: Self = Self(None);
+
+    /// The place is taken: one piece was enqueued.
+    #[inline]
+    pub(super) fn taken(self, backend: &dyn Backend, stream: RawStream) {
+        if let Some(backlog) = self.0 {
+            std::mem::forget(self);
+            let before = backlog.taken.fetch_sub(PLACE - 1, Ordering::Release);
+            backlog.grown(backend, stream, enqueued(before), 1);
+        }
+    }
 }
 
 impl Drop for Room<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(backlog) = self.0 {
-            // After `enqueued` has grown: the piece is counted twice for a moment, and never not at all.
-            backlog.kept.fetch_sub(1, Ordering::Release);
+            backlog.taken.fetch_sub(PLACE, Ordering::Release);
         }
     }
 }
@@ -78,9 +101,8 @@ impl Backlog {
         let most = depth - depth / 4;
         Some(Box::new(Self {
             most,
-            step: (depth / 16).max(1),
-            enqueued: AtomicU64::new(0),
-            kept: AtomicU64::new(0),
+            step: (depth / 8).max(1),
+            taken: AtomicU64::new(0),
             free_until: AtomicU64::new(most),
             events: Mutex::at(Level::Backlog, Events::default()),
         }))
@@ -89,9 +111,16 @@ impl Backlog {
     /// A place, if there is one. Never waits.
     #[inline]
     pub(super) fn keep(&self) -> Option<Room<'_>> {
-        let kept = self.kept.fetch_add(1, Ordering::AcqRel) + 1;
+        let before = self.taken.fetch_add(PLACE, Ordering::AcqRel);
         let room = Room(Some(self));
-        (self.enqueued.load(Ordering::Relaxed) + kept <= self.free_until.load(Ordering::Relaxed)).then_some(room)
+        (with_kept(before) < self.free_until.load(Ordering::Relaxed)).then_some(room)
+    }
+
+    /// A place even if there is none.
+    #[cold]
+    pub(super) fn keep_beyond(&self) -> Room<'_> {
+        self.taken.fetch_add(PLACE, Ordering::AcqRel);
+        Room(Some(self))
     }
 
     /// Waits, blocking the thread, while the device has too much to do. False if there is no saying how much it has: after a
@@ -107,8 +136,7 @@ impl Backlog {
         assert_unlocked();
         while let Some(passed) = self.look(backend) {
             // Those that are kept may not come to be enqueued.
-            let taken = self.kept.load(Ordering::Acquire) + self.enqueued.load(Ordering::Relaxed);
-            if taken < passed + self.most {
+            if with_kept(self.taken.load(Ordering::Acquire)) < passed + self.most {
                 return Ok(true);
             }
             goes_on()?;
@@ -130,13 +158,18 @@ impl Backlog {
         }
         let until = events.passed + self.most;
         self.free_until.store(until, Ordering::Relaxed);
-        (!events.open.is_empty() || self.enqueued.load(Ordering::Relaxed) < until).then_some(events.passed)
+        (!events.open.is_empty() || self.enqueued() < until).then_some(events.passed)
     }
 
     /// After so many pieces. Never waits for the device.
     #[inline]
     pub(super) fn grew(&self, backend: &dyn Backend, stream: RawStream, pieces: u64) {
-        let before = self.enqueued.fetch_add(pieces, Ordering::Relaxed);
+        let before = self.taken.fetch_add(pieces, Ordering::Relaxed);
+        self.grown(backend, stream, enqueued(before), pieces);
+    }
+
+    #[inline]
+    fn grown(&self, backend: &dyn Backend, stream: RawStream, before: u64, pieces: u64) {
         if before / self.step != (before + pieces) / self.step {
             // An error is the device's, or there is no event: then the driver's queue is the only bound, as without this.
             let _ = self.mark(backend, stream);
@@ -147,7 +180,7 @@ impl Backlog {
     fn mark(&self, backend: &dyn Backend, stream: RawStream) -> Result<()> {
         let mut events = lock(&self.events);
         // Read under the lock, so that they grow along the queue, and before the record: it comes after them.
-        let pieces = self.enqueued.load(Ordering::Relaxed);
+        let pieces = self.enqueued();
         let reusable = match events.idle.pop() {
             Some(event) => event,
             // Where little was ever pending, the oldest has passed long since.
@@ -171,6 +204,10 @@ impl Backlog {
         Ok(())
     }
 
+    fn enqueued(&self) -> u64 {
+        enqueued(self.taken.load(Ordering::Relaxed))
+    }
+
     /// The stream is about to be ended.
     pub(super) fn close(&self, backend: &dyn Backend) {
         let Events { open, idle, .. } = std::mem::take(&mut *lock(&self.events));
@@ -180,7 +217,7 @@ impl Backlog {
 
 impl fmt::Debug for Backlog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backlog").field("enqueued", &self.enqueued).field("most", &self.most).finish_non_exhaustive()
+        f.debug_struct("Backlog").field("enqueued", &self.enqueued()).field("most", &self.most).finish_non_exhaustive()
     }
 }
 
@@ -205,7 +242,7 @@ mod tests {
         }
         let backlog = stream.0.held.backlog().unwrap();
         let events = lock(&backlog.events);
-        assert_eq!(backlog.enqueued.load(Ordering::Relaxed), 1000);
+        assert_eq!(backlog.taken.load(Ordering::Relaxed), 1000);
         assert!(events.open.len() + events.idle.len() <= 2, "{:?}", events.open);
     }
 
@@ -219,7 +256,7 @@ mod tests {
             stream.host_function(|| ()).unwrap();
             stream.ticket().commit().unwrap();
         }
-        assert_eq!(stream.0.held.backlog().unwrap().enqueued.load(Ordering::Relaxed), 0);
+        assert_eq!(stream.0.held.backlog().unwrap().taken.load(Ordering::Relaxed), 0);
         drop(go);
         stream.synchronize_blocking().unwrap();
     }

@@ -352,7 +352,7 @@ impl Stream {
             }
             drop(taken);
             if !backlog.wait(self.0.streams.backend(), || self.0.device.check_process())? {
-                return Ok((Room::ENDLESS, locks()));
+                return Ok((backlog.keep_beyond(), locks()));
             }
         }
     }
@@ -361,10 +361,12 @@ impl Stream {
     #[inline]
     pub(crate) fn enqueue(
         &self,
-        _room: &Room<'_>,
+        room: Room<'_>,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
-        self.put(1, work)
+        let ticket = self.put(0, work)?;
+        room.taken(self.0.streams.backend(), self.0.raw);
+        Ok(ticket)
     }
 
     /// The same for what takes no place in the device's queue: events, host functions, nothing at all. Never waits.

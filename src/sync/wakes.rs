@@ -44,8 +44,14 @@ enum Held {
     Call(&'static str, Box<dyn FnOnce()>),
 }
 
+/// What one scope adds to [`SCOPES`].
+const SCOPE: usize = 2;
+/// Set in [`SCOPES`] while something is held back.
+const HELD_BACK: usize = 1;
+
 thread_local! {
-    /// Scopes that are open on this thread.
+    /// Scopes that are open on this thread, and whether they hold something back: one word, as most hold back nothing and end
+    /// on the path of a launch.
     static SCOPES: Cell<usize> = const { Cell::new(0) };
     /// What they hold back. Without a destructor, so that it is there for destructors that run at the thread's end; the
     /// outermost scope leaves it empty.
@@ -244,13 +250,14 @@ fn report(what: &'static str, payload: Box<dyn Any + Send>) {
 
 #[cold]
 fn hold_back(held: Held) {
+    SCOPES.set(SCOPES.get() | HELD_BACK);
     QUEUE.with_borrow_mut(|queue| queue.push(held));
 }
 
 impl Deferred {
     #[inline]
     pub(crate) fn new() -> Self {
-        SCOPES.set(SCOPES.get() + 1);
+        SCOPES.set(SCOPES.get() + SCOPE);
         Self(PhantomData)
     }
 }
@@ -258,18 +265,24 @@ impl Deferred {
 impl Drop for Deferred {
     #[inline]
     fn drop(&mut self) {
-        let outer = SCOPES.get() - 1;
-        SCOPES.set(outer);
-        if outer == 0 {
+        let outer = SCOPES.get() - SCOPE;
+        if outer == HELD_BACK {
+            SCOPES.set(0);
             assert_unlocked();
             run_held();
+        } else {
+            SCOPES.set(outer);
+            if outer == 0 {
+                assert_unlocked();
+            }
         }
     }
 }
 
+#[cold]
 fn run_held() {
     // What runs here may hold back more, within scopes of its own, which run that.
-    let queue = QUEUE.with_borrow_mut(|queue| if queue.is_empty() { Vec::new() } else { std::mem::take(&mut **queue) });
+    let queue = QUEUE.with_borrow_mut(|queue| std::mem::take(&mut **queue));
     for held in queue {
         match held {
             Held::Wake(waker) => wake(waker),
