@@ -14,6 +14,7 @@
 use std::{
     fmt, mem,
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -29,7 +30,7 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Envelope, Hub, Message, Reply, baggage::Load},
+    hub::{Envelope, Hub, Message, Reply, baggage::Load, sender::SentBy},
     memory::Plain,
     operator::{Cx, InputHandle, Operator, Output, lent::Lent},
 };
@@ -104,7 +105,7 @@ impl<M: Message> Ingress<M> {
     /// its turn, and a place of the hub's once there is one: drop it to release that to the next sender.
     pub async fn send(&self, message: M) -> Result<(), SendError<M>> {
         match self.place().await {
-            Ok(place) => place.send(message, Load::of_reply(Reply::of_span(span()))),
+            Ok(place) => send_at(place, message),
             Err(error) => Err(SendError::new(Some(message), error)),
         }
     }
@@ -115,7 +116,7 @@ impl<M: Message> Ingress<M> {
     /// As [`Ingress::send`].
     pub fn try_send(&self, message: M) -> Result<Result<(), M>, SendError<M>> {
         match self.try_place() {
-            Ok(Some(place)) => place.send(message, Load::of_reply(Reply::of_span(span()))).map(Ok),
+            Ok(Some(place)) => send_at(place, message).map(Ok),
             Ok(None) => Ok(Err(message)),
             Err(error) => Err(SendError::new(Some(message), error)),
         }
@@ -152,6 +153,19 @@ impl<M: Message> Ingress<M> {
         door.try_place()
     }
 
+    /// Where messages come in, once the flow runs.
+    pub(super) fn some_door(&self) -> Result<impl Future<Output = Result<Arc<Door<M>>>> + Send + Sync + use<M>> {
+        Ok(Door::once_open(self.stage()?.clone()))
+    }
+
+    /// Where messages come in, if the flow runs.
+    pub(super) fn door(&self) -> Option<Arc<Door<M>>> {
+        match &*self.stage.as_ref()?.borrow() {
+            Stage::Open(door) => Some(door.clone()),
+            Stage::Before | Stage::Ended(_) => None,
+        }
+    }
+
     /// A place, some time: for those who poll.
     pub(super) fn some_place(&self) -> Result<impl Future<Output = Result<Place<M>>> + Send + Sync + use<M>> {
         Ok(Place::once_open(self.stage()?.clone()))
@@ -172,6 +186,10 @@ impl<T: Plain> Ingress<Envelope<T>> {
     pub async fn blank(&self) -> Result<Envelope<T>> {
         Door::once_open(self.stage()?.clone()).await?.blank().await
     }
+}
+
+fn send_at<M: Message>(place: Place<M>, message: M) -> Result<(), SendError<M>> {
+    place.send(message, SentBy::Feeder, |_| Load::of_reply(Reply::of_span(span())))
 }
 
 /// The caller's, if it is enabled.
@@ -196,7 +214,7 @@ impl<M: Message> Sink<M> for Ingress<M> {
 
     fn start_send(mut self: Pin<&mut Self>, message: M) -> Result<(), SendError<M>> {
         match self.place.take() {
-            Some(place) => place.send(message, Load::of_reply(Reply::of_span(span()))),
+            Some(place) => send_at(place, message),
             None => {
                 let error = Error::new(ErrorKind::Usage, "`start_send` comes after a `poll_ready` that was ready");
                 Err(SendError::new(Some(message), error))

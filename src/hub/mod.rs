@@ -35,6 +35,7 @@ pub(crate) mod queue;
 pub(crate) mod receiver;
 pub(crate) mod reply;
 pub(crate) mod sender;
+pub(crate) mod settle;
 mod stamps;
 #[cfg(test)]
 mod tests;

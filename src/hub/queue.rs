@@ -552,6 +552,30 @@ impl<M: 'static> Queue<M> {
         (None, again)
     }
 
+    /// The message that is being moved cannot be: it is dropped, and its mover has it. Its number, if it was in the queue
+    /// still.
+    pub(crate) fn drop_moving(&self) -> Option<u64> {
+        let mut state = lock(&self.state);
+        state.moving = false;
+        if std::mem::take(&mut state.stray) {
+            return None;
+        }
+        if self.reader_gone() {
+            state.counts.untaken += 1;
+            return None;
+        }
+        let at = self.ready();
+        let Slot { number, .. } = state.messages.remove(at)?;
+        state.counts.dropped += 1;
+        self.show(&state, at);
+        // There is room, and perhaps nothing more to come.
+        let (reader, writer) = (self.reader.told(&mut state.reader), self.writer.told(&mut state.writer));
+        drop(state);
+        reader.wake();
+        writer.wake();
+        Some(number)
+    }
+
     /// The writer is gone: what lies here can still be taken.
     pub(crate) fn close_writer(&self) {
         let mut state = lock(&self.state);

@@ -349,6 +349,11 @@ impl Memory {
         self.user().is_some_and(|user| user.staged)
     }
 
+    /// True for memory of the user's that must not be written.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.user().is_some_and(|user| user.read_only)
+    }
+
     /// An error if it must not be written.
     pub(super) fn writable(&self) -> Result<()> {
         match self.user() {
