@@ -81,7 +81,9 @@ impl Flow {
 ///
 /// The flow waits for whoever has it, as for a slow operator, and ends with messages untaken only if it fails or is aborted.
 /// It also waits for an [`Envelope`](crate::Envelope) that was received to be dropped, where it needs that to go on: also while
-/// that passes through another flow.
+/// that passes through another flow. That holds for the envelopes that a message [shows](Message::envelopes): one within an
+/// [`Arc`] or a [`Host`](crate::Host) is unknown to the flow, which may
+/// [stall](crate::ErrorKind::Stalled) while the envelope is outside.
 ///
 /// The program that has the handle owns the flow. So the errors of an envelope that was received, that of a lost device say,
 /// name what failed inside; those of a [service's](crate::Service) response do not.

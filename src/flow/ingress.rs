@@ -72,6 +72,18 @@ impl Flow {
 /// dropped, what was sent goes to its end. [`Running::stop`](crate::Running::stop) closes it, too, and so does its reader's
 /// end. Sends that were made before the flow runs wait until it does.
 ///
+/// # Order
+/// Messages keep their order, and so does the device work on their envelopes: a message is sent while that is under way, and
+/// its copy to the reader's device comes after it, on a stream that makes the copies of all messages. So a message whose last
+/// write does not end holds up those behind it, and the end of its device before it was sent is its sender's error. Handles
+/// of one ingress are therefore for one program; for several callers that do not trust each other there is a
+/// [`Service`](crate::Service), where [each waits for its own](crate::Service#device-work-on-a-request).
+///
+/// A message that cannot be brought to the reader is refused with an error for its sender, and the flow goes on: its envelope
+/// is too large, lies where nothing copies from, or its memory is used by a capture. Where that is known only after the
+/// message was accepted, since the device of its memory was lost meanwhile, it is dropped with a warning in the log.
+///
+/// # As a sink
 /// It is a [`Sink`]. What is sent takes along the present [`Span`]: the operators that handle it, and what they make of it,
 /// are inside that span meanwhile.
 pub struct Ingress<M: Message> {
@@ -97,7 +109,8 @@ impl<M: Message> Ingress<M> {
     /// Sends a message, once there is room for it, and the flow runs. Who asks first is served first.
     ///
     /// # Errors
-    /// If the flow has failed, that; [`Closed`](ErrorKind::Closed) if it was stopped, has ended, or if the reader is gone.
+    /// If the flow has failed, that; [`Closed`](ErrorKind::Closed) if it was stopped, has ended, or if the reader is gone;
+    /// [`Usage`](ErrorKind::Usage) for a message that cannot be brought to the reader.
     /// The message comes back, unless it was lost on the way to its device.
     ///
     /// # Cancel safety

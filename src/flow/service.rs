@@ -145,6 +145,21 @@ impl Flow {
 /// clone, so that `call` neither waits nor fails for room. How many have room is the requests' hub's capacity
 /// ([`service_with`](Flow::service_with)). Who would rather not wait puts `tower`'s load shedding in front.
 ///
+/// # Device work on a request
+/// The callers of a service do not trust each other, so a request enters the flow once all device work is done that was
+/// enqueued on its [envelopes](Envelope), writes and reads, and that its events come after: a request whose work does not
+/// end holds up its own caller alone. Where that work has failed, with its device say, the request is refused, and the flow
+/// goes on. [`ask`](Self::ask) waits for it before it asks for room. [`call`](tower_service::Service::call) does not wait: if
+/// the work is done already the request is sent at once; if not, the room that `poll_ready` has kept is given back, and the
+/// response's future waits for the work and then for room, once it is polled.
+///
+/// A request is refused with [`Usage`](ErrorKind::Usage) if nothing copies from where an envelope of it lies to where it is
+/// read; if a graph, or a capture, uses the memory, since a launch could use it at any time; and if the memory was
+/// [wrapped to be read only](crate::Buffer::wrap_read_only) and is read in place, on the host. A [blank](Self::blank)
+/// envelope is never refused. What a device is lost with after the request has entered the flow is its caller's error as
+/// long as the request waits in the service's hub.
+///
+/// # Callers that go away
 /// A caller that goes away drops the response's future, and makes its place [within the limit](Self::limit) free; its
 /// request is let go as soon as an operator asks [whether anybody still waits](crate::operator::Reply::is_abandoned), and
 /// otherwise goes to its end.
@@ -165,14 +180,18 @@ struct Admission<Req: Message> {
 }
 
 impl<Req: Message, Res: Message> Service<Req, Res> {
-    /// The response to a request. It waits for the flow to run, for room, and for the answer.
+    /// The response to a request. It waits for the [device work on the request](Self#device-work-on-a-request), for the flow
+    /// to run, for room, and for the answer.
     ///
     /// # Errors
+    /// [`Usage`](ErrorKind::Usage), or the kind of its work's failure, for a request that is
+    /// [refused](Self#device-work-on-a-request).
+    ///
     /// What an operator answered with; the kind of what the flow failed with; [`Unanswered`](ErrorKind::Unanswered) if an operator dropped
     /// the request; [`Closed`](ErrorKind::Closed) if the flow was stopped before it had room.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the place that it waits for, or the answer. A future that is kept and not polled keeps
+    /// Dropping the future drops a request that was not sent, and gives up the place that it waits for, or the answer. A future that is kept and not polled keeps
     /// its turn, and a place once there is one: drop it to release that to the next caller.
     pub async fn ask(&self, mut request: Req) -> Result<Res> {
         let admission = self.admission_for(&mut request).await?;
@@ -180,7 +199,8 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     }
 
     /// At most so many requests in flight, from all of its clones that are made from now on: from their admission until
-    /// they are answered or their callers go away.
+    /// they are answered or their callers go away. An answered request counts no longer, whether or not its caller has looked
+    /// at the answer.
     #[must_use]
     pub fn limit(mut self, requests: usize) -> Self {
         self.limit = Some(Arc::new(Semaphore::new(requests.min(Semaphore::MAX_PERMITS))));
@@ -332,7 +352,8 @@ impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
     }
 }
 
-/// The response to come. Dropping it says that nobody wants it any more.
+/// The response to come. Dropping it abandons the request, and drops one that was not sent: see
+/// [device work on a request](Service#device-work-on-a-request).
 #[must_use = "it is a future of the response"]
 pub struct ResponseFuture<Res> {
     state: State<Res>,
