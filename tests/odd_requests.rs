@@ -177,7 +177,7 @@ impl Operator for Decoded {
 on_both!(a_request_whose_event_does_not_come_holds_up_its_own_caller_alone, async |device: Device| {
     let mut flow = Flow::new("frames");
     let decoded = flow.add("decoded", Decoded);
-    let service = flow.service("service", decoded.input, decoded.output);
+    let service = flow.service_with("service", decoded.input, decoded.output, Hub::bounded(3));
     let running = flow.spawn().unwrap();
     let [stream, other] = streams(&device);
     let frame = |number, stream: &Stream| {
@@ -185,6 +185,7 @@ on_both!(a_request_whose_event_does_not_come_holds_up_its_own_caller_alone, asyn
         decoded.record(stream).unwrap();
         Frame { number, decoded }
     };
+    assert_eq!(service.ask(frame(0, &other)).await.unwrap(), 0);
     let held = hold(&stream);
     let mut odd = Box::pin(service.ask(frame(1, &stream)));
     assert!(odd.as_mut().now_or_never().is_none());
