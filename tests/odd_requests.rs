@@ -372,6 +372,13 @@ fn echo() -> (Service<u32, u32>, Running) {
     (service, flow.spawn().unwrap())
 }
 
+/// A response can be polled in any task, whatever the request.
+#[test]
+fn a_response_is_send_and_sync() {
+    fn check<T: Send + Sync + Unpin>() {}
+    check::<wakeline::flow::ResponseFuture<u32>>();
+}
+
 #[tokio::test]
 async fn an_answered_request_counts_no_longer_whether_or_not_its_caller_looks() {
     let (service, running) = echo();

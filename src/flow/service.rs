@@ -258,7 +258,8 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     /// Waits for the work, unless the request is refused anyway, or can be sent no more.
     async fn done(&self, request: &mut Req, work: OpenWork) -> Result<()> {
         if self.is_closed() {
-            return self.try_admission().map(drop);
+            // Says why.
+            self.requests.try_place()?;
         }
         let Some(door) = self.requests.door() else { return work.done().await };
         door.accepts(request, SentBy::Caller)?;

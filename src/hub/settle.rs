@@ -51,7 +51,11 @@ impl OpenWork {
         }
         for name in M::EVENTS {
             message.events(name, &mut |ticket| match ticket.look() {
-                Ok(true) => problem = ticket.sound(),
+                Ok(true) => {
+                    if let Err(error) = ticket.sound() {
+                        problem = Err(error);
+                    }
+                }
                 Ok(false) => work.events.push(ticket.completed()),
                 Err(error) => problem = Err(error),
             });
