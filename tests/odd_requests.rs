@@ -260,7 +260,7 @@ async fn a_request_whose_device_is_lost_while_it_waits_is_its_callers_error() {
     within(ends(service, running)).await;
 }
 
-/// The same for a message of an ingress. It is the last: the reader is told that nothing more comes.
+/// The same for a message of an ingress. It is the last: the flow ends without it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_whose_device_is_lost_while_it_waits_is_dropped_and_the_flow_goes_on() {
     let (device, own) = (emulated(), fragile());
@@ -394,7 +394,7 @@ async fn an_answered_request_counts_no_longer_whether_or_not_its_caller_looks() 
 }
 
 #[tokio::test]
-async fn who_waits_within_a_limit_hears_of_the_flows_end() {
+async fn a_wait_within_a_limit_ends_with_the_flow() {
     for abort in [false, true] {
         let (service, running) = echo();
         let service = service.limit(1);

@@ -156,8 +156,8 @@ impl Flow {
 /// A request is refused with [`Usage`](ErrorKind::Usage) if nothing copies from where an envelope of it lies to where it is
 /// read; if a graph, or a capture, uses the memory, since a launch could use it at any time; and if the memory was
 /// [wrapped to be read only](crate::Buffer::wrap_read_only) and is read in place, on the host. A [blank](Self::blank)
-/// envelope is never refused. What a device is lost with after the request has entered the flow is its caller's error as
-/// long as the request waits in the service's hub.
+/// envelope lies where it can be read. If the device of an envelope is lost while the request waits in the service's hub,
+/// that is its caller's error, too.
 ///
 /// # Callers that go away
 /// A caller that goes away drops the response's future, and makes its place [within the limit](Self::limit) free; its
@@ -504,7 +504,7 @@ impl<Res: 'static> Request<Res> {
     /// The first answer counts.
     fn answer(&self, answer: Result<Res>) {
         let waiting = lock(&self.answer).take();
-        // Before the answer: who has that, and asks again, finds the place free.
+        // Before the answer: a caller that has it and asks again finds the place free.
         self.standing.end();
         // The caller may have gone away. The destructor of a response is the user's.
         if let Some(Err(back)) = waiting.map(|waiting| waiting.send(answer)) {

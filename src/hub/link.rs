@@ -344,7 +344,7 @@ impl<M: Message> Link<M> {
     /// Whether an envelope from outside can be brought to the reader, as far as that is known now.
     ///
     /// # Errors
-    /// For who has sent it: it names nothing of the flow's.
+    /// For the sender: it names nothing of the flow's.
     pub(super) fn accepts_one(&self, envelope: &RawEnvelope) -> Result<()> {
         let memory = envelope.memory();
         if memory.is_in_capture() {

@@ -373,12 +373,12 @@ impl<M: Message> Way<M> {
     }
 }
 
-/// Who sends a message from outside.
+/// The sender of a message from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SentBy {
     /// The program that feeds the flow, by an ingress.
     Feeder,
-    /// One of several callers of a service, who do not trust each other.
+    /// One of several callers of a service, which do not trust each other.
     Caller,
 }
 
