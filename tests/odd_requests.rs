@@ -233,6 +233,36 @@ async fn a_request_whose_work_fails_is_its_callers_error() {
     }
 }
 
+/// The caller's stream comes after a device that is lost later: that is no concern of what it did before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_is_not_spoilt_by_what_its_callers_stream_does_afterwards() {
+    for (on_device, wrapped) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (device, own, other) = (emulated(), emulated(), fragile());
+        let (service, running, permits) = adder(on_device.then_some(&device), 1);
+        others_are_served(&service).await;
+        permits.forget_permits(usize::MAX);
+        let ([stream], [later]) = (streams(&own), streams(&other));
+        let from = Buffer::from_slice(&stream, &[5_u32; 4]).unwrap();
+        let mut to = match wrapped {
+            true => Buffer::wrap(vec![0; 4]).unwrap().0,
+            false => Buffer::pinned(&own, 4).unwrap(),
+        };
+        stream.copy(&from, &mut to).unwrap();
+        stream.completed().await.unwrap();
+        let held = hold(&later);
+        stream.wait_for(&later).unwrap();
+        let mut asks = Box::pin(service.ask(to.into()));
+        assert!(asks.as_mut().now_or_never().is_none());
+        lose(&other).await;
+        permits.add_permits(1000);
+        let answer = within(asks).await.unwrap();
+        assert_eq!(values(&answer).await, [6; 4]);
+        within(others_are_served(&service)).await;
+        drop((held, answer));
+        within(ends(service, running)).await;
+    }
+}
+
 /// It lies on a device that is lost only after it was accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_whose_device_is_lost_while_it_waits_is_its_callers_error() {

@@ -6,9 +6,11 @@
 //! and an error of its work is its caller's.
 //!
 //! ```text
-//!   request ──look──> work is open ──wait──┐      done ──> its uses are forgotten ──> a place in the hub
-//!              ^ └────────────────────────────────┘
-//!              └───────────────────────────┘      failed ──> the caller's error
+//!   request ──> look ── open ──> wait ──> look again
+//!                 │ done           │ failed
+//!                 v                v
+//!     its uses are forgotten,    the caller's error
+//!     then it asks for a place
 //! ```
 //!
 //! The uses that are done are forgotten, so that no stream of the flow comes after a stream of the caller's: what that stream

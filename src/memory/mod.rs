@@ -445,6 +445,7 @@ impl Memory {
         }
         if !open.is_empty() {
             self.own_uses().forget_passed();
+            self.forget_work_on_arrivals();
         }
         Ok(true)
     }
