@@ -148,6 +148,34 @@ async fn a_request_whose_work_on_another_device_does_not_end_holds_up_its_own_ca
     within(work_without_an_end(emulated(), emulated())).await;
 }
 
+on_both!(a_request_that_waits_for_its_work_hears_of_the_flows_end, async |device: Device| {
+    for abort in [false, true] {
+        let (service, running, _) = adder(Some(&device), 3);
+        others_are_served(&service).await;
+        let [stream] = streams(&device);
+        let held = hold(&stream);
+        let request = || Envelope::from(Buffer::from_slice(&stream, &[5_u32; 4]).unwrap());
+        let mut asks = Box::pin(service.ask(request()));
+        assert!(asks.as_mut().now_or_never().is_none());
+        let mut tower = service.clone();
+        poll_fn(|cx| tower.poll_ready(cx)).await.unwrap();
+        let mut calls = tower.call(request());
+        assert!((&mut calls).now_or_never().is_none());
+        let kind = if abort {
+            running.abort();
+            ErrorKind::Cancelled
+        } else {
+            running.stop();
+            ErrorKind::Closed
+        };
+        assert_eq!(asks.await.unwrap_err().kind(), kind);
+        assert_eq!(calls.await.unwrap_err().kind(), kind);
+        assert_eq!(service.ask(request()).await.unwrap_err().kind(), kind);
+        assert_eq!(running.await.is_err(), abort);
+        drop(held);
+    }
+});
+
 #[derive(Message)]
 struct Frame {
     number: u32,
