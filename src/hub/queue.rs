@@ -12,6 +12,7 @@
 //!   take <── [ m1 ][ m2 ] | [ m3 ][ m4 ] <── push
 //!                            └ taken out by `begin_move`, back by `end_move`:
 //!                              moved -> ready + 1;  not moved (no envelope) -> stays, until somebody comes by
+//!                              never to be moved -> dropped by `drop_moving`, and its place is free
 //! ```
 //!
 //! Asking (`poll_message`, `poll_room`) changes nothing but the waker that is kept: the same question gets the same

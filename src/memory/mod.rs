@@ -437,11 +437,15 @@ impl Memory {
     pub(crate) fn forget_work(&mut self) -> Result<bool> {
         // Kept until the end: none of them is dropped under the lock.
         let mut open = self.own_uses().all();
-        for ticket in &mut open {
+        let writes = usize::from(self.own_uses().write.is_some());
+        for (at, ticket) in open.iter_mut().enumerate() {
             if !ticket.look()? {
                 return Ok(false);
             }
-            ticket.sound()?;
+            // What a read was good for is no concern of the memory's.
+            if at < writes {
+                ticket.sound()?;
+            }
         }
         if !open.is_empty() {
             self.own_uses().forget_passed();
