@@ -69,7 +69,8 @@ pub enum ErrorKind {
     Setup,
     /// A call that cannot be carried out as it was made.
     Usage,
-    /// Nothing in the flow can move, though not all is done.
+    /// Nothing in the flow can move, though not all is done. An envelope that is outside of the flow, and not in a message
+    /// that shows it ([`Host`](crate::Host), [`Arc`]), does not count as something that may still move.
     Stalled,
     /// An operator returned an error of its own.
     Operator,

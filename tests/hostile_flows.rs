@@ -285,30 +285,53 @@ fn parcel(panics: Panics) -> Parcel {
     Parcel { envelope: buffer.into(), panics, calls: AtomicUsize::new(0) }
 }
 
-/// A message whose method panics as its hub moves it fails the flow; one that panics before it has come in is its sender's.
+/// The ways in which a message may panic.
+fn ways_to_panic() -> impl Iterator<Item = (usize, Panics)> {
+    (0..6).flat_map(|at| [Panics::Envelopes(at), Panics::SizeInBytes(at)].into_iter().enumerate())
+}
+
+/// A message of an operator's whose method panics as its hub moves it fails the flow.
 async fn moves(device: Device) {
     let mut failed = [false; 2];
-    for at in 0..6 {
-        for (kind, panics) in [Panics::Envelopes(at), Panics::SizeInBytes(at)].into_iter().enumerate() {
-            let mut flow = Flow::new("f");
-            let end = flow.add("end", sink(async |_: Parcel| Ok(()))).on(&device);
-            let ingress = flow.ingress_with("in", end.input, Hub::bounded(3).envelopes(3).envelope_bytes(64));
-            let running = flow.spawn().unwrap();
-            ingress.send(parcel(Panics::Never)).await.unwrap();
-            let hostile = ingress.clone();
-            let _ = tokio::spawn(async move { hostile.send(parcel(panics)).await.map_err(|_| ()) }).await;
-            // Those after it come through, or learn that the flow has failed: none waits for ever.
-            for _ in 0..8 {
-                let _ = ingress.send(parcel(Panics::Never)).await.map_err(|_| ());
-            }
-            drop(ingress);
-            if let Err(error) = running.await {
-                assert_eq!(error.kind(), ErrorKind::Panicked, "{panics:?}: {error}");
-                failed[kind] |= error.to_string().contains("hub `");
-            }
+    for (kind, panics) in ways_to_panic() {
+        let mut flow = Flow::new("f");
+        let mut sends = vec![parcel(Panics::Never), parcel(panics), parcel(Panics::Never)];
+        let start = flow.add("start", source(move || ready(Ok(sends.pop()))));
+        let end = flow.add("end", sink(async |_: Parcel| Ok(()))).on(&device);
+        flow.connect_with(start.output, end.input, Hub::bounded(3).envelopes(3).envelope_bytes(64));
+        if let Err(error) = flow.run().await {
+            assert_eq!(error.kind(), ErrorKind::Panicked, "{panics:?}: {error}");
+            failed[kind] |= error.to_string().contains("hub `");
         }
     }
     assert_eq!(failed, [true; 2], "none has panicked in a move");
+}
+
+/// One from outside is dropped, and the others come through; one that panics before it has come in is its sender's.
+async fn moves_of_strangers(device: Device) {
+    let mut dropped = [false; 2];
+    for (kind, panics) in ways_to_panic() {
+        let mut flow = Flow::new("f");
+        let end = flow.add("end", sink(async |_: Parcel| Ok(()))).on(&device);
+        let ingress = flow.ingress_with("in", end.input, Hub::bounded(3).envelopes(3).envelope_bytes(64));
+        let running = flow.spawn().unwrap();
+        ingress.send(parcel(Panics::Never)).await.unwrap();
+        let hostile = ingress.clone();
+        let _ = tokio::spawn(async move { hostile.send(parcel(panics)).await.map_err(|_| ()) }).await;
+        // Those after it come through, or learn that the reader has failed: none waits for ever.
+        for _ in 0..8 {
+            let _ = ingress.send(parcel(Panics::Never)).await.map_err(|_| ());
+        }
+        drop(ingress);
+        match running.await {
+            Ok(report) => dropped[kind] |= report.hubs.iter().any(|hub| hub.dropped > 0),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Panicked, "{panics:?}: {error}");
+                assert!(!error.to_string().contains("hub `"), "{panics:?}: {error}");
+            }
+        }
+    }
+    assert_eq!(dropped, [true; 2], "none has panicked in a move");
 }
 
 #[test]
@@ -319,10 +342,20 @@ fn a_message_that_panics_in_a_move_fails_its_hub_emulated() {
 }
 
 #[test]
-fn a_message_that_panics_in_a_move_fails_its_hub_cuda() {
-    alone("a_message_that_panics_in_a_move_fails_its_hub_cuda", async {
+fn a_message_from_outside_that_panics_in_a_move_is_dropped_emulated() {
+    alone("a_message_from_outside_that_panics_in_a_move_is_dropped_emulated", async {
+        moves_of_strangers(Device::emulated(Emulated::new().workers(4)).race_checked()).await;
+    });
+}
+
+#[test]
+fn a_message_that_panics_in_a_move_cuda() {
+    alone("a_message_that_panics_in_a_move_cuda", async {
         match Device::cuda(0) {
-            Ok(device) => moves(device.race_checked()).await,
+            Ok(device) => {
+                moves(device.clone().race_checked()).await;
+                moves_of_strangers(device.race_checked()).await;
+            }
             Err(error) if std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1") => {
                 panic!("REQUIRE_CUDA=1 and no GPU: {error}")
             }

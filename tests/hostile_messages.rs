@@ -520,6 +520,9 @@ fn a_response_may_send_as_its_size_is_asked_for() {
         let ingress = flow.ingress_with("in", end.input, Hub::bounded(8));
         let service = flow.service("service", answer.input, answer.output);
         let running = flow.spawn().unwrap();
+        // Both ends are open by then: a `try_send` before that is refused.
+        ingress.send(1).await.unwrap();
+        assert_eq!((got.recv().await, service.ask(2).await.unwrap().0), (Some(1), 2));
         let inner = ingress.clone();
         act.set(move || drop(inner.try_send(7)));
         assert_eq!(service.ask(3).await.unwrap().0, 3);

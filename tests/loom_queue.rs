@@ -137,6 +137,65 @@ fn pump(queue: &Queue<u32>, envelopes: &AtomicUsize) {
     }
 }
 
+/// Moves what there is; the message 2 cannot be moved.
+fn pump_but_two(queue: &Queue<u32>) {
+    while let Some(message) = queue.begin_move() {
+        if message == 2 {
+            assert_eq!(queue.drop_moving(), Some(2));
+        } else if !queue.end_move(message, true).1 {
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_reader_hears_of_the_end_if_the_last_message_cannot_be_moved() {
+    model(|| {
+        let queue = Arc::new(Queue::new(2, Full::Hold));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                for message in 1..=2 {
+                    assert_eq!(push(&queue, message, false), Pushed::In);
+                }
+                queue.close_writer();
+                // After the end: nothing else tells the reader.
+                pump_but_two(&queue);
+            })
+        };
+        assert_eq!(block_on(receive(&queue)), Some(1));
+        assert_eq!(block_on(receive(&queue)), None);
+        writer.join().unwrap();
+        assert_eq!(queue.counts(), Counts { taken: 1, dropped: 1, untaken: 0 });
+    });
+}
+
+#[test]
+fn a_message_that_cannot_be_moved_leaves_its_place_to_the_next() {
+    model(|| {
+        let queue = Arc::new(Queue::new(2, Full::Hold));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                for message in 1..=3 {
+                    assert!(block_on(send(&queue, message, false)));
+                }
+                queue.close_writer();
+                pump_but_two(&queue);
+            })
+        };
+        // Until the writer has room for the third.
+        while queue.counts().dropped == 0 {
+            pump_but_two(&queue);
+            thread::yield_now();
+        }
+        assert_eq!(block_on(receive(&queue)), Some(1));
+        assert_eq!(block_on(receive(&queue)), Some(3));
+        assert_eq!(block_on(receive(&queue)), None);
+        writer.join().unwrap();
+    });
+}
+
 #[test]
 fn a_message_that_waits_for_an_envelope_is_moved_when_one_comes_home() {
     model(|| {

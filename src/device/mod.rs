@@ -103,7 +103,10 @@ type Extensions = [OnceLock<(TypeId, Arc<dyn Any + Send + Sync>)>; 8];
 enum Kind {
     Host,
     Cuda,
+    /// All of them share one engine.
     Emulated,
+    /// Those of one simulation share one engine, which this number stands for.
+    Simulated(usize),
 }
 
 impl Device {
@@ -190,7 +193,7 @@ impl Device {
 
     /// A new emulated device without threads: the simulation's loop runs it. See [`Simulation`].
     pub fn simulated(simulation: &Simulation, config: Emulated) -> Self {
-        Self::open(simulation.device(config), Kind::Emulated, false)
+        Self::open(simulation.device(config), Kind::Simulated(simulation.engine_id()), false)
     }
 
     /// The host: where operators run that were given no device. It has memory but no streams.
@@ -245,7 +248,7 @@ impl Device {
 
     /// True for an emulated device.
     pub fn is_emulated(&self) -> bool {
-        self.0.kind == Kind::Emulated
+        matches!(self.0.kind, Kind::Emulated | Kind::Simulated(_))
     }
 
     /// The priorities that its streams can have, lower is more urgent: `-5..=0` on most GPUs. `0..=0` on the host, which
@@ -316,7 +319,8 @@ impl Device {
         &self.0.backend
     }
 
-    /// Whether copies run directly between memories of the two.
+    /// Whether copies run directly between memories of the two: both are GPUs, or one engine runs both. Each simulation
+    /// has an engine of its own, which knows no stream or event of another.
     #[inline]
     pub(crate) fn copies_with(&self, other: &Self) -> bool {
         self == other || self.is_host() || other.is_host() || self.0.kind == other.0.kind

@@ -27,10 +27,11 @@ use crate::{
         Envelope, Message,
         abroad::{Boundary, CameBack},
         baggage::{Load, Parcel},
+        sender::SentBy,
     },
     memory::Plain,
     operator::{
-        Cx, Output,
+        Cx, Departure, Output,
         lent::{Lent, Loan},
     },
     sync::{Deferred, Level, Mutex, discard, lock, logged, proxied},
@@ -54,6 +55,8 @@ pub(super) struct Door<M: Message> {
     given_out: Mutex<usize>,
     /// A blank envelope may have come home.
     blank: Notify,
+    /// Nothing is sent any more.
+    closed: Notify,
     /// Blank envelopes leave the flow here.
     boundary: Arc<Boundary>,
     /// The operator's waker.
@@ -107,6 +110,7 @@ impl<M: Message> Door<M> {
             places: Arc::new(Semaphore::new(0)),
             given_out: Mutex::at(Level::Ingress, 0),
             blank: Notify::new(),
+            closed: Notify::new(),
             boundary: Boundary::of_blanks(cx.node().rest().clone(), errors),
             owner: cx.waker(),
             flow: cx.flow(),
@@ -123,7 +127,31 @@ impl<M: Message> Door<M> {
         }
     }
 
-    async fn place(self: Arc<Self>) -> Result<Place<M>> {
+    /// Resolves when nothing can be sent any more, with the reason.
+    pub(super) async fn closed(&self) -> Error {
+        loop {
+            // It hears of what comes from here on, polled or not.
+            let notified = self.closed.notified();
+            if self.is_closed() {
+                return ended(&self.flow);
+            }
+            proxied(notified).await;
+        }
+    }
+
+    /// Whether the hub can bring a message to its reader, as far as that is known now.
+    pub(super) fn accepts(&self, message: &mut M, by: SentBy) -> Result<()> {
+        self.departure()?.accepts(message, by)
+    }
+
+    fn departure(&self) -> Result<Departure<M>> {
+        match self.output.with(|output| (!output.is_closed()).then(|| output.departure())).flatten() {
+            Some(departure) if !self.flow.is_stopping() => Ok(departure),
+            _ => Err(ended(&self.flow)),
+        }
+    }
+
+    pub(super) async fn place(self: Arc<Self>) -> Result<Place<M>> {
         if let Some(place) = self.try_place()? {
             return Ok(place);
         }
@@ -204,6 +232,7 @@ impl<M: Message> Door<M> {
         self.output.with(Output::close);
         self.places.close();
         self.blank.notify_waiters();
+        self.closed.notify_waiters();
     }
 }
 
@@ -213,24 +242,25 @@ impl<M: Message> Place<M> {
         Door::once_open(stage).await?.place().await
     }
 
-    pub(super) fn flow(&self) -> &Handle {
-        &self.door.flow
-    }
-
-    /// Sends without waiting.
-    pub(super) fn send(self, message: M, load: Option<Load>) -> Result<(), SendError<M>> {
+    /// Sends without waiting. `load` is called for a message that is accepted.
+    pub(super) fn send(
+        self,
+        mut message: M,
+        by: SentBy,
+        load: impl FnOnce(&Handle) -> Option<Load>,
+    ) -> Result<(), SendError<M>> {
         let Self { door, permit } = self;
         // Dropped after the message: no moment of rest is seen in between.
         let mut came_back = CameBack::default();
-        let mut parcel = Parcel::with(message, load);
-        // The message's own code, with no lock held: it may panic, which gives the permit back, or send here itself.
-        let departure = match door.output.with(|output| (!output.is_closed()).then(|| output.departure())).flatten() {
-            Some(departure) if !door.flow.is_stopping() => departure,
-            _ => return Err(SendError::new(Some(parcel.message), ended(&door.flow))),
+        let departure = match door.departure() {
+            Ok(departure) => departure,
+            Err(ended) => return Err(SendError::new(Some(message), ended)),
         };
-        if let Err(refused) = departure.accepts(&mut parcel.message) {
-            return Err(SendError::new(Some(parcel.message), refused));
+        // The message's own code, with no lock held: it may panic, which gives the permit back, or send here itself.
+        if let Err(refused) = departure.accepts(&mut message, by) {
+            return Err(SendError::new(Some(message), refused));
         }
+        let mut parcel = Parcel::with(message, load(&door.flow));
         came_back.take(&mut parcel.message, |boundary| boundary.is_beside(&door.boundary));
         let departed = departure.of(&mut parcel.message);
         permit.forget();

@@ -6,6 +6,9 @@
 //! [`Abroad`](crate::hub::abroad): to drop one may still make a writer go on. The program that has the handle owns the flow:
 //! the envelopes' errors name what is inside.
 //!
+//! Each run has a queue of its own. A flow may run again before the handle has come to what an earlier run left: those queues
+//! are kept for it, in the order of the runs.
+//!
 //! ```text
 //!   hub ──> [ operator ──> queue of one ] ──> handle
 //!             └─ the flow's end: `None`       └─ dropped: the operator ends, and the end walks up from there
@@ -13,6 +16,7 @@
 
 use std::{
     borrow::Cow,
+    collections::VecDeque,
     fmt,
     future::poll_fn,
     mem,
@@ -77,13 +81,16 @@ impl Flow {
 ///
 /// The flow waits for whoever has it, as for a slow operator, and ends with messages untaken only if it fails or is aborted.
 /// It also waits for an [`Envelope`](crate::Envelope) that was received to be dropped, where it needs that to go on: also while
-/// that passes through another flow.
+/// that passes through another flow. That holds for the envelopes that a message [shows](Message::envelopes): one within an
+/// [`Arc`] or a [`Host`](crate::Host) is unknown to the flow, which may
+/// [stall](crate::ErrorKind::Stalled) while the envelope is outside.
 ///
 /// The program that has the handle owns the flow. So the errors of an envelope that was received, that of a lost device say,
 /// name what failed inside; those of a [service's](crate::Service) response do not.
 ///
-/// Dropping it says that nobody wants any more, and the flow ends from there upwards. `None` is the end of what comes here,
-/// also after a failure: what that was [`Running`](crate::Running) says.
+/// Dropping it says that no more messages are wanted, and the flow ends from there upwards. `None` is the end of what comes
+/// here, also after a failure: what that was [`Running`](crate::Running) says. Of a flow that runs again, the messages of a
+/// later run follow those of the earlier ones: each run may leave one message here.
 pub struct Egress<M: Message> {
     exit: Arc<Exit<M>>,
     /// Of the run that it listens to.
@@ -100,6 +107,8 @@ struct Exit<M> {
 struct State<M> {
     /// Of the present run, or the next.
     queue: Arc<Queue<M>>,
+    /// Of earlier runs, oldest first: what the handle has not come to.
+    earlier: VecDeque<Arc<Queue<M>>>,
     /// The handle is.
     dropped: bool,
 }
@@ -107,7 +116,11 @@ struct State<M> {
 impl<M: 'static> Default for Exit<M> {
     fn default() -> Self {
         Self {
-            state: Mutex::new(State { queue: Arc::new(Queue::new(1, Full::Hold)), dropped: false }),
+            state: Mutex::new(State {
+                queue: Arc::new(Queue::new(1, Full::Hold)),
+                earlier: VecDeque::new(),
+                dropped: false,
+            }),
             owner: WakerCell::new(),
         }
     }
@@ -118,18 +131,35 @@ impl<M: 'static> Exit<M> {
         lock(&self.state).queue.clone()
     }
 
-    /// A run begins: what was closed at the end of another is replaced.
+    /// A run begins: what was closed at the end of another is kept for the handle.
     fn open(&self) -> Arc<Queue<M>> {
-        let mut old = None;
+        let mut empty = None;
         let mut state = lock(&self.state);
         if state.queue.writer_gone() && !state.dropped {
-            old = Some(mem::replace(&mut state.queue, Arc::new(Queue::new(1, Full::Hold))));
+            let old = mem::replace(&mut state.queue, Arc::new(Queue::new(1, Full::Hold)));
+            if old.len() > 0 {
+                state.earlier.push_back(old);
+            } else {
+                empty = Some(old);
+            }
         }
         let queue = state.queue.clone();
         drop(state);
-        // Its messages and wakers go without the lock.
-        drop(old);
+        // Its wakers go without the lock.
+        drop(empty);
         queue
+    }
+
+    /// The queue that comes after this one, which has ended: that of the present run, or the next, if nothing is left of
+    /// earlier ones.
+    fn next(&self, queue: &Arc<Queue<M>>) -> Arc<Queue<M>> {
+        let mut state = lock(&self.state);
+        // The handle has come to it while its run was the present one.
+        let come_to = state.earlier.pop_front_if(|earlier| Arc::ptr_eq(earlier, queue));
+        let next = state.earlier.pop_front().unwrap_or_else(|| state.queue.clone());
+        drop(state);
+        drop(come_to);
+        next
     }
 }
 
@@ -155,8 +185,10 @@ impl<M: Message> Egress<M> {
 
     /// The run that it has listened to has ended. False if there is no other yet.
     fn listen_on(&mut self) -> bool {
-        let present = self.exit.queue();
-        !Arc::ptr_eq(&present, &mem::replace(&mut self.queue, present.clone()))
+        let next = self.exit.next(&self.queue);
+        let goes_on = !Arc::ptr_eq(&next, &self.queue);
+        self.queue = next;
+        goes_on
     }
 
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<M>> {
@@ -185,16 +217,23 @@ impl<M: Message> Drop for Egress<M> {
     fn drop(&mut self) {
         let mut state = lock(&self.exit.state);
         state.dropped = true;
-        let queue = state.queue.clone();
+        let (queue, earlier) = (state.queue.clone(), mem::take(&mut state.earlier));
         drop(state);
         discard_all(queue.close_reader());
+        earlier.iter().for_each(|queue| discard_all(queue.close_reader()));
+        discard_all(self.queue.close_reader());
         self.exit.owner.wake();
     }
 }
 
 impl<M: Message> fmt::Debug for Egress<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Egress").field("messages", &self.queue.len()).finish_non_exhaustive()
+        let state = lock(&self.exit.state);
+        let mut others: Vec<_> = state.earlier.iter().chain([&state.queue]).cloned().collect();
+        drop(state);
+        others.retain(|queue| !Arc::ptr_eq(queue, &self.queue));
+        let messages = others.iter().map(|queue| queue.len()).sum::<usize>() + self.queue.len();
+        f.debug_struct("Egress").field("messages", &messages).finish_non_exhaustive()
     }
 }
 

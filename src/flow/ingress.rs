@@ -14,6 +14,7 @@
 use std::{
     fmt, mem,
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -29,7 +30,7 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Envelope, Hub, Message, Reply, baggage::Load},
+    hub::{Envelope, Hub, Message, Reply, baggage::Load, sender::SentBy},
     memory::Plain,
     operator::{Cx, InputHandle, Operator, Output, lent::Lent},
 };
@@ -71,6 +72,18 @@ impl Flow {
 /// dropped, what was sent goes to its end. [`Running::stop`](crate::Running::stop) closes it, too, and so does its reader's
 /// end. Sends that were made before the flow runs wait until it does.
 ///
+/// # Order
+/// Messages keep their order, and so does the device work on their envelopes: a message is sent while that is under way, and
+/// its copy to the reader's device comes after it, on a stream that makes the copies of all messages. So a message whose last
+/// write does not end holds up those behind it, and the end of its device before it was sent is its sender's error. Handles
+/// of one ingress are therefore for one program; for several callers that do not trust each other there is a
+/// [`Service`](crate::Service), where [each waits for its own](crate::Service#device-work-on-a-request).
+///
+/// A message that cannot be brought to the reader is refused with an error for its sender, and the flow goes on: its envelope
+/// is too large, lies where nothing copies from, or its memory is used by a capture. Where that is known only after the
+/// message was accepted, since the device of its memory was lost meanwhile, it is dropped with a warning in the log.
+///
+/// # As a sink
 /// It is a [`Sink`]. What is sent takes along the present [`Span`]: the operators that handle it, and what they make of it,
 /// are inside that span meanwhile.
 pub struct Ingress<M: Message> {
@@ -96,7 +109,8 @@ impl<M: Message> Ingress<M> {
     /// Sends a message, once there is room for it, and the flow runs. Who asks first is served first.
     ///
     /// # Errors
-    /// If the flow has failed, that; [`Closed`](ErrorKind::Closed) if it was stopped, has ended, or if the reader is gone.
+    /// If the flow has failed, that; [`Closed`](ErrorKind::Closed) if it was stopped, has ended, or if the reader is gone;
+    /// [`Usage`](ErrorKind::Usage) for a message that cannot be brought to the reader.
     /// The message comes back, unless it was lost on the way to its device.
     ///
     /// # Cancel safety
@@ -104,7 +118,7 @@ impl<M: Message> Ingress<M> {
     /// its turn, and a place of the hub's once there is one: drop it to release that to the next sender.
     pub async fn send(&self, message: M) -> Result<(), SendError<M>> {
         match self.place().await {
-            Ok(place) => place.send(message, Load::of_reply(Reply::of_span(span()))),
+            Ok(place) => send_at(place, message),
             Err(error) => Err(SendError::new(Some(message), error)),
         }
     }
@@ -115,7 +129,7 @@ impl<M: Message> Ingress<M> {
     /// As [`Ingress::send`].
     pub fn try_send(&self, message: M) -> Result<Result<(), M>, SendError<M>> {
         match self.try_place() {
-            Ok(Some(place)) => place.send(message, Load::of_reply(Reply::of_span(span()))).map(Ok),
+            Ok(Some(place)) => send_at(place, message).map(Ok),
             Ok(None) => Ok(Err(message)),
             Err(error) => Err(SendError::new(Some(message), error)),
         }
@@ -152,6 +166,19 @@ impl<M: Message> Ingress<M> {
         door.try_place()
     }
 
+    /// Where messages come in, once the flow runs.
+    pub(super) fn some_door(&self) -> Result<impl Future<Output = Result<Arc<Door<M>>>> + Send + Sync + use<M>> {
+        Ok(Door::once_open(self.stage()?.clone()))
+    }
+
+    /// Where messages come in, if the flow runs.
+    pub(super) fn door(&self) -> Option<Arc<Door<M>>> {
+        match &*self.stage.as_ref()?.borrow() {
+            Stage::Open(door) => Some(door.clone()),
+            Stage::Before | Stage::Ended(_) => None,
+        }
+    }
+
     /// A place, some time: for those who poll.
     pub(super) fn some_place(&self) -> Result<impl Future<Output = Result<Place<M>>> + Send + Sync + use<M>> {
         Ok(Place::once_open(self.stage()?.clone()))
@@ -172,6 +199,10 @@ impl<T: Plain> Ingress<Envelope<T>> {
     pub async fn blank(&self) -> Result<Envelope<T>> {
         Door::once_open(self.stage()?.clone()).await?.blank().await
     }
+}
+
+fn send_at<M: Message>(place: Place<M>, message: M) -> Result<(), SendError<M>> {
+    place.send(message, SentBy::Feeder, |_| Load::of_reply(Reply::of_span(span())))
 }
 
 /// The caller's, if it is enabled.
@@ -196,7 +227,7 @@ impl<M: Message> Sink<M> for Ingress<M> {
 
     fn start_send(mut self: Pin<&mut Self>, message: M) -> Result<(), SendError<M>> {
         match self.place.take() {
-            Some(place) => place.send(message, Load::of_reply(Reply::of_span(span()))),
+            Some(place) => send_at(place, message),
             None => {
                 let error = Error::new(ErrorKind::Usage, "`start_send` comes after a `poll_ready` that was ready");
                 Err(SendError::new(Some(message), error))

@@ -73,7 +73,8 @@ pub struct HubReport {
     pub name: Arc<str>,
     /// Messages that its reader took: once each, however often it took the [latest](crate::Hub::latest).
     pub passed: u64,
-    /// Messages that it dropped, since that is its kind.
+    /// Messages that it dropped, since that is its kind, or since they came from outside of the flow and could not be brought
+    /// to its reader.
     pub dropped: u64,
     /// Messages that its reader left when it ended.
     pub untaken: u64,

@@ -26,8 +26,10 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use futures::future::{Either, select};
 use slab::Slab;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tracing::Span;
 use wakeline_macros::Ports;
 
 use super::{
@@ -43,11 +45,13 @@ use crate::{
         abroad::Boundary,
         baggage::Load,
         reply::{Caller, next_number},
+        sender::SentBy,
+        settle::OpenWork,
     },
     memory::Plain,
     operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
     planted::{self, Planted},
-    sync::{Mutex, ProxyWaker, contained, discard, lock, logged, proxied},
+    sync::{Discarded, Mutex, ProxyWaker, contained, discard, lock, logged, proxied},
 };
 
 impl Flow {
@@ -141,6 +145,21 @@ impl Flow {
 /// clone, so that `call` neither waits nor fails for room. How many have room is the requests' hub's capacity
 /// ([`service_with`](Flow::service_with)). Who would rather not wait puts `tower`'s load shedding in front.
 ///
+/// # Device work on a request
+/// The callers of a service do not trust each other, so a request enters the flow once all device work is done that was
+/// enqueued on its [envelopes](Envelope), writes and reads, and that its events come after: a request whose work does not
+/// end holds up its own caller alone. Where that work has failed, with its device say, the request is refused, and the flow
+/// goes on. [`ask`](Self::ask) waits for it before it asks for room. [`call`](tower_service::Service::call) does not wait: if
+/// the work is done already the request is sent at once; if not, the room that `poll_ready` has kept is given back, and the
+/// response's future waits for the work and then for room, once it is polled.
+///
+/// A request is refused with [`Usage`](ErrorKind::Usage) if nothing copies from where an envelope of it lies to where it is
+/// read; if a graph, or a capture, uses the memory, since a launch could use it at any time; and if the memory was
+/// [wrapped to be read only](crate::Buffer::wrap_read_only) and is read in place, on the host. A [blank](Self::blank)
+/// envelope lies where it can be read. If the device of an envelope is lost while the request waits in the service's hub,
+/// that is its caller's error, too.
+///
+/// # Callers that go away
 /// A caller that goes away drops the response's future, and makes its place [within the limit](Self::limit) free; its
 /// request is let go as soon as an operator asks [whether anybody still waits](crate::operator::Reply::is_abandoned), and
 /// otherwise goes to its end.
@@ -161,25 +180,27 @@ struct Admission<Req: Message> {
 }
 
 impl<Req: Message, Res: Message> Service<Req, Res> {
-    /// The response to a request. It waits for the flow to run, for room, and for the answer.
+    /// The response to a request. It waits for the [device work on the request](Self#device-work-on-a-request), for the flow
+    /// to run, for room, and for the answer.
     ///
     /// # Errors
+    /// [`Usage`](ErrorKind::Usage), or the kind of its work's failure, for a request that is
+    /// [refused](Self#device-work-on-a-request).
+    ///
     /// What an operator answered with; the kind of what the flow failed with; [`Unanswered`](ErrorKind::Unanswered) if an operator dropped
     /// the request; [`Closed`](ErrorKind::Closed) if the flow was stopped before it had room.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the place that it waits for, or the answer. A future that is kept and not polled keeps
+    /// Dropping the future drops a request that was not sent, and gives up the place that it waits for, or the answer. A future that is kept and not polled keeps
     /// its turn, and a place once there is one: drop it to release that to the next caller.
-    pub async fn ask(&self, request: Req) -> Result<Res> {
-        let admission = match self.try_admission()? {
-            Some(admission) => admission,
-            None => self.some_admission()?.await?,
-        };
-        self.send(admission, request).await
+    pub async fn ask(&self, mut request: Req) -> Result<Res> {
+        let admission = self.admission_for(&mut request).await?;
+        self.send(admission, request, span()).await
     }
 
     /// At most so many requests in flight, from all of its clones that are made from now on: from their admission until
-    /// they are answered or their callers go away.
+    /// they are answered or their callers go away. An answered request counts no longer, whether or not its caller has looked
+    /// at the answer.
     #[must_use]
     pub fn limit(mut self, requests: usize) -> Self {
         self.limit = Some(Arc::new(Semaphore::new(requests.min(Semaphore::MAX_PERMITS))));
@@ -205,28 +226,61 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     }
 
     fn some_admission(&self) -> Result<impl Future<Output = Result<Admission<Req>>> + Send + Sync + use<Req, Res>> {
-        let (place, limit) = (self.requests.some_place()?, self.limit.clone());
+        let (door, limit) = (self.requests.some_door()?, self.limit.clone());
         Ok(async move {
+            let door = door.await?;
             let slot = match limit {
-                Some(limit) => Some(proxied(limit.acquire_owned()).await.map_err(|_| Book::<Res>::limited_to_none())?),
+                Some(limit) => {
+                    let (slot, closed) = (pin!(proxied(limit.acquire_owned())), pin!(door.closed()));
+                    match select(slot, closed).await {
+                        Either::Left((slot, _)) => Some(slot.map_err(|_| Book::<Res>::limited_to_none())?),
+                        Either::Right((ended, _)) => return Err(ended),
+                    }
+                }
                 None => None,
             };
-            Ok(Admission { place: place.await?, slot })
+            Ok(Admission { place: door.place().await?, slot })
         })
     }
 
-    fn send(&self, admission: Admission<Req>, request: Req) -> ResponseFuture<Res> {
+    /// A place for a request on which all device work is done.
+    async fn admission_for(&self, request: &mut Req) -> Result<Admission<Req>> {
+        while let Some(work) = OpenWork::on(request)? {
+            // Boxed, as it is seldom and large.
+            Box::pin(self.done(request, work)).await?;
+        }
+        match self.try_admission()? {
+            Some(admission) => Ok(admission),
+            None => self.some_admission()?.await,
+        }
+    }
+
+    /// Waits for the work, unless the request is refused anyway, or can be sent no more.
+    async fn done(&self, request: &mut Req, work: OpenWork) -> Result<()> {
+        if self.is_closed() {
+            // Says why.
+            self.requests.try_place()?;
+        }
+        let Some(door) = self.requests.door() else { return work.done().await };
+        door.accepts(request, SentBy::Caller)?;
+        match select(pin!(work.done()), pin!(door.closed())).await {
+            Either::Left((done, _)) => done,
+            Either::Right((ended, _)) => Err(ended),
+        }
+    }
+
+    fn send(&self, admission: Admission<Req>, request: Req, span: Option<Span>) -> ResponseFuture<Res> {
         let Admission { place, slot } = admission;
         let (answer, response) = oneshot::channel();
-        let done = Arc::new(AtomicBool::new(false));
-        let caller = Request::new(&self.book, answer, done.clone(), place.flow().clone());
-        match place.send(request, Load::of_reply(Reply::to(caller, span()))) {
-            Ok(()) => {
-                ResponseFuture { state: State::Waits(Pending { response, done }), proxy: ProxyWaker::new(), slot }
-            }
-            Err(error) => {
-                ResponseFuture { state: State::Failed(Some(error.into())), proxy: ProxyWaker::new(), slot: None }
-            }
+        let standing = Arc::new(Standing { done: AtomicBool::new(false), slot: Mutex::new(slot) });
+        let pending = Pending { response, standing: standing.clone() };
+        let sent = place.send(request, SentBy::Caller, |flow| {
+            let caller = Request::new(&self.book, answer, standing, flow.clone());
+            Load::of_reply(Reply::to(caller, span))
+        });
+        match sent {
+            Ok(()) => ResponseFuture::new(State::Waits(pending)),
+            Err(error) => ResponseFuture::failed(error.into()),
         }
     }
 }
@@ -259,13 +313,25 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
         polled
     }
 
-    fn call(&mut self, request: Req) -> ResponseFuture<Res> {
-        match self.asked.take() {
-            Some(admission) => self.send(admission, request),
-            None => {
-                let error = Error::new(ErrorKind::Usage, "`call` comes after a `poll_ready` that was ready");
-                ResponseFuture { state: State::Failed(Some(error)), proxy: ProxyWaker::new(), slot: None }
+    fn call(&mut self, mut request: Req) -> ResponseFuture<Res> {
+        let Some(admission) = self.asked.take() else {
+            let error = Error::new(ErrorKind::Usage, "`call` comes after a `poll_ready` that was ready");
+            return ResponseFuture::failed(error);
+        };
+        match OpenWork::on(&mut request) {
+            Ok(None) => self.send(admission, request, span()),
+            Ok(Some(_)) => {
+                // Others have its place meanwhile.
+                drop(admission);
+                let (service, span) = (self.clone(), Discarded::new(span()));
+                ResponseFuture::new(State::Asks(Mutex::new(Box::pin(async move {
+                    let admission = service.admission_for(&mut request).await?;
+                    let response = service.send(admission, request, span.take().flatten());
+                    drop(service);
+                    response.await
+                }))))
             }
+            Err(error) => ResponseFuture::failed(error),
         }
     }
 }
@@ -287,17 +353,19 @@ impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
     }
 }
 
-/// The response to come. Dropping it says that nobody wants it any more.
+/// The response to come. Dropping it abandons the request, and drops one that was not sent: see
+/// [device work on a request](Service#device-work-on-a-request).
 #[must_use = "it is a future of the response"]
 pub struct ResponseFuture<Res> {
     state: State<Res>,
     proxy: ProxyWaker,
-    /// Within the limit, until it is answered.
-    slot: Option<OwnedSemaphorePermit>,
 }
 
 enum State<Res> {
     Waits(Pending<Res>),
+    /// The device work on the request was not done: it waits for that first, and then for a place. Behind a lock that is
+    /// never taken: so the whole is `Sync`.
+    Asks(Mutex<Pin<Box<dyn Future<Output = Result<Res>> + Send>>>),
     /// It was never sent.
     Failed(Option<Error>),
 }
@@ -305,14 +373,40 @@ enum State<Res> {
 /// A caller's end of its request.
 struct Pending<Res> {
     response: oneshot::Receiver<Result<Res>>,
-    /// The request's.
-    done: Arc<AtomicBool>,
+    standing: Arc<Standing>,
 }
 
 /// The caller goes away, or has its answer.
 impl<Res> Drop for Pending<Res> {
     fn drop(&mut self) {
+        self.standing.end();
+    }
+}
+
+/// How a request stands: both ends of it, the caller's and the flow's, end it.
+struct Standing {
+    /// It has its answer, or its caller has gone away.
+    done: AtomicBool,
+    /// Within the limit, until then.
+    slot: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+impl Standing {
+    fn end(&self) {
         self.done.store(true, Ordering::Release);
+        let slot = lock(&self.slot).take();
+        // The next caller is woken here, without the lock.
+        drop(slot);
+    }
+}
+
+impl<Res> ResponseFuture<Res> {
+    fn new(state: State<Res>) -> Self {
+        Self { state, proxy: ProxyWaker::new() }
+    }
+
+    fn failed(error: Error) -> Self {
+        Self::new(State::Failed(Some(error)))
     }
 }
 
@@ -327,7 +421,11 @@ impl<Res> Future for ResponseFuture<Res> {
                 let polled = Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx));
                 let answer = ready!(polled).unwrap_or_else(|_| Err(again()));
                 this.state = State::Failed(None);
-                this.slot = None;
+                Poll::Ready(answer)
+            }
+            State::Asks(asks) => {
+                let answer = ready!(asks.get_mut().as_mut().poll(cx));
+                this.state = State::Failed(None);
                 Poll::Ready(answer)
             }
             State::Failed(error) => Poll::Ready(Err(error.take().unwrap_or_else(again))),
@@ -355,8 +453,8 @@ struct Request<Res: 'static> {
     number: u64,
     /// `None` once there is one.
     answer: Mutex<Option<oneshot::Sender<Result<Res>>>>,
-    /// It has its answer, or its caller has gone away.
-    done: Arc<AtomicBool>,
+    /// Its caller's, too.
+    standing: Arc<Standing>,
     /// The last operator that took one of those messages.
     seen_by: Mutex<Option<Arc<str>>>,
     flow: Handle,
@@ -385,7 +483,7 @@ impl<Res: 'static> Request<Res> {
     fn new(
         book: &Arc<Book<Res>>,
         answer: oneshot::Sender<Result<Res>>,
-        done: Arc<AtomicBool>,
+        standing: Arc<Standing>,
         flow: Handle,
     ) -> Arc<Self> {
         let mut open = lock(&book.open);
@@ -395,7 +493,7 @@ impl<Res: 'static> Request<Res> {
             slot: entry.key(),
             number: next_number(),
             answer: Mutex::new(Some(answer)),
-            done,
+            standing,
             seen_by: Mutex::default(),
             flow,
         });
@@ -406,7 +504,8 @@ impl<Res: 'static> Request<Res> {
     /// The first answer counts.
     fn answer(&self, answer: Result<Res>) {
         let waiting = lock(&self.answer).take();
-        self.done.store(true, Ordering::Release);
+        // Before the answer: a caller that has it and asks again finds the place free.
+        self.standing.end();
         // The caller may have gone away. The destructor of a response is the user's.
         if let Some(Err(back)) = waiting.map(|waiting| waiting.send(answer)) {
             discard(back);
@@ -414,7 +513,7 @@ impl<Res: 'static> Request<Res> {
     }
 
     fn is_waiting(&self) -> bool {
-        !self.done.load(Ordering::Acquire)
+        !self.standing.done.load(Ordering::Acquire)
     }
 
     fn is_answered(&self) -> bool {

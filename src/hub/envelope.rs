@@ -99,12 +99,21 @@ impl RawEnvelope {
         })
     }
 
-    fn host_access(&self, write: bool) -> HostAccess {
+    pub(super) fn host_access(&self, write: bool) -> HostAccess {
         let access = self.memory().host_access(write);
         match self.marks.errors() {
             Some(errors) => access.for_caller(errors),
             None => access,
         }
+    }
+
+    /// True if all work that was enqueued on it is done: that is forgotten then.
+    ///
+    /// # Errors
+    /// What that work has failed with.
+    pub(super) fn forget_work(&mut self) -> Result<bool> {
+        let done = self.memory_mut().forget_work();
+        self.given(done)
     }
 
     /// Its uses are marked, for whoever comes after them elsewhere.

@@ -24,6 +24,7 @@ use super::{
     queue::{Counts, Full, Queue},
     receiver::Receiver,
     sender::Sender,
+    settle::refused,
     stamps::Stamps,
 };
 use crate::{
@@ -32,7 +33,7 @@ use crate::{
     memory::transfer,
     planted::{self, Planted},
     stream::{CompletionMode, Stream, Ticket},
-    sync::discard,
+    sync::{discard, logged},
 };
 
 /// Envelopes that have been replaced and go home once no lock is held.
@@ -84,6 +85,8 @@ pub(super) struct Link<M: Message> {
     pub(super) blanks: Option<Arc<Pool>>,
     pub(super) arrivals: Option<Arc<Pool>>,
     pub(super) copies: Option<Stream>,
+    /// Its messages come from outside of the flow.
+    outside: AtomicBool,
     /// Moves are made by whoever steps.
     stepped: AtomicBool,
     /// What its writer asked for last.
@@ -214,6 +217,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
         blanks,
         arrivals,
         copies,
+        outside: AtomicBool::new(false),
         stepped: AtomicBool::new(plan.stepped),
         asked: Asked::new(),
         failed: OnceLock::new(),
@@ -254,6 +258,7 @@ pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
         blanks: None,
         arrivals: None,
         copies: None,
+        outside: AtomicBool::new(false),
         stepped: AtomicBool::new(false),
         asked: Asked::new(),
         failed: OnceLock::new(),
@@ -289,6 +294,14 @@ impl<M: Message> Link<M> {
         if moved {
             self.note_time(&mut message, Since::Arrived);
         }
+        let outcome = match outcome {
+            Err(error) if self.is_of_message(&error) => {
+                self.refuse(message, &error);
+                drop(replaced);
+                return Ok(Moved { bytes: None, again: true });
+            }
+            outcome => outcome,
+        };
         // Before the end of the move: nothing else begins one.
         let outcome = outcome.map_err(|error| self.fail(error));
         let (orphan, again) = self.queue.end_move(message, moved);
@@ -296,6 +309,65 @@ impl<M: Message> Link<M> {
         discard(orphan);
         drop(replaced);
         outcome.map(|bytes| Moved { bytes, again })
+    }
+
+    /// What is sent here comes from outside of the flow, from now on.
+    pub(super) fn is_fed_from_outside(&self) {
+        if !self.outside.load(Ordering::Relaxed) {
+            self.outside.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether an error of a move is that of the message alone, which comes from outside, and not of the hub.
+    #[cold]
+    fn is_of_message(&self, error: &Error) -> bool {
+        let own_is_lost = || self.copies.as_ref().is_some_and(|copies| copies.device().is_lost());
+        self.outside.load(Ordering::Relaxed) && error.kind() != ErrorKind::Race && !own_is_lost()
+    }
+
+    /// The message that is being moved cannot be: it is dropped, and its callers are answered with an error.
+    #[cold]
+    fn refuse(&self, message: Parcel<M>, error: &Error) {
+        if let Some(number) = self.queue.drop_moving() {
+            self.stamps.forget(number);
+        }
+        logged(|| {
+            tracing::warn!(hub = &*self.name, %error, "a message from outside is dropped: it cannot be brought to its reader");
+        });
+        let Parcel { message, baggage } = message;
+        if let Some(baggage) = baggage {
+            baggage.load.reply.fail(error.for_caller("the message was lost on its way into the flow"));
+        }
+        discard(message);
+    }
+
+    /// Whether an envelope from outside can be brought to the reader, as far as that is known now.
+    ///
+    /// # Errors
+    /// For the sender: it names nothing of the flow's.
+    pub(super) fn accepts_one(&self, envelope: &RawEnvelope) -> Result<()> {
+        let memory = envelope.memory();
+        if memory.is_in_capture() {
+            let why = "the memory of an envelope belongs to a capture, or to the launches of a graph: copy it to other memory \
+                       first";
+            return Err(refused(ErrorKind::Usage, why));
+        }
+        if memory.is_at(&self.reader) {
+            return Ok(());
+        }
+        let (Some(arrivals), Some(copies)) = (&self.arrivals, &self.copies) else {
+            return Err(refused(ErrorKind::Usage, "an envelope does not lie where it is read: use a blank one"));
+        };
+        let bytes = envelope.bytes();
+        if bytes > arrivals.bytes() {
+            let why = format!("an envelope has {bytes} bytes, and at most {} are taken", arrivals.bytes());
+            return Err(refused(ErrorKind::Usage, &why));
+        }
+        if !memory.device().copies_with(copies.device()) {
+            let why = "nothing copies from where an envelope lies to where it is read: use a blank one";
+            return Err(refused(ErrorKind::Usage, why));
+        }
+        memory.device().check().map_err(|error| refused(error.kind(), "the device of an envelope is lost"))
     }
 
     #[inline]
@@ -340,6 +412,10 @@ impl<M: Message> Link<M> {
     fn bring_one(&self, envelope: &mut RawEnvelope, replaced: &mut Replaced) -> Result<bool> {
         if envelope.memory().is_at(&self.reader) {
             return Ok(true);
+        }
+        if self.outside.load(Ordering::Relaxed) {
+            // Its device may have been lost since it was sent.
+            self.accepts_one(envelope)?;
         }
         let (Some(arrivals), Some(copies)) = (&self.arrivals, &self.copies) else {
             return Err(self.misplaced(envelope));

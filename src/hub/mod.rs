@@ -35,6 +35,7 @@ pub(crate) mod queue;
 pub(crate) mod receiver;
 pub(crate) mod reply;
 pub(crate) mod sender;
+pub(crate) mod settle;
 mod stamps;
 #[cfg(test)]
 mod tests;
@@ -148,6 +149,9 @@ pub trait Message: Send + 'static {
 }
 
 /// Any host data as a message.
+///
+/// A hub sees nothing of what is in it. So an [`Envelope`] in it is copied nowhere; and while it is outside of its flow, the
+/// flow takes it for one that does not come home, and may [stall](crate::ErrorKind::Stalled).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Host<T>(pub T);
 
@@ -219,6 +223,7 @@ impl<M: Message> Message for Vec<M> {
     }
 }
 
+/// A hub sees nothing of what is shared: an [`Envelope`] in it is as one in a [`Host`].
 impl<T: Send + Sync + ?Sized + 'static> Message for std::sync::Arc<T> {
     fn size_in_bytes(&self) -> usize {
         size_of_val(&**self)

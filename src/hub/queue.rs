@@ -12,6 +12,7 @@
 //!   take <── [ m1 ][ m2 ] | [ m3 ][ m4 ] <── push
 //!                            └ taken out by `begin_move`, back by `end_move`:
 //!                              moved -> ready + 1;  not moved (no envelope) -> stays, until somebody comes by
+//!                              never to be moved -> dropped by `drop_moving`, and its place is free
 //! ```
 //!
 //! Asking (`poll_message`, `poll_room`) changes nothing but the waker that is kept: the same question gets the same
@@ -550,6 +551,30 @@ impl<M: 'static> Queue<M> {
             reader.wake();
         }
         (None, again)
+    }
+
+    /// The message that is being moved cannot be: it is dropped, and its mover has it. Its number, if it was in the queue
+    /// still.
+    pub(crate) fn drop_moving(&self) -> Option<u64> {
+        let mut state = lock(&self.state);
+        state.moving = false;
+        if std::mem::take(&mut state.stray) {
+            return None;
+        }
+        if self.reader_gone() {
+            state.counts.untaken += 1;
+            return None;
+        }
+        let at = self.ready();
+        let Slot { number, .. } = state.messages.remove(at)?;
+        state.counts.dropped += 1;
+        self.show(&state, at);
+        // There is room, and perhaps nothing more to come.
+        let (reader, writer) = (self.reader.told(&mut state.reader), self.writer.told(&mut state.writer));
+        drop(state);
+        reader.wake();
+        writer.wake();
+        Some(number)
     }
 
     /// The writer is gone: what lies here can still be taken.

@@ -10,8 +10,10 @@ use super::{
     link::Link,
     pool::Pool,
     queue::{Answer, Full, Pushed},
+    settle::refused,
 };
 use crate::{
+    device::Device,
     error::{Error, ErrorKind, Result},
     stream::{Stream, Ticket},
 };
@@ -167,6 +169,7 @@ impl<M: Message> Sender<M> {
 
     /// For what is done to a message before it is sent, and to the hub after it, without this.
     pub(super) fn way(&self) -> Way<M> {
+        self.link.is_fed_from_outside();
         Way(self.link.clone())
     }
 
@@ -343,34 +346,18 @@ impl<M: Message> Way<M> {
         depart(message, origin)
     }
 
-    /// Whether the hub can bring a message of a stranger's to where it is read. The hub goes on if not, and the error names
+    /// Whether the hub can bring a message from outside to where it is read. The hub goes on if not, and the error names
     /// nothing of the flow's.
-    pub(crate) fn accepts(&self, message: &mut M) -> Result<()> {
+    pub(crate) fn accepts(&self, message: &mut M, by: SentBy) -> Result<()> {
         if !M::CARRIES_ENVELOPES {
             return Ok(());
         }
         let link = &*self.0;
-        let refused = |kind, why: &str| Error::new(kind, format!("the message is refused: {why}"));
         let (mut problem, mut copied) = (Ok(()), 0);
         message.envelopes(&mut |envelope| {
-            if envelope.memory().is_at(&link.reader) {
-                return;
-            }
-            copied += 1;
-            let bytes = envelope.bytes();
-            let found = match &link.arrivals {
-                None => Err(refused(ErrorKind::Usage, "an envelope does not lie where it is read: use a blank one")),
-                Some(arrivals) if bytes > arrivals.bytes() => {
-                    let why = format!("an envelope has {bytes} bytes, and at most {} are taken", arrivals.bytes());
-                    Err(refused(ErrorKind::Usage, &why))
-                }
-                Some(_) => {
-                    let device = envelope.memory().device().check();
-                    device.map_err(|error| refused(error.kind(), "the device of an envelope"))
-                }
-            };
+            copied += usize::from(!envelope.memory().is_at(&link.reader));
             if problem.is_ok() {
-                problem = found;
+                problem = link.accepts_one(envelope).and_then(|()| by.may_send(envelope, &link.reader));
             }
         });
         let most = link.arrivals.as_ref().map_or(usize::MAX, |arrivals| arrivals.count());
@@ -383,6 +370,37 @@ impl<M: Message> Way<M> {
     /// Moves what can be moved, where messages are moved at all.
     pub(crate) fn pump(&self) -> Result<()> {
         if M::CARRIES_ENVELOPES && self.0.arrivals.is_some() { self.0.pump() } else { Ok(()) }
+    }
+}
+
+/// The sender of a message from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SentBy {
+    /// The program that feeds the flow, by an ingress.
+    Feeder,
+    /// One of several callers of a service, which do not trust each other.
+    Caller,
+}
+
+impl SentBy {
+    /// A caller keeps nothing by which it could still touch its request, and gives nothing that an operator on the host
+    /// would fail on.
+    fn may_send(self, envelope: &RawEnvelope, reader: &Device) -> Result<()> {
+        let memory = envelope.memory();
+        if self == Self::Feeder {
+            return Ok(());
+        }
+        if memory.is_of_graphs() {
+            let why =
+                "a graph uses the memory of an envelope, and may do so at any time: copy it to other memory first";
+            return Err(refused(ErrorKind::Usage, why));
+        }
+        if memory.is_read_only() && memory.is_at(reader) {
+            let why = "the memory of an envelope was wrapped to be read only, and an operator may write there: copy it to \
+                       other memory first, a blank envelope of the service's say";
+            return Err(refused(ErrorKind::Usage, why));
+        }
+        Ok(())
     }
 }
 

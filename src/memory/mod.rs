@@ -429,6 +429,31 @@ impl Memory {
         HostAccess::new(captured.into_iter().chain(open).collect())
     }
 
+    /// True if all work that was enqueued on it is done and sound: those uses are forgotten then, and with them what else
+    /// their streams come after. Asks the device, and does not wait for it.
+    ///
+    /// # Errors
+    /// What that work has failed with.
+    pub(crate) fn forget_work(&mut self) -> Result<bool> {
+        // Kept until the end: none of them is dropped under the lock.
+        let mut open = self.own_uses().all();
+        let writes = usize::from(self.own_uses().write.is_some());
+        for (at, ticket) in open.iter_mut().enumerate() {
+            if !ticket.look()? {
+                return Ok(false);
+            }
+            // What a read was good for is no concern of the memory's.
+            if at < writes {
+                ticket.sound()?;
+            }
+        }
+        if !open.is_empty() {
+            self.own_uses().forget_passed();
+            self.forget_work_on_arrivals();
+        }
+        Ok(true)
+    }
+
     /// Where it lies, for the host.
     pub(crate) fn host_range(&self) -> Result<std::ops::Range<usize>> {
         let start = self.host_pointer()?.addr().get();

@@ -349,6 +349,23 @@ impl Memory {
         self.user().is_some_and(|user| user.staged)
     }
 
+    /// Of memory of the user's whose uses are done: the same for what has come for it and is not yet brought over.
+    pub(super) fn forget_work_on_arrivals(&self) {
+        let Some(user) = self.user() else { return };
+        let arrivals = lock(&user.arrivals).clone();
+        for arrival in arrivals {
+            // Dropped after the lock.
+            let open = arrival.uses().all();
+            arrival.uses().forget_passed();
+            drop(open);
+        }
+    }
+
+    /// True for memory of the user's that must not be written.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.user().is_some_and(|user| user.read_only)
+    }
+
     /// An error if it must not be written.
     pub(super) fn writable(&self) -> Result<()> {
         match self.user() {

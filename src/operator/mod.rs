@@ -50,6 +50,7 @@ pub use input::Input;
 pub use inputs::Inputs;
 pub use linked::{Consume, LinkHandle, Linked, Modify, Peek, Produce};
 pub use local::LocalOperator;
+pub(crate) use output::Departure;
 pub use output::{Offer, Output};
 #[doc(hidden)]
 pub use plan::{Binder, Plan, PortOptions};

@@ -23,8 +23,12 @@ use crate::{
     condition::{self, Counted, PortState, Readiness, Room},
     error::Result,
     hub::{
-        Envelope, Message, Outcome, RawEnvelope, Reply, baggage::Parcel, kept::Backlog, outlet::Outlet, queue::Answer,
-        sender::Way,
+        Envelope, Message, Outcome, RawEnvelope, Reply,
+        baggage::Parcel,
+        kept::Backlog,
+        outlet::Outlet,
+        queue::Answer,
+        sender::{SentBy, Way},
     },
     memory::Plain,
     stream::Stream,
@@ -279,8 +283,8 @@ impl<M: Message> Departure<M> {
     ///
     /// # Errors
     /// [`Usage`](crate::ErrorKind::Usage), for who has sent it.
-    pub(crate) fn accepts(&self, message: &mut M) -> Result<()> {
-        self.way.as_ref().map_or(Ok(()), |way| way.accepts(message))
+    pub(crate) fn accepts(&self, message: &mut M, by: SentBy) -> Result<()> {
+        self.way.as_ref().map_or(Ok(()), |way| way.accepts(message, by))
     }
 
     /// Prepares a message that is accepted: all of its code that a send calls is called here.

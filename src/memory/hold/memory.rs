@@ -42,6 +42,17 @@ impl Memory {
         }
     }
 
+    /// True if a launch of a graph may use it at any time, or if a node of a graph makes it, for the launches of that alone.
+    pub(crate) fn is_of_graphs(&self) -> bool {
+        matches!(self.origin, Origin::Node) || self.not_of_graphs(true).is_err()
+    }
+
+    /// True if this thread can enqueue no work on it beside graphs: a capture that it is in uses the memory, or a node of a
+    /// graph makes it.
+    pub(crate) fn is_in_capture(&self) -> bool {
+        matches!(self.origin, Origin::Node) || self.tie.get().is_some_and(Hold::is_used_by_current)
+    }
+
     /// The host has a slice of it from here on. Of memory that no graph has used so far, the race checker need not know: to
     /// add a node that uses it ends the borrow.
     #[inline]

@@ -154,6 +154,11 @@ impl Simulation {
         Device::open(config, self.core.engine.clone(), name)
     }
 
+    /// A number that no other simulation has while one of the devices of this one lives.
+    pub(crate) fn engine_id(&self) -> usize {
+        Arc::as_ptr(&self.core.engine).addr()
+    }
+
     /// Runs a future, the tasks that are spawned meanwhile and the devices, until the future is done. Tasks that are not
     /// done by then go on in the next run, or end with the simulation.
     ///

@@ -1,0 +1,501 @@
+//! Odd requests: what one caller of a service gives to the flow is no concern of the others. A request that cannot enter the
+//! flow is its caller's error, one whose device work does not end holds up its own caller alone, and the flow goes on.
+
+mod common;
+
+use std::{
+    future::{poll_fn, ready},
+    sync::Arc,
+};
+
+use common::*;
+use futures::FutureExt;
+use tokio::sync::Semaphore;
+use tower::Service as _;
+use wakeline::{
+    Ingress, Message, Running, Service,
+    device::{Emulated, Faults, Simulation},
+    graph::Graph,
+    prelude::*,
+    stream::Event,
+};
+
+type Adder = Service<Envelope<u32>, Envelope<u32>>;
+
+/// Adds one in place, where it runs. Before each, it takes a permit.
+struct Add(Arc<Semaphore>);
+
+impl Operator for Add {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut envelope = ports.input.take()?;
+        self.0.acquire().await.unwrap().forget();
+        if cx.device().is_host() {
+            envelope.write().await?.iter_mut().for_each(|x| *x += 1);
+        } else {
+            increment::launch(cx.stream()?, &mut envelope)?;
+        }
+        ports.output.send(envelope).await
+    }
+}
+
+/// A service of three places over an operator there, or on the host; and its permits.
+fn adder(at: Option<&Device>, envelopes: usize) -> (Adder, Running, Arc<Semaphore>) {
+    let mut flow = Flow::new("adds");
+    let permits = Arc::new(Semaphore::new(1000));
+    let mut add = flow.add("add", Add(permits.clone()));
+    if let Some(device) = at {
+        add = add.on(device);
+    }
+    let hub = Hub::bounded(3).envelope_bytes(64).envelopes(envelopes);
+    let service = flow.service_with("service", add.input, add.output, hub);
+    (service, flow.spawn().unwrap(), permits)
+}
+
+/// A blank envelope with these.
+async fn filled(service: &Adder, values: &[u32]) -> Envelope<u32> {
+    let mut envelope = service.blank().await.unwrap();
+    envelope.set_len(values.len()).unwrap();
+    envelope.write().await.unwrap().copy_from_slice(values);
+    envelope
+}
+
+/// What is in an envelope, wherever it lies.
+async fn values(envelope: &Envelope<u32>) -> Vec<u32> {
+    if envelope.is_host() {
+        return envelope.read().await.unwrap().to_vec();
+    }
+    let stream = Stream::new(envelope.device()).unwrap();
+    let mut host = Buffer::<u32>::pinned(envelope.device(), envelope.len()).unwrap();
+    stream.copy(envelope, &mut host).unwrap();
+    host.read().await.unwrap().to_vec()
+}
+
+/// Others are served, more of them than the hub has places.
+async fn others_are_served(service: &Adder) {
+    for n in 0..5 {
+        let answer = service.ask(filled(service, &[n; 4]).await).await.unwrap();
+        assert_eq!(values(&answer).await, [n + 1; 4]);
+    }
+}
+
+/// The last caller goes away.
+async fn ends(service: Adder, running: Running) {
+    drop(service);
+    running.await.unwrap();
+}
+
+/// A device whose first kernel traps.
+fn fragile() -> Device {
+    emulated_with(Emulated::new().workers(2).faults(Faults::new().trap_kernel("increment", 1)))
+}
+
+/// The device is lost.
+async fn lose(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut memory = stream.alloc::<u32>(4).unwrap();
+    increment::launch(&stream, &mut memory).unwrap();
+    assert!(stream.completed().await.unwrap_err().is_device_lost());
+}
+
+/// A request whose last write, or read, waits in a stream of its caller's.
+async fn work_without_an_end(at: Device, own: Device) {
+    for reads in [false, true] {
+        let (service, running, _) = adder(Some(&at), 3);
+        others_are_served(&service).await;
+        let [stream] = streams(&own);
+        let mut written = Buffer::<u32>::pinned(&own, 4).unwrap();
+        let request = || {
+            let buffer = Buffer::from_slice(&stream, &[5_u32; 4]).unwrap();
+            Envelope::from(buffer)
+        };
+        // One asks, one calls, and one asks and goes away.
+        let before = reads.then(request);
+        let held = hold(&stream);
+        let odd = match before {
+            Some(read) => {
+                stream.copy(&read, &mut written).unwrap();
+                read
+            }
+            None => request(),
+        };
+        let (also, gone) = (request(), request());
+        let mut asks = Box::pin(service.ask(odd));
+        assert!(asks.as_mut().now_or_never().is_none());
+        let mut tower = service.clone();
+        poll_fn(|cx| tower.poll_ready(cx)).await.unwrap();
+        let mut calls = tower.call(also);
+        assert!((&mut calls).now_or_never().is_none());
+        assert!(service.ask(gone).now_or_never().is_none());
+
+        others_are_served(&service).await;
+        assert!(asks.as_mut().now_or_never().is_none());
+        drop(held);
+        assert_eq!(values(&asks.await.unwrap()).await, [6; 4]);
+        assert_eq!(values(&calls.await.unwrap()).await, [6; 4]);
+        drop((tower, written));
+        ends(service, running).await;
+    }
+}
+
+on_both!(a_request_whose_work_does_not_end_holds_up_its_own_caller_alone, async |device: Device| {
+    work_without_an_end(device.clone(), device).await;
+});
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_whose_work_on_another_device_does_not_end_holds_up_its_own_caller_alone() {
+    within(work_without_an_end(emulated(), emulated())).await;
+}
+
+on_both!(a_request_that_waits_for_its_work_hears_of_the_flows_end, async |device: Device| {
+    for abort in [false, true] {
+        let (service, running, _) = adder(Some(&device), 3);
+        others_are_served(&service).await;
+        let [stream] = streams(&device);
+        let held = hold(&stream);
+        let request = || Envelope::from(Buffer::from_slice(&stream, &[5_u32; 4]).unwrap());
+        let mut asks = Box::pin(service.ask(request()));
+        assert!(asks.as_mut().now_or_never().is_none());
+        let mut tower = service.clone();
+        poll_fn(|cx| tower.poll_ready(cx)).await.unwrap();
+        let mut calls = tower.call(request());
+        assert!((&mut calls).now_or_never().is_none());
+        let kind = if abort {
+            running.abort();
+            ErrorKind::Cancelled
+        } else {
+            running.stop();
+            ErrorKind::Closed
+        };
+        assert_eq!(asks.await.unwrap_err().kind(), kind);
+        assert_eq!(calls.await.unwrap_err().kind(), kind);
+        assert_eq!(service.ask(request()).await.unwrap_err().kind(), kind);
+        assert_eq!(running.await.is_err(), abort);
+        drop(held);
+    }
+});
+
+#[derive(Message)]
+struct Frame {
+    number: u32,
+    #[event]
+    decoded: Event,
+}
+
+#[derive(Ports)]
+struct DecodedPorts {
+    #[input(event = "decoded")]
+    input: Input<Frame>,
+    #[output]
+    output: Output<u32>,
+}
+
+struct Decoded;
+
+impl Operator for Decoded {
+    type Ports = DecodedPorts;
+
+    async fn compute(&mut self, ports: &mut DecodedPorts, _cx: &mut Cx) -> Result<()> {
+        let frame = ports.input.take()?;
+        ports.output.send(frame.number).await
+    }
+}
+
+on_both!(a_request_whose_event_does_not_come_holds_up_its_own_caller_alone, async |device: Device| {
+    let mut flow = Flow::new("frames");
+    let decoded = flow.add("decoded", Decoded);
+    let service = flow.service_with("service", decoded.input, decoded.output, Hub::bounded(3));
+    let running = flow.spawn().unwrap();
+    let [stream, other] = streams(&device);
+    let frame = |number, stream: &Stream| {
+        let decoded = Event::new();
+        decoded.record(stream).unwrap();
+        Frame { number, decoded }
+    };
+    assert_eq!(service.ask(frame(0, &other)).await.unwrap(), 0);
+    let held = hold(&stream);
+    let mut odd = Box::pin(service.ask(frame(1, &stream)));
+    assert!(odd.as_mut().now_or_never().is_none());
+    for number in 2..6 {
+        assert_eq!(service.ask(frame(number, &other)).await.unwrap(), number);
+    }
+    drop(held);
+    assert_eq!(odd.await.unwrap(), 1);
+    drop(service);
+    running.await.unwrap();
+});
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_whose_work_fails_is_its_callers_error() {
+    // The operator is on the host, or on a device; the caller's device is lost before it asks, or while it waits.
+    for (on_device, before) in [(false, true), (false, false), (true, true), (true, false)] {
+        let device = emulated();
+        let (service, running, _) = adder(on_device.then_some(&device), 3);
+        others_are_served(&service).await;
+        let own = fragile();
+        let [stream] = streams(&own);
+        let mut on_own = stream.alloc::<u32>(4).unwrap();
+        let mut pinned = Buffer::<u32>::pinned(&device, 4).unwrap();
+        let held = hold(&stream);
+        increment::launch(&stream, &mut on_own).unwrap();
+        stream.copy(&on_own, &mut pinned).unwrap();
+        let lost = async {
+            drop(held);
+            assert!(stream.completed().await.unwrap_err().is_device_lost());
+        };
+        let error = if before {
+            lost.await;
+            within(service.ask(pinned.into())).await.unwrap_err()
+        } else {
+            let mut odd = Box::pin(service.ask(pinned.into()));
+            assert!(odd.as_mut().now_or_never().is_none());
+            lost.await;
+            within(odd).await.unwrap_err()
+        };
+        assert!(error.is_device_lost(), "{error}");
+        assert!(error.to_string().contains("refused") && !error.to_string().contains("emulated"), "{error}");
+        within(others_are_served(&service)).await;
+        assert!(device.lost().is_none() && !service.is_closed());
+        within(ends(service, running)).await;
+    }
+}
+
+/// The caller's stream comes after a device that is lost later: that is no concern of what it did before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_is_not_spoilt_by_what_its_callers_stream_does_afterwards() {
+    for (on_device, wrapped) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (device, own, other) = (emulated(), emulated(), fragile());
+        let (service, running, permits) = adder(on_device.then_some(&device), 1);
+        others_are_served(&service).await;
+        permits.forget_permits(usize::MAX);
+        let ([stream], [later]) = (streams(&own), streams(&other));
+        let from = Buffer::from_slice(&stream, &[5_u32; 4]).unwrap();
+        let mut to = match wrapped {
+            true => Buffer::wrap(vec![0; 4]).unwrap().0,
+            false => Buffer::pinned(&own, 4).unwrap(),
+        };
+        stream.copy(&from, &mut to).unwrap();
+        stream.completed().await.unwrap();
+        let held = hold(&later);
+        stream.wait_for(&later).unwrap();
+        let mut asks = Box::pin(service.ask(to.into()));
+        assert!(asks.as_mut().now_or_never().is_none());
+        lose(&other).await;
+        permits.add_permits(1000);
+        let answer = within(asks).await.unwrap();
+        assert_eq!(values(&answer).await, [6; 4]);
+        within(others_are_served(&service)).await;
+        drop((held, answer));
+        within(ends(service, running)).await;
+    }
+}
+
+/// It lies on a device that is lost only after it was accepted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_whose_device_is_lost_while_it_waits_is_its_callers_error() {
+    let (device, own) = (emulated(), fragile());
+    let (service, running, permits) = adder(Some(&device), 1);
+    others_are_served(&service).await;
+    permits.forget_permits(usize::MAX);
+    let stream = Stream::new(&own).unwrap();
+    let odd: Envelope<u32> = Buffer::from_slice(&stream, &[5; 4]).unwrap().into();
+    stream.completed().await.unwrap();
+    let good: Envelope<u32> = Buffer::wrap(vec![2_u32; 4]).unwrap().0.into();
+    // The first has the only envelope on the flow's device, so that the others wait in the hub.
+    let mut first = Box::pin(service.ask(filled(&service, &[1; 4]).await));
+    let (mut odd, mut other) = (Box::pin(service.ask(odd)), Box::pin(service.ask(good)));
+    assert!(first.as_mut().now_or_never().is_none());
+    assert!(odd.as_mut().now_or_never().is_none());
+    assert!(other.as_mut().now_or_never().is_none());
+    lose(&own).await;
+    permits.add_permits(1000);
+    assert_eq!(values(&within(first).await.unwrap()).await, [2; 4]);
+    let error = within(odd).await.unwrap_err();
+    assert!(error.is_device_lost() && !error.to_string().contains("emulated"), "{error}");
+    assert_eq!(values(&within(other).await.unwrap()).await, [3; 4]);
+    within(others_are_served(&service)).await;
+    within(ends(service, running)).await;
+}
+
+/// The same for a message of an ingress. It is the last: the flow ends without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_whose_device_is_lost_while_it_waits_is_dropped_and_the_flow_goes_on() {
+    let (device, own) = (emulated(), fragile());
+    let permits = Arc::new(Semaphore::new(0));
+    let mut flow = Flow::new("adds");
+    let add = flow.add("add", Add(permits.clone())).on(&device);
+    let ingress = flow.ingress_with("in", add.input, Hub::bounded(3).envelope_bytes(64).envelopes(1));
+    let mut out = flow.egress("out", add.output);
+    let running = flow.spawn().unwrap();
+    let stream = Stream::new(&own).unwrap();
+    let odd: Envelope<u32> = Buffer::from_slice(&stream, &[5; 4]).unwrap().into();
+    stream.completed().await.unwrap();
+    for message in [Buffer::wrap(vec![1_u32; 4]).unwrap().0.into(), odd] {
+        ingress.send(message).await.unwrap();
+    }
+    lose(&own).await;
+    drop(ingress);
+    permits.add_permits(1000);
+    assert_eq!(values(&within(out.recv()).await.unwrap()).await, [2; 4]);
+    assert!(within(out.recv()).await.is_none());
+    within(running).await.unwrap();
+}
+
+/// A service and an ingress over the device.
+fn both(device: &Device) -> (Adder, Ingress<Envelope<u32>>, Running) {
+    let mut flow = Flow::new("both");
+    let add = flow.add("add", Increment).on(device);
+    let other = flow.add("other", sink(|_: Envelope<u32>| ready(Ok(())))).on(device);
+    let service = flow.service_with("service", add.input, add.output, Hub::bounded(3).envelope_bytes(64));
+    let ingress = flow.ingress_with("ingress", other.input, Hub::bounded(3).envelope_bytes(64));
+    (service, ingress, flow.spawn().unwrap())
+}
+
+fn is_refused(error: &Error) {
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+    assert!(error.to_string().contains("refused"), "{error}");
+}
+
+// An emulated device and one of a simulation, or one of CUDA and one of a simulation.
+on_both!(what_the_flow_cannot_copy_from_is_refused, async |device: Device| {
+    let (service, ingress, running) = both(&device);
+    others_are_served(&service).await;
+    let simulation = Simulation::new(7);
+    let simulated = Device::simulated(&simulation, Emulated::new());
+    let stream = Stream::new(&simulated).unwrap();
+    let odd = || Envelope::from(Buffer::from_slice(&stream, &[5_u32; 4]).unwrap());
+    is_refused(&within(service.ask(odd())).await.unwrap_err());
+    let unsent = within(ingress.send(odd())).await.unwrap_err();
+    is_refused(unsent.error());
+    assert_eq!(unsent.into_message().unwrap().len(), 4, "it comes back");
+    others_are_served(&service).await;
+    drop(ingress);
+    ends(service, running).await;
+});
+
+on_both!(memory_of_a_capture_or_a_graph_is_refused, async |device: Device| {
+    let (service, ingress, running) = both(&device);
+    others_are_served(&service).await;
+    let stream = Stream::new(&device).unwrap();
+    let from = Buffer::from_slice(&stream, &[7_u32; 4]).unwrap();
+    stream.completed().await.unwrap();
+    let written = |capture: &Stream, mut to: Buffer<u32>| -> Result<Envelope<u32>> {
+        capture.copy(&from, &mut to)?;
+        Ok(to.into())
+    };
+    let mut kept = None;
+    let graph = Graph::capture(&device, |capture| {
+        let captured = || written(capture.stream(), stream.alloc(4)?);
+        is_refused(&service.ask(captured()?).now_or_never().unwrap().unwrap_err());
+        is_refused(ingress.try_send(captured()?).unwrap_err().error());
+        kept = Some(captured()?);
+        Ok(())
+    });
+    let (graph, ()) = graph.unwrap();
+    // Page-locked memory: such a graph is none, but that is known only in the end.
+    let refused = Graph::capture(&device, |capture| {
+        let captured = || written(capture.stream(), Buffer::pinned(&device, 4)?);
+        is_refused(&service.ask(captured()?).now_or_never().unwrap().unwrap_err());
+        is_refused(ingress.try_send(captured()?).unwrap_err().error());
+        Ok(())
+    });
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Usage);
+    // Its launches write there, whenever they come.
+    is_refused(&within(service.ask(kept.unwrap())).await.unwrap_err());
+    others_are_served(&service).await;
+    drop((graph, ingress, from));
+    ends(service, running).await;
+});
+
+on_both!(read_only_memory_is_refused_where_it_would_be_written, async |device: Device| {
+    let read_only = || Envelope::from(Buffer::<u32>::wrap_read_only(vec![1_u32; 4]).unwrap().0);
+    let (service, running, _) = adder(None, 3);
+    is_refused(&within(service.ask(read_only())).await.unwrap_err());
+    others_are_served(&service).await;
+    ends(service, running).await;
+    // On a device it is read from a copy.
+    let (service, running, _) = adder(Some(&device), 3);
+    let answer = service.ask(read_only()).await.unwrap();
+    assert_eq!(values(&answer).await, [2; 4]);
+    drop(answer);
+    ends(service, running).await;
+});
+
+/// A service of numbers.
+fn echo() -> (Service<u32, u32>, Running) {
+    let mut flow = Flow::new("echo");
+    let pass = flow.add("pass", pass_on::<u32>());
+    let service = flow.service("service", pass.input, pass.output);
+    (service, flow.spawn().unwrap())
+}
+
+/// A response can be polled in any task, whatever the request.
+#[test]
+fn a_response_is_send_and_sync() {
+    fn check<T: Send + Sync + Unpin>() {}
+    check::<wakeline::flow::ResponseFuture<u32>>();
+}
+
+#[tokio::test]
+async fn an_answered_request_counts_no_longer_whether_or_not_its_caller_looks() {
+    let (service, running) = echo();
+    let service = service.limit(1);
+    let mut tower = service.clone();
+    poll_fn(|cx| tower.poll_ready(cx)).await.unwrap();
+    let unpolled = tower.call(1);
+    assert_eq!(within(service.ask(2)).await.unwrap(), 2);
+    assert_eq!(within(service.ask(3)).await.unwrap(), 3);
+    assert_eq!(unpolled.await.unwrap(), 1);
+    drop((service, tower));
+    within(running).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wait_within_a_limit_ends_with_the_flow() {
+    for abort in [false, true] {
+        let (service, running) = echo();
+        let service = service.limit(1);
+        assert_eq!(service.ask(1).await.unwrap(), 1);
+        // It keeps the only place, for ever.
+        let mut keeps = service.clone();
+        poll_fn(|cx| keeps.poll_ready(cx)).await.unwrap();
+        let mut waits = Box::pin(service.ask(2));
+        assert!(waits.as_mut().now_or_never().is_none());
+        let kind = if abort {
+            running.abort();
+            ErrorKind::Cancelled
+        } else {
+            running.stop();
+            ErrorKind::Closed
+        };
+        assert_eq!(within(waits).await.unwrap_err().kind(), kind);
+        assert_eq!(within(running).await.is_err(), abort);
+        drop(keeps);
+    }
+}
+
+#[tokio::test]
+async fn a_flow_that_runs_again_keeps_what_its_earlier_runs_have_put_out() {
+    let (mut number, mut flow) = (0, Flow::new("again"));
+    // One message a run.
+    let numbers = flow.add(
+        "numbers",
+        source(move || {
+            number += 1;
+            ready(Ok((number % 2 == 1).then_some(number)))
+        }),
+    );
+    let mut out = flow.egress("out", numbers.output);
+    for _ in 0..3 {
+        assert_eq!(within(flow.run()).await.unwrap().untaken, 0);
+    }
+    assert_eq!(out.try_recv(), Some(1));
+    within(flow.run()).await.unwrap();
+    for expected in [Some(3), Some(5), Some(7), None] {
+        assert_eq!(within(out.recv()).await, expected);
+    }
+    let next = tokio::join!(within(flow.run()), within(out.recv()));
+    assert_eq!((next.0.is_ok(), next.1), (true, None), "there was no other run when it was asked");
+    assert_eq!(out.try_recv(), Some(9));
+}
