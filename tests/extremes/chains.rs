@@ -145,3 +145,41 @@ fn conditions_within_conditions_are_refused_beyond_a_depth() {
         }
     });
 }
+
+/// Connected from the last to the first: nothing upstream of a hub is known when it is planned.
+#[test]
+fn a_flow_of_any_length_is_checked() {
+    const OPERATORS: usize = 5_000;
+    on_a_small_stack("chains::a_flow_of_any_length_is_checked", || {
+        let mut flow = host_only();
+        let device = Device::emulated(Emulated::new());
+        let from = flow.add("from", SendEach::new([vec![1_u32]]));
+        let pass = |at| flow.add(format!("pass {at}"), pass_on::<Envelope<u32>>()).on(&device);
+        let passes: Vec<_> = (0..OPERATORS).map(pass).collect();
+        let last = flow.add("last", sink(async |_: Envelope<u32>| Ok(())));
+        // The last hub copies to the host, and so needs the size that the first one sets.
+        flow.connect(passes[OPERATORS - 1].output, last.input);
+        for at in (1..OPERATORS).rev() {
+            flow.connect(passes[at - 1].output, passes[at].input);
+        }
+        flow.connect_with(from.output, passes[0].input, Hub::bounded(2).envelope_bytes(16));
+        flow.check().unwrap();
+        flow.replay("all", passes.iter().collect::<Vec<_>>());
+        flow.check().unwrap();
+    });
+}
+
+/// A time that grows with the square of the number of readers is more than a process is given.
+#[test]
+fn an_output_of_any_number_of_readers_is_checked() {
+    const READERS: usize = 20_000;
+    on_a_small_stack("chains::an_output_of_any_number_of_readers_is_checked", || {
+        let mut flow = host_only();
+        let from = flow.add("from", SendEach::new([vec![1_u32]]));
+        let reader = |at| flow.add(format!("reader {at}"), sink(async |_: Envelope<u32>| Ok(()))).input;
+        let readers: Vec<_> = (0..READERS).map(reader).collect();
+        flow.connect_with(from.output, readers, Hub::bounded(2).envelope_bytes(16));
+        // One reader is sent the envelopes themselves.
+        assert_eq!(flow.check().unwrap().copies.len(), READERS - 1);
+    });
+}
