@@ -84,3 +84,63 @@ fn the_writer_of_a_log_holds_up_its_own_thread_alone() {
         assert_eq!(lines.load(Ordering::SeqCst), 3, "what others have told meanwhile is written, too");
     });
 }
+
+fn empty() -> ChunkHub<u32> {
+    ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).build().unwrap()
+}
+
+/// As another thread does that goes on all the time.
+#[test]
+fn a_hub_that_has_a_line_for_each_line_holds_nobody_up_for_ever() {
+    alone("logs::a_hub_that_has_a_line_for_each_line_holds_nobody_up_for_ever", async {
+        let (hub, lines) = (empty(), Arc::new(AtomicUsize::new(0)));
+        let slot = Arc::new(Mutex::new(Some(hub.clone())));
+        hub.log_to(Lines({
+            let (slot, lines) = (slot.clone(), lines.clone());
+            move |text: &str| {
+                if text.ends_with('\n') {
+                    lines.fetch_add(1, Ordering::SeqCst);
+                    slot.lock().unwrap().iter().for_each(ChunkHub::flow_freely);
+                }
+            }
+        }));
+        hub.flow_freely();
+        let written = lines.load(Ordering::SeqCst);
+        assert!((1..=1025).contains(&written), "{written} lines");
+        // The one that is left is written as the hub goes.
+        *slot.lock().unwrap() = None;
+        drop(hub);
+        assert_eq!(lines.load(Ordering::SeqCst), written + 1);
+    });
+}
+
+#[test]
+fn lines_that_a_writer_is_too_slow_for_are_counted() {
+    const MOST: usize = 1024;
+    alone("logs::lines_that_a_writer_is_too_slow_for_are_counted", async {
+        let (hub, text) = (empty(), Arc::new(Mutex::new(String::new())));
+        let ((go, held), (began, wait)) = (mpsc::channel::<()>(), mpsc::channel());
+        hub.log_to(Lines({
+            let text = text.clone();
+            move |part: &str| {
+                let _ = began.send(());
+                let _ = held.recv();
+                text.lock().unwrap().push_str(part);
+            }
+        }));
+        let writes = std::thread::spawn({
+            let hub = hub.clone();
+            move || hub.flow_freely()
+        });
+        wait.recv().unwrap();
+        (0..MOST + 500).for_each(|_| hub.flow_freely());
+        drop(go);
+        writes.join().unwrap();
+        hub.flow_freely();
+        let text = text.lock().unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        let dropped = "h: 500 lines were dropped here, since the writer is too slow";
+        assert_eq!((lines.len(), lines[1 + MOST]), (1 + MOST + 2, dropped));
+        assert!(lines[2 + MOST].contains("data flows"), "{}", lines[2 + MOST]);
+    });
+}

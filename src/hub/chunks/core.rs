@@ -69,6 +69,7 @@ impl<T: Plain, S: 'static> Drop for Core<T, S> {
         let state = &mut self.inner.get_mut().state;
         let (wakers, structures) = (state.drain_wakers(), state.drain_structures());
         discard_all(wakers);
+        std::mem::take(&mut self.log).end(self.name.clone());
         // They may hold hubs of their own.
         structures.into_iter().for_each(|structure| limit_depth(|| discard(structure)));
     }
