@@ -183,3 +183,29 @@ fn an_output_of_any_number_of_readers_is_checked() {
         assert_eq!(flow.check().unwrap().copies.len(), READERS - 1);
     });
 }
+
+#[derive(Clone)]
+struct Within(#[allow(dead_code, reason = "dropped")] Option<ChunkHub<u8, Within>>);
+
+/// A structure holds a hub, one of whose chunks has a structure that holds a hub.
+#[test]
+fn hubs_may_lie_in_structures_to_any_depth() {
+    on_a_small_stack("chains::hubs_may_lie_in_structures_to_any_depth", || {
+        let mut inner = None;
+        for _ in 0..5_000 {
+            let hub = ChunkHub::<u8, Within>::builder("hub").elements(1).host_envelopes(1).build().unwrap();
+            let mut produce = hub.produce(&Device::host()).unwrap();
+            let mut chunk = produce.next().now_or_never().unwrap().unwrap().unwrap();
+            chunk.set_structure(Within(inner.take()));
+            chunk.fill_from(&[1]).now_or_never().unwrap().unwrap();
+            chunk.commit().unwrap();
+            drop(produce);
+            inner = Some(hub);
+        }
+        // In a chunk's hands at last.
+        let hub = inner.take().unwrap();
+        let chunk = hub.consume(&Device::host()).unwrap().next().now_or_never().unwrap().unwrap().unwrap();
+        drop(hub);
+        chunk.commit().unwrap();
+    });
+}

@@ -23,6 +23,7 @@ use std::{
 };
 
 use common::*;
+use futures::FutureExt;
 use wakeline::{
     condition::{self, Condition, MissedTicks, at_least, at_most, batch, count, every, memory, room},
     device::Simulation,

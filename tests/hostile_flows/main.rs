@@ -65,3 +65,12 @@ impl Message for Bomb {}
 async fn put(produce: &mut Producer<u32>, number: u32) {
     produce.with(async |blank| blank.fill_from(&[number]).await).await.unwrap();
 }
+
+/// A waker that counts its wakes.
+struct Counts(AtomicUsize);
+
+impl Wake for Counts {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}

@@ -99,14 +99,6 @@ fn peeks_whose_wakers_panic_leave_the_others_their_chunk() {
     });
 }
 
-struct Counts(AtomicUsize);
-
-impl Wake for Counts {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
 /// A waker that sends into the flow as it is dropped.
 struct SendsWhenDropped(wakeline::Ingress<u32>, Arc<AtomicBool>);
 
