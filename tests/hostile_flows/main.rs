@@ -30,6 +30,8 @@ use std::{
 
 use alone::in_a_process;
 use futures::{FutureExt, StreamExt};
+use tracing::Instrument;
+use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
 use wakeline::{
     ChunkHub, Error, ErrorKind,
     condition::{Condition, Status, until},

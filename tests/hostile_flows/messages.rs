@@ -251,3 +251,30 @@ fn a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other() {
         running.await.unwrap();
     });
 }
+
+/// A subscriber that panics as a span is closed.
+struct PanicsAtClose;
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for PanicsAtClose {
+    fn on_close(&self, _: tracing::span::Id, _: tracing_subscriber::layer::Context<'_, S>) {
+        panic!("a subscriber panics as a span is closed");
+    }
+}
+
+#[test]
+fn a_message_and_its_span_panic_as_they_are_dropped() {
+    alone("messages::a_message_and_its_span_panic_as_they_are_dropped", async {
+        tracing_subscriber::registry().with(PanicsAtClose).init();
+        let mut flow = Flow::new("f");
+        let stuck = flow.add("stuck", Stuck);
+        let ingress = flow.ingress_with("in", stuck.input, Hub::bounded(4));
+        let running = flow.spawn().unwrap();
+        for _ in 0..4 {
+            // Closed by the flow, which has the last of it.
+            let span = tracing::error_span!("request");
+            ingress.send(Bomb).instrument(span).await.unwrap();
+        }
+        running.abort();
+        assert!(running.await.unwrap_err().is_cancelled());
+    });
+}
