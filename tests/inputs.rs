@@ -465,8 +465,7 @@ async fn q5_a_batch_has_what_was_there_as_it_began() {
         assert!(feeding.ingress.set(ingresses[0].clone()).is_ok());
         gate.resume();
         within(running).await.unwrap();
-        let batches = lock(&seen).clone();
-        batches
+        std::mem::take(&mut *lock(&seen))
     }
     assert_eq!(batches(false).await, [2, 2, 2]);
     assert_eq!(batches(true).await, [4, 4, 4]);

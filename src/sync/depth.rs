@@ -44,12 +44,14 @@ struct Calls {
 }
 
 impl Calls {
-    const NONE: Self = Self { depth: Cell::new(0), queued: RefCell::new(ManuallyDrop::new(Vec::new())) };
+    const fn new() -> Self {
+        Self { depth: Cell::new(0), queued: RefCell::new(ManuallyDrop::new(Vec::new())) }
+    }
 }
 
 thread_local! {
-    static DESTRUCTORS: Calls = const { Calls::NONE };
-    static LISTENERS: Calls = const { Calls::NONE };
+    static DESTRUCTORS: Calls = const { Calls::new() };
+    static LISTENERS: Calls = const { Calls::new() };
 }
 
 type Queued = Box<dyn FnOnce()>;
