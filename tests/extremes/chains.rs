@@ -148,9 +148,9 @@ fn conditions_within_conditions_are_refused_beyond_a_depth() {
 
 /// Connected from the last to the first: nothing upstream of a hub is known when it is planned.
 #[test]
-fn a_flow_of_any_length_is_checked() {
+fn a_flow_of_any_length_is_checked_and_runs() {
     const OPERATORS: usize = 5_000;
-    on_a_small_stack("chains::a_flow_of_any_length_is_checked", || {
+    on_a_small_stack("chains::a_flow_of_any_length_is_checked_and_runs", || {
         let mut flow = host_only();
         let device = Device::emulated(Emulated::new());
         let from = flow.add("from", SendEach::new([vec![1_u32]]));
@@ -166,6 +166,9 @@ fn a_flow_of_any_length_is_checked() {
         flow.check().unwrap();
         flow.replay("all", passes.iter().collect::<Vec<_>>());
         flow.check().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let report = runtime.block_on(flow.run()).unwrap();
+        assert_eq!(report.operator("last").unwrap().runs, 1);
     });
 }
 
