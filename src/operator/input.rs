@@ -234,7 +234,7 @@ impl<M: Message> AnyPort for Input<M> {
     fn hand_over(&mut self, inlet: &mut (dyn Any + Send)) -> Result<()> {
         let Some(inlet) = inlet.downcast_mut() else { return Ok(()) };
         let most = self.waits.as_ref().map_or(1, |waits| waits.batch());
-        for at in 0..most {
+        for at in 0..most.min(self.arrivals.most_to_take()) {
             if !self.intake.hand_over(&mut self.arrivals, inlet, at == 0)? {
                 break;
             }

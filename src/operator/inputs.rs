@@ -322,18 +322,29 @@ impl<M: Message> AnyPort for Inputs<M> {
 
     fn hand_over(&mut self, inlets: &mut (dyn Any + Send)) -> Result<()> {
         let Some(inlets) = inlets.downcast_mut::<Vec<Inlet<M>>>() else { return Ok(()) };
-        let most = self.waits.as_ref().map(|waits| waits.batch());
-        let mut left = most.unwrap_or(inlets.len());
-        loop {
-            let before = left;
-            for (connection, inlet) in self.connections.iter_mut().zip(inlets.iter_mut()).take(left) {
-                left -= usize::from(self.intake.hand_over(connection, inlet, most.is_none())?);
-            }
-            // By default one of each; otherwise so many of whichever.
-            if most.is_none() || left == 0 || left == before {
-                return Ok(());
+        let Self { connections, open, intake, waits, .. } = self;
+        let mut both = connections.iter_mut().zip(inlets.iter_mut());
+        let Some(waits) = waits else {
+            // One of each.
+            return both.try_for_each(|(connection, inlet)| intake.hand_over(connection, inlet, true).map(drop));
+        };
+        // So many of whichever, of those that are there as it begins.
+        let mut left = waits.batch();
+        let mut both: Vec<_> = both.collect();
+        open.clear();
+        open.extend(both.iter().enumerate().map(|(at, (connection, _))| (at, connection.most_to_take())));
+        while left > 0
+            && let Some((at, there)) = open.pop_front()
+        {
+            let (connection, inlet) = &mut both[at];
+            if intake.hand_over(connection, inlet, false)? {
+                left -= 1;
+                if there > 1 {
+                    open.push_back((at, there - 1));
+                }
             }
         }
+        Ok(())
     }
 
     fn leave(&mut self) -> Vec<Traffic> {
