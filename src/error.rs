@@ -35,7 +35,7 @@ use std::{
 
 pub(crate) use caller::CallerErrors;
 
-use crate::sync::discard_cause;
+use crate::sync::{Chain, discard_cause, limit_depth};
 
 /// The result of a wakeline call.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
@@ -295,7 +295,7 @@ pub(crate) fn said(panic: Box<dyn Any + Send>) -> String {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(cause) = self.cause.take() {
-            crate::sync::limit_depth(move || drop(cause));
+            limit_depth(Chain::Destructors, move || drop(cause));
         }
     }
 }

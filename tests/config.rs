@@ -364,3 +364,66 @@ async fn config_operators_run_with_what_the_file_says() {
     within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [3, 4, 5]);
 }
+
+/// A value of so many levels.
+fn nested(levels: usize) -> serde_json::Value {
+    (1..levels).fold(serde_json::json!(1), |inner, _| serde_json::json!([inner]))
+}
+
+/// Each key and each value has fewer levels than a parser refuses, and all together more than a stack holds.
+#[test]
+fn config_a_file_of_any_depth_is_read_or_refused() {
+    fn read_all() {
+        let part = "a.".repeat(70);
+        let tables = (0..70).fold("1".to_string(), |inner, _| format!("{{ {part}b = {inner} }}"));
+        for (text, line) in [
+            (format!("x = 1\n[{part}b]\n{part}c = {tables}\n"), 2),
+            (format!("x = 1\n\n{part}b = 1\n"), 3),
+            (format!("x = {}1{}\n", "[".repeat(70), "]".repeat(70)), 1),
+        ] {
+            let (_folder, path) = file(&text);
+            let error = Config::file(&path).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Setup);
+            let (error, place) = (error.to_string(), format!("app.toml:{line}: "));
+            assert!(error.contains(&place) && error.contains("more than 64 levels deep"), "{error}");
+            // What is no TOML is that first.
+            let (_folder, path) = file(&format!("{text}y = \n"));
+            let error = Config::file(&path).unwrap_err().to_string();
+            assert!(error.contains("TOML parse error"), "{error}");
+        }
+        // The deepest there may be.
+        let key = format!("{}b", "a.".repeat(63));
+        let (_folder, path) = file(&format!("{key} = 1\n"));
+        let config = Config::file(&path).unwrap();
+        assert_eq!(config.unused(), ["a"]);
+        assert_eq!(config.get::<u32>(&key).unwrap(), 1);
+        for (key, levels) in [("a", 64), ("a.b", 63), (&*key, 1)] {
+            assert!(Config::new().set(key, nested(levels)).is_ok());
+            let error = Config::new().set(key, nested(levels + 1)).unwrap_err().to_string();
+            assert!(error.contains("tests/config.rs:") && error.contains("more than 64 levels deep"), "{error}");
+        }
+    }
+    common::alone::in_a_process("config_a_file_of_any_depth_is_read_or_refused", || {
+        std::thread::Builder::new().stack_size(2 << 20).spawn(read_all).unwrap().join().unwrap();
+    });
+}
+
+#[test]
+fn config_a_variable_of_any_depth_is_read_or_refused() {
+    let part = "a.".repeat(70);
+    let deep = (0..70).fold("1".to_string(), |inner, _| format!("{{ {part}b = {inner} }}"));
+    // Beside the two parts of its key.
+    let [most, more] = [62, 63].map(|levels| format!("{}1{}", "[".repeat(levels), "]".repeat(levels)));
+    let variables = [("TOO_A__B", &*deep), ("ONE_MORE_A__B", &*more), ("DEEPEST_A__B", &*most)];
+    with_variables("config_a_variable_of_any_depth_is_read_or_refused", &variables, || {
+        let read = || {
+            for prefix in ["TOO", "ONE_MORE"] {
+                let error = Config::new().env(prefix).unwrap_err().to_string();
+                assert!(error.contains(&format!("the variable `{prefix}_A__B` sets `a.b`: ")), "{error}");
+                assert!(error.contains("more than 64 levels deep"), "{error}");
+            }
+            assert_eq!(Config::new().env("DEEPEST").unwrap().unused(), ["a"]);
+        };
+        std::thread::Builder::new().stack_size(2 << 20).spawn(read).unwrap().join().unwrap();
+    });
+}

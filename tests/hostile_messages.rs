@@ -5,6 +5,9 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "common/alone.rs"]
+mod alone;
+
 use std::{
     cell::Cell,
     collections::BTreeSet,
@@ -14,10 +17,8 @@ use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
-        mpsc,
     },
     thread,
-    time::Duration,
 };
 
 use tracing::span::Id;
@@ -34,25 +35,12 @@ use wakeline::{
     stream::{StreamPool, Ticket},
 };
 
-/// Longer than any of it takes on a loaded machine.
-const BOUND: Duration = Duration::from_secs(60);
-
 /// Runs a body that must not hang.
-fn within_bound(what: &'static str, body: impl Future<Output = ()> + Send + 'static) {
-    let (done, wait) = mpsc::channel();
-    let thread = thread::spawn(move || {
+fn within_bound(what: &str, body: impl Future<Output = ()> + Send + 'static) {
+    alone::case_within_bound(what, || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(body)));
-        let _ = done.send(());
-        outcome
+        runtime.block_on(body);
     });
-    if wait.recv_timeout(BOUND).is_err() {
-        eprintln!("{what}: hangs");
-        std::process::abort();
-    }
-    if let Err(panic) = thread.join().expect("it catches what its body does") {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// A message whose size is computed by this.

@@ -5,6 +5,9 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "common/alone.rs"]
+mod alone;
+
 use std::{
     future::{Future, ready},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -16,9 +19,9 @@ use std::{
     },
     task::{Context, Poll, Wake, Waker},
     thread,
-    time::Duration,
 };
 
+use alone::case_within_bound;
 use futures::executor::block_on;
 use wakeline::{
     Egress, Ingress,
@@ -28,9 +31,6 @@ use wakeline::{
     prelude::*,
     stream::Event,
 };
-
-/// Longer than any of it takes on a loaded machine.
-const BOUND: Duration = Duration::from_secs(60);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -42,24 +42,6 @@ fn hold(stream: &Stream) -> mpsc::Sender<()> {
     let (go, held) = mpsc::channel::<()>();
     stream.host_function(move || _ = held.recv()).unwrap();
     go
-}
-
-/// Runs a body that must not hang.
-fn within_bound(what: String, body: impl FnOnce() + Send + 'static) {
-    let (done, wait) = mpsc::channel();
-    let thread = thread::spawn(move || {
-        let outcome = catch_unwind(AssertUnwindSafe(body));
-        let _ = done.send(());
-        outcome
-    });
-    if wait.recv_timeout(BOUND).is_err() {
-        eprintln!("{what}: hangs");
-        std::process::abort();
-    }
-    if let Err(panic) = thread.join().expect("it catches what its body does") {
-        eprintln!("{what}: failed");
-        std::panic::resume_unwind(panic);
-    }
 }
 
 type Deed = Box<dyn FnOnce() + Send>;
@@ -197,7 +179,7 @@ fn two_and_two(
     for manner in MANNERS {
         let faults = faults.clone();
         let what = format!("{what}, {manner:?}");
-        within_bound(what.clone(), move || {
+        case_within_bound(&what.clone(), move || {
             let device = Device::emulated(Emulated::new().workers(4).faults(faults));
             let stream = Stream::named(&device, "held").unwrap();
             let beside = Stream::named(&device, "beside").unwrap();
@@ -317,7 +299,7 @@ fn hostile_wakers_of_a_full_allocator_strand_nobody() {
 #[test]
 fn hostile_wakers_of_a_chunk_hub_strand_nobody() {
     for manner in MANNERS {
-        within_bound(format!("chunk hub, {manner:?}"), move || {
+        case_within_bound(&format!("chunk hub, {manner:?}"), move || {
             let device = Device::emulated(Emulated::new());
             let stream = Stream::new(&device).unwrap();
             let hub = ChunkHub::<u32>::builder("hub").elements(4).host_envelopes(2).build().unwrap();
@@ -361,7 +343,7 @@ fn runtime() -> tokio::runtime::Runtime {
 #[test]
 fn hostile_wakers_at_an_egress_leave_the_flow_whole() {
     for manner in MANNERS {
-        within_bound(format!("egress, {manner:?}"), move || {
+        case_within_bound(&format!("egress, {manner:?}"), move || {
             let device = Device::emulated(Emulated::new());
             let stream = Stream::new(&device).unwrap();
             let (flow, numbers, mut doubled) = doubling(1);
@@ -398,7 +380,7 @@ fn hostile_wakers_at_an_egress_leave_the_flow_whole() {
 fn hostile_wakers_at_an_ingress_leave_the_flow_whole() {
     for manner in MANNERS {
         for stop in [false, true] {
-            within_bound(format!("ingress, {manner:?}, stopped: {stop}"), move || {
+            case_within_bound(&format!("ingress, {manner:?}, stopped: {stop}"), move || {
                 let device = Device::emulated(Emulated::new());
                 let stream = Stream::new(&device).unwrap();
                 let (flow, numbers, mut doubled) = doubling(1);
@@ -438,7 +420,7 @@ fn hostile_wakers_at_an_ingress_leave_the_flow_whole() {
 #[test]
 fn hostile_wakers_of_a_running_flow_leave_it_whole() {
     for manner in MANNERS {
-        within_bound(format!("running, {manner:?}"), move || {
+        case_within_bound(&format!("running, {manner:?}"), move || {
             let device = Device::emulated(Emulated::new());
             let stream = Stream::new(&device).unwrap();
             let (flow, numbers, mut doubled) = doubling(1);
@@ -462,7 +444,7 @@ fn hostile_wakers_of_a_running_flow_leave_it_whole() {
 #[test]
 fn hostile_wakers_of_a_service_strand_no_other_caller() {
     for manner in MANNERS {
-        within_bound(format!("service, {manner:?}"), move || {
+        case_within_bound(&format!("service, {manner:?}"), move || {
             let device = Device::emulated(Emulated::new());
             let stream = Stream::new(&device).unwrap();
             let mut flow = Flow::new("service");
@@ -516,7 +498,7 @@ const OF_DROPS: [Manner; 4] = [Manner::DropsABuffer, Manner::DropsAStream, Manne
 #[test]
 fn a_host_function_that_is_refused_is_dropped_without_the_streams_lock() {
     for manner in OF_DROPS {
-        within_bound(format!("a refused host function, {manner:?}"), move || {
+        case_within_bound(&format!("a refused host function, {manner:?}"), move || {
             let mut value = None;
             let mut waits: Option<Waits> = None;
             let (device, stream, _kept) = lost_and_not_noticed(|device, stream| {
@@ -537,7 +519,7 @@ fn a_host_function_that_is_refused_is_dropped_without_the_streams_lock() {
 #[test]
 fn a_host_callback_that_is_refused_is_dropped_without_the_streams_lock() {
     for manner in OF_DROPS {
-        within_bound(format!("a refused host callback, {manner:?}"), move || {
+        case_within_bound(&format!("a refused host callback, {manner:?}"), move || {
             let mut value = None;
             let (device, stream, _kept) =
                 lost_and_not_noticed(|device, stream| value = Some(manner.value(device, stream)));
@@ -555,7 +537,7 @@ fn a_host_callback_that_is_refused_is_dropped_without_the_streams_lock() {
 #[test]
 fn what_a_fault_drops_in_the_queue_may_be_hostile() {
     for manner in OF_DROPS {
-        within_bound(format!("dropped by a fault, {manner:?}"), move || {
+        case_within_bound(&format!("dropped by a fault, {manner:?}"), move || {
             let (device, stream, _kept) = lost_and_not_noticed(|device, stream| {
                 let beside = Stream::named(device, "beside").unwrap();
                 for _ in 0..3 {
@@ -577,7 +559,7 @@ fn what_a_fault_drops_in_the_queue_may_be_hostile() {
 fn what_a_graph_has_kept_may_be_hostile() {
     for manner in OF_DROPS {
         for fault in [false, true] {
-            within_bound(format!("a graph's callback, {manner:?}, after a fault: {fault}"), move || {
+            case_within_bound(&format!("a graph's callback, {manner:?}, after a fault: {fault}"), move || {
                 let faults = if fault { Faults::new().fail_copy(1) } else { Faults::new() };
                 let device = Device::emulated(Emulated::new().workers(4).faults(faults));
                 let (stream, beside) = (Stream::new(&device).unwrap(), Stream::named(&device, "beside").unwrap());
@@ -598,7 +580,7 @@ fn what_a_graph_has_kept_may_be_hostile() {
 /// A waker may drop the flow that wakes it, with all of its handles.
 #[test]
 fn a_waker_may_drop_the_flow() {
-    within_bound("a waker that drops the flow".into(), || {
+    case_within_bound("a waker that drops the flow", || {
         let (flow, numbers, mut doubled) = doubling(1);
         let runtime = runtime();
         let _inside = runtime.enter();
@@ -681,7 +663,7 @@ impl Wake for Shares {
 
 #[test]
 fn wakers_of_a_workers_blanks_do_not_pile_up() {
-    within_bound("wakers of blanks".into(), || {
+    case_within_bound("wakers of blanks", || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut flow = Flow::new("flow");

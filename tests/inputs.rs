@@ -6,14 +6,14 @@ mod clock;
 mod common;
 
 use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+    Arc, OnceLock,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use clock::{Notes, at_until, runs};
 use common::*;
 use futures::FutureExt;
-use wakeline::{Inputs, hub::MergePolicy, prelude::*};
+use wakeline::{Inputs, condition::Gate, hub::MergePolicy, operator::concurrent, prelude::*};
 
 #[derive(Ports)]
 struct MergePorts {
@@ -386,4 +386,137 @@ async fn q9_metadata_merges_by_the_operators_policy() {
     let told = outcome.unwrap_err().to_string();
     assert!(told.starts_with("operator `merge`: ") && told.contains("metadata `number`"), "{told}");
     assert!(seen.is_empty());
+}
+
+/// While a batch is taken, each of its messages sends another one as it is counted.
+struct Feed(Arc<Feeding>);
+
+#[derive(Default)]
+struct Feeding {
+    ingress: OnceLock<wakeline::Ingress<Feed>>,
+    taking: AtomicBool,
+    sent: AtomicUsize,
+}
+
+impl Message for Feed {
+    fn size_in_bytes(&self) -> usize {
+        // Not for those that it sends, which are counted as they are sent.
+        if self.0.taking.swap(false, Ordering::Relaxed) {
+            // Else a batch without an end would be one.
+            if self.0.sent.fetch_add(1, Ordering::Relaxed) < 1000 {
+                let _ = self.0.ingress.get().unwrap().try_send(Self(self.0.clone()));
+            }
+            self.0.taking.store(true, Ordering::Relaxed);
+        }
+        1
+    }
+}
+
+#[derive(Ports)]
+struct OnePorts {
+    #[input(optional)]
+    one: Input<Feed>,
+}
+
+#[derive(Ports)]
+struct ManyPorts {
+    #[input(optional)]
+    many: Inputs<Feed>,
+}
+
+/// A batch of all that is there ends, though others go on sending for as long as it is taken.
+#[tokio::test]
+async fn q5_a_batch_has_what_was_there_as_it_began() {
+    async fn batches(many: bool) -> Vec<usize> {
+        let (feeding, seen) = (Arc::new(Feeding::default()), shared());
+        let mut flow = Flow::new("q5");
+        let (feeds, noted, gate) = (feeding.clone(), seen.clone(), Gate::paused());
+        let take = move |take: &mut dyn FnMut() -> Result<usize>, cx: &mut Cx| {
+            feeds.taking.store(true, Ordering::Relaxed);
+            lock(&noted).push(take()?);
+            feeds.taking.store(false, Ordering::Relaxed);
+            if lock(&noted).len() == 3 {
+                cx.finish();
+            }
+            Ok(())
+        };
+        let ports = if many {
+            let takes = runs(move |ports: &mut ManyPorts, cx: &mut Cx| {
+                take(&mut || ports.many.take_batch().map(|batch| batch.len()), cx)
+            });
+            let port = flow.add("takes", takes).when(gate.clone()).many;
+            vec![port, port]
+        } else {
+            let takes = runs(move |ports: &mut OnePorts, cx: &mut Cx| {
+                take(&mut || ports.one.take_batch().map(|batch| batch.len()), cx)
+            });
+            vec![flow.add("takes", takes).when(gate.clone()).one]
+        };
+        let ports = ports.into_iter().enumerate();
+        let ingresses = ports.map(|(at, port)| flow.ingress_with(format!("in {at}"), port, Hub::bounded(8)));
+        let ingresses: Vec<_> = ingresses.collect();
+        let running = flow.spawn().unwrap();
+        for ingress in &ingresses {
+            for _ in 0..2 {
+                ingress.send(Feed(feeding.clone())).await.map_err(drop).unwrap();
+            }
+        }
+        assert!(feeding.ingress.set(ingresses[0].clone()).is_ok());
+        gate.resume();
+        within(running).await.unwrap();
+        std::mem::take(&mut *lock(&seen))
+    }
+    assert_eq!(batches(false).await, [2, 2, 2]);
+    assert_eq!(batches(true).await, [4, 4, 4]);
+}
+
+/// Take all that is there, once.
+#[derive(Clone)]
+struct TakesOne(Shared<usize>);
+
+#[derive(Clone)]
+struct TakesMany(Shared<usize>);
+
+macro_rules! takes_all {
+    ($operator:ident, $ports:ident, $port:ident) => {
+        impl Operator for $operator {
+            type Ports = $ports;
+
+            async fn compute(&mut self, ports: &mut $ports, cx: &mut Cx) -> Result<()> {
+                lock(&self.0).push(ports.$port.take_batch()?.len());
+                cx.finish();
+                Ok(())
+            }
+        }
+    };
+}
+
+takes_all!(TakesOne, OnePorts, one);
+takes_all!(TakesMany, ManyPorts, many);
+
+/// The same where runs are handed their messages.
+#[tokio::test]
+async fn q5_a_batch_of_a_concurrent_operator_has_what_was_there_as_it_began() {
+    async fn batch(many: bool) -> usize {
+        let (feeding, seen, gate) = (Arc::new(Feeding::default()), shared(), Gate::paused());
+        let mut flow = Flow::new("q5");
+        let port = if many {
+            flow.add("takes", concurrent(1, TakesMany(seen.clone()))).when(gate.clone()).many
+        } else {
+            flow.add("takes", concurrent(1, TakesOne(seen.clone()))).when(gate.clone()).one
+        };
+        let ingress = flow.ingress_with("in", port, Hub::bounded(8));
+        let running = flow.spawn().unwrap();
+        for _ in 0..2 {
+            ingress.send(Feed(feeding.clone())).await.map_err(drop).unwrap();
+        }
+        assert!(feeding.ingress.set(ingress).is_ok());
+        feeding.taking.store(true, Ordering::Relaxed);
+        gate.resume();
+        within(running).await.unwrap();
+        let batches = lock(&seen);
+        batches[0]
+    }
+    assert_eq!(batch(false).await, 2);
+    assert_eq!(batch(true).await, 2);
 }

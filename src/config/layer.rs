@@ -15,13 +15,11 @@ use figment::{
 use serde::Serialize;
 use toml::de::{DeTable, DeValue};
 
+use super::document::{self, Document, is_beyond};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How `toml` gives a date to somebody who does not know it.
 const DATE: &str = "$__toml_private_datetime";
-
-/// Parts of a key, at most: a value lies as deep as its key has parts, and is read and dropped by recursion.
-const MOST_PARTS: usize = 64;
 
 /// Where values are from.
 #[derive(Clone, Debug)]
@@ -51,13 +49,15 @@ impl Layer {
             Error::new(ErrorKind::Setup, format!("configuration of {}", path.display())).because(cause)
         };
         let text = std::fs::read_to_string(path).map_err(|error| refused(error.into()))?;
+        let document = Document::parse(&text).map_err(|error| refused(error.into()))?;
+        if let Some(start) = document.beyond(document::MOST) {
+            let place = format!("configuration of {}:{}", path.display(), line_of(&text, start));
+            return Err(Error::new(ErrorKind::Setup, too_deep(&place)));
+        }
         let mut values: Dict = toml::from_str(&text).map_err(|error| refused(error.into()))?;
         values.values_mut().for_each(dates);
         let mut lines = BTreeMap::new();
-        // It is TOML, as was seen above.
-        if let Ok(table) = DeTable::parse(&text) {
-            note_lines(&text, "", table.get_ref(), &mut lines);
-        }
+        note_lines(&text, "", document.table(), &mut lines);
         Ok(Self { place: Place::File(path.into()), values, lines })
     }
 
@@ -68,8 +68,9 @@ impl Layer {
             let text = format!("{place} sets `{key}`, which is no key: names joined by dots, none of them empty");
             return Err(Error::new(ErrorKind::Setup, text));
         }
-        if key.split('.').nth(MOST_PARTS).is_some() {
-            let text = format!("{place} sets a key of more than {MOST_PARTS} parts: there are no settings that deep");
+        if key.split('.').nth(document::MOST).is_some() {
+            let most = document::MOST;
+            let text = format!("{place} sets a key of more than {most} parts: there are no settings that deep");
             return Err(Error::new(ErrorKind::Setup, text));
         }
         let mut values = Dict::new();
@@ -86,6 +87,9 @@ impl Layer {
             let text = format!("{place} sets `{key}` to what no file could say");
             Error::new(ErrorKind::Setup, text).because(error)
         })?;
+        if is_beyond(&value, levels_left(key)) {
+            return Err(Error::new(ErrorKind::Setup, too_deep(&format!("{place} sets `{key}`"))));
+        }
         Self::one(key, value, place)
     }
 
@@ -129,18 +133,38 @@ pub(super) fn variables(prefix: &str, all: impl Iterator<Item = (OsString, OsStr
             return Err(Error::new(ErrorKind::Setup, format!("{place} is no UTF-8")));
         };
         let key = key.to_ascii_lowercase().replace("__", ".");
-        found.insert(name.to_string(), Layer::one(&key, parsed(value), place)?);
+        let Some(value) = parsed(value, levels_left(&key)) else {
+            return Err(Error::new(ErrorKind::Setup, too_deep(&format!("{place} sets `{key}`"))));
+        };
+        found.insert(name.to_string(), Layer::one(&key, value, place)?);
     }
     Ok(found.into_values().collect())
 }
 
-/// A variable's value: as in a file, or a text.
-fn parsed(text: &str) -> Value {
+/// Levels that a value under this key may have. At least one: a key that is too long is an error of its own.
+fn levels_left(key: &str) -> usize {
+    (document::MOST + 1).saturating_sub(key.split('.').count()).max(1)
+}
+
+fn too_deep(place: &str) -> String {
+    let most = document::MOST;
+    format!(
+        "{place}: tables and arrays within each other more than {most} levels deep, the parts of their key included: no \
+         setting is that deep, so use fewer levels"
+    )
+}
+
+/// A variable's value: as in a file, or a text. `None` for one of more levels than this.
+fn parsed(text: &str, levels: usize) -> Option<Value> {
     let line = format!("value = {text}");
-    let one = toml::from_str::<Dict>(&line).ok().filter(|values| values.len() == 1);
+    let document = Document::parse(&line).ok().filter(|document| document.table().len() == 1);
+    if document.as_ref().is_some_and(|document| document.beyond(levels).is_some()) {
+        return None;
+    }
+    let one = document.and_then(|_| toml::from_str::<Dict>(&line).ok());
     let mut value = one.and_then(|mut values| values.remove("value")).unwrap_or_else(|| Value::from(text));
     dates(&mut value);
-    value
+    Some(value)
 }
 
 /// A date is a text to whoever reads it.
@@ -158,12 +182,16 @@ fn dates(value: &mut Value) {
 fn note_lines(text: &str, within: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {
     for (name, value) in table {
         let key = if within.is_empty() { name.get_ref().to_string() } else { format!("{within}.{}", name.get_ref()) };
-        let before = text.get(..name.span().start).unwrap_or_default();
-        lines.insert(key.clone(), 1 + before.matches('\n').count());
+        lines.insert(key.clone(), line_of(text, name.span().start));
         if let DeValue::Table(table) = value.get_ref() {
             note_lines(text, &key, table, lines);
         }
     }
+}
+
+/// The line that a byte lies on, counted from 1.
+fn line_of(text: &str, at: usize) -> usize {
+    1 + text.get(..at).unwrap_or_default().matches('\n').count()
 }
 
 impl Provider for Layer {

@@ -10,6 +10,7 @@
 //! file and line, which variable or which call a value is from. Types are strict: `rate = 2.5` is no integer, and neither
 //! is `rate = "2"`. A field that the type does not have is an error, whether it says `deny_unknown_fields` or not.
 
+mod document;
 mod fields;
 mod layer;
 
@@ -69,7 +70,8 @@ impl Config {
     /// What a TOML file says.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) if it cannot be read or is no TOML, with the line.
+    /// [`Setup`](ErrorKind::Setup) if it cannot be read or is no TOML, with the line; if its tables and arrays lie in each
+    /// other more than 64 levels deep.
     pub fn file(path: impl AsRef<Path>) -> Result<Self> {
         Self::new().with_file(path)
     }
@@ -87,7 +89,7 @@ impl Config {
     /// stands in quotes.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) for a variable that is not UTF-8.
+    /// [`Setup`](ErrorKind::Setup) for a variable that is not UTF-8, or whose key and value have more than 64 levels.
     pub fn env(self, prefix: &str) -> Result<Self> {
         self.with_variables(prefix, std::env::vars_os())
     }
@@ -103,7 +105,8 @@ impl Config {
     /// One value on top: an argument of the command line, a test's own.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) for a value that a file could not say either, or an empty name in the key.
+    /// [`Setup`](ErrorKind::Setup) for a value that a file could not say either, an empty name in the key, or more than 64
+    /// levels of both.
     #[track_caller]
     pub fn set(self, key: &str, value: impl Serialize) -> Result<Self> {
         let layer = Layer::set(key, value, Location::caller())?;

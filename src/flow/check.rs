@@ -67,6 +67,8 @@ fn names(flow: &Flow, problems: &mut Vec<String>) {
 /// Every port is connected, to this flow, and once, unless it is one for many, or an output whose messages can fork.
 fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     let (mut used, mut told) = (HashSet::new(), HashSet::new());
+    let alone: HashSet<_> =
+        flow.connections.iter().filter(|connection| !connection.forks).map(|connection| connection.from).collect();
     for connection in &flow.connections {
         let own: Vec<PortId> = [connection.from, connection.to].into_iter().filter(|id| id.flow == flow.id).collect();
         let what = match &own[..] {
@@ -79,7 +81,7 @@ fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
             let instead = match decl(flow, id).kind {
                 PortKind::Inputs | PortKind::Link(_) => None,
                 PortKind::Input => Some("an `Inputs<..>` can be"),
-                PortKind::Output if flow.leaving(id).all(|(_, branch)| branch.forks) => None,
+                PortKind::Output if !alone.contains(&id) => None,
                 PortKind::Output => Some("name its readers together, `connect(out, [one.input, other.input])`"),
             };
             let again = !used.insert((id.operator, id.port));

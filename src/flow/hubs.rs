@@ -1,6 +1,10 @@
 //! What hub each connection of a flow becomes: its size, its envelopes and its place.
 
-use std::sync::{Arc, atomic::AtomicUsize};
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicUsize},
+};
 
 use super::{
     Connection, Copied, Flow,
@@ -18,8 +22,8 @@ use crate::{
 
 /// One for every connection, in their order.
 pub(super) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> Vec<LinkPlan> {
-    let near = pinned_for(flow);
-    within(flow).map(|connection| plan_of(flow, connection, &near, problems)).collect()
+    let (near, outputs) = (pinned_for(flow), Outputs::of(flow));
+    within(flow).map(|connection| plan_of(flow, connection, &outputs, &near, problems)).collect()
 }
 
 /// The connections whose sizes and places can be known: those within the flow.
@@ -27,23 +31,86 @@ fn within(flow: &Flow) -> impl Iterator<Item = &Connection> {
     flow.connections.iter().filter(|connection| connection.from.flow == flow.id && connection.to.flow == flow.id)
 }
 
-/// Whether of an output's readers this is the one that is sent the messages themselves.
-fn is_heir(flow: &Wiring<'_>, connection: &Connection) -> bool {
-    if !connection.forks {
-        return true;
-    }
-    let writer = device(flow, connection.from);
-    let branches = flow.leaving(connection.from).map(|(_, branch)| branch).filter(|branch| branch.to.flow == flow.id);
-    let drops = |branch: &&Connection| wanted(flow, branch).full != Full::Hold;
-    let heir = fan::heir(branches, drops, |branch| device(flow, branch.to) == writer);
-    heir.is_none_or(|heir| std::ptr::eq(heir, connection))
+/// What the plan of each hub depends on beside its own connection. It is computed once for the whole flow, without recursion:
+/// a flow may be a chain of ten thousand operators, or an output may have ten thousand readers.
+struct Outputs<'a> {
+    by_port: HashMap<PortId, Output<'a>>,
+    /// By operator: bytes of the largest envelope that reaches one of its inputs.
+    reaching: Vec<Option<usize>>,
 }
 
-fn plan_of(flow: &Wiring<'_>, connection: &Connection, near: &Device, problems: &mut Vec<String>) -> LinkPlan {
+struct Output<'a> {
+    /// Of its readers, the one that is sent the messages themselves.
+    heir: Option<&'a Connection>,
+    /// Bytes of its largest blank envelope, where a hub or a declaration sets them.
+    said: Option<usize>,
+}
+
+impl<'a> Outputs<'a> {
+    fn of(flow: &Wiring<'a>) -> Self {
+        let mut by_port = HashMap::new();
+        for connection in within(flow) {
+            let (port, writer) = (connection.from, device(flow, connection.from));
+            by_port.entry(port).or_insert_with(|| {
+                let branches = flow.leaving(port).map(|(_, branch)| branch).filter(|branch| branch.to.flow == flow.id);
+                let drops = |branch: &&Connection| wanted(flow, branch).full != Full::Hold;
+                let heir = fan::heir(branches.clone(), drops, |branch| device(flow, branch.to) == writer);
+                let said = branches.filter_map(|branch| wanted(flow, branch).envelope_bytes).max();
+                Output { heir, said }
+            });
+        }
+        let mut outputs = Self { by_port, reaching: vec![None; flow.entries.len()] };
+        outputs.reach(flow);
+        outputs
+    }
+
+    /// Largest size first, so that the first size to reach an operator is its largest: each connection is followed once.
+    fn reach(&mut self, flow: &Wiring<'_>) {
+        let said = within(flow).filter_map(|connection| Some((self.said(connection.from)?, connection)));
+        let mut said: Vec<_> = said.collect();
+        said.sort_by_key(|(bytes, _)| Reverse(*bytes));
+        for (bytes, connection) in said {
+            let mut open = vec![connection];
+            while let Some(connection) = open.pop() {
+                let reader = connection.to.operator;
+                if !decl(flow, connection.to).carries_envelopes || self.reaching[reader].is_some() {
+                    continue;
+                }
+                self.reaching[reader] = Some(bytes);
+                let passed_on = flow.leaving_operator(reader).filter(|next| next.to.flow == flow.id);
+                open.extend(passed_on.filter(|next| self.said(next.from).is_none()));
+            }
+        }
+    }
+
+    fn said(&self, output: PortId) -> Option<usize> {
+        self.by_port.get(&output)?.said
+    }
+
+    /// Bytes of the largest envelope that an output can send: a blank, or one of those that its operator is passed.
+    fn size(&self, output: PortId) -> Option<usize> {
+        self.said(output).or(self.reaching[output.operator])
+    }
+
+    /// Whether of an output's readers this is the one that is sent the messages themselves.
+    fn is_heir(&self, connection: &Connection) -> bool {
+        let output = self.by_port.get(&connection.from);
+        let heir = output.and_then(|output| output.heir);
+        !connection.forks || heir.is_none_or(|heir| std::ptr::eq(heir, connection))
+    }
+}
+
+fn plan_of(
+    flow: &Wiring<'_>,
+    connection: &Connection,
+    outputs: &Outputs<'_>,
+    near: &Device,
+    problems: &mut Vec<String>,
+) -> LinkPlan {
     let name = hub_name(flow, connection);
     let hub = wanted(flow, connection);
     let (writer, reader) = (device(flow, connection.from), device(flow, connection.to));
-    let forks = !is_heir(flow, connection);
+    let forks = !outputs.is_heir(connection);
     let PortDecl { carries_envelopes: carries, element_bytes, .. } = *decl(flow, connection.from);
     let mut problem = |what: String| problems.push(format!("hub `{name}`: {what}"));
 
@@ -56,7 +123,7 @@ fn plan_of(flow: &Wiring<'_>, connection: &Connection, near: &Device, problems: 
     let least = needs(flow, connection);
     let capacity = sized("capacity", hub.capacity, least);
     // The writer's blanks are lent by one hub alone.
-    let writer_bytes = said(flow, connection.from).filter(|_| carries && !forks);
+    let writer_bytes = outputs.said(connection.from).filter(|_| carries && !forks);
     // A run keeps those that it has filled until it is its turn.
     let workers = flow.entries[connection.from.operator].workers;
     let kept = writer_bytes.map_or(0, |_| workers.saturating_mul(needs_at(flow, connection.from).max(1)));
@@ -81,7 +148,7 @@ fn plan_of(flow: &Wiring<'_>, connection: &Connection, near: &Device, problems: 
         problem(format!("{writer} and {reader} are devices of different makes: put an operator on the host between"));
     }
     let elsewhere = carries && (forks || writer != reader);
-    let reader_bytes = match size(flow, connection.from, &mut Vec::new()) {
+    let reader_bytes = match outputs.size(connection.from) {
         _ if !elsewhere => None,
         Some(bytes) => Some(bytes),
         None => {
@@ -151,12 +218,19 @@ pub(super) fn ends_with(flow: &Flow, plans: &mut [LinkPlan]) {
 
 /// The hubs that copy what is at their readers' already: what is sent is there, or another fork of it is.
 pub(super) fn copies(flow: &Wiring<'_>, plans: &[LinkPlan]) -> Vec<Copied> {
-    let copied = flow.connections.iter().zip(plans).enumerate().filter_map(|(at, (connection, plan))| {
-        let there = flow.leaving(connection.from).any(|(other, _)| {
-            let theirs = &plans[other];
-            other != at && theirs.reader == plan.reader && (!theirs.forks || other < at)
-        });
-        let envelope_bytes = plan.reader_bytes.filter(|_| plan.forks && (there || plan.reader == plan.writer))?;
+    let all = || flow.connections.iter().zip(plans);
+    // Where each output's messages themselves go; then, in the order of the connections, where its forks go.
+    let mut there: HashMap<PortId, Vec<&Device>> = HashMap::new();
+    for (connection, plan) in all().filter(|(_, plan)| !plan.forks) {
+        there.entry(connection.from).or_default().push(&plan.reader);
+    }
+    let copied = all().filter(|(_, plan)| plan.forks).filter_map(|(connection, plan)| {
+        let there = there.entry(connection.from).or_default();
+        let is_there = there.contains(&&plan.reader);
+        if !is_there {
+            there.push(&plan.reader);
+        }
+        let envelope_bytes = plan.reader_bytes.filter(|_| is_there || plan.reader == plan.writer)?;
         Some(Copied { hub: plan.name.clone(), device: plan.reader.clone(), envelope_bytes })
     });
     copied.collect()
@@ -195,27 +269,6 @@ fn certainly_needs(flow: &Flow, port: PortId) -> usize {
 /// How many it holds: as many as was said, and otherwise as it has to.
 pub(super) fn capacity(flow: &Flow, connection: &Connection) -> usize {
     wanted(flow, connection).capacity.unwrap_or_else(|| needs(flow, connection))
-}
-
-/// Bytes of the largest blank envelope that an output is said to have.
-fn said(flow: &Wiring<'_>, output: PortId) -> Option<usize> {
-    let branches = flow.leaving(output).filter(|(_, branch)| branch.to.flow == flow.id);
-    branches.filter_map(|(_, branch)| wanted(flow, branch).envelope_bytes).max()
-}
-
-/// Bytes of the largest envelope that an output can send: a blank, or one of those that its operator is passed.
-fn size(flow: &Wiring<'_>, output: PortId, seen: &mut Vec<PortId>) -> Option<usize> {
-    if let Some(bytes) = said(flow, output) {
-        return Some(bytes);
-    }
-    if seen.contains(&output) {
-        return None;
-    }
-    seen.push(output);
-    let passed_on = flow
-        .arriving(output.operator)
-        .filter(|other| other.from.flow == flow.id && decl(flow, other.to).carries_envelopes);
-    passed_on.filter_map(|other| size(flow, other.from, seen)).max()
 }
 
 /// Host memory between two operators on the host may later be copied to a device of the flow.

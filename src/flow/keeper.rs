@@ -5,6 +5,7 @@
 //! cycle is when it has gone quiet; anything else is a stall, an error that says who waits for what.
 
 use std::{
+    collections::HashMap,
     future::poll_fn,
     sync::Arc,
     task::{Context, Poll, Wake},
@@ -78,7 +79,8 @@ impl Keeper<'_> {
         }
         for (section, mut members) in sections.into_iter().zip(members) {
             let order = section.plan.members.clone();
-            members.sort_by_key(|member| order.iter().position(|index| *index == member.index));
+            let places: HashMap<_, _> = order.iter().enumerate().map(|(place, index)| (*index, place)).collect();
+            members.sort_by_key(|member| places.get(&member.index).copied());
             let (name, node) = (section.plan.name.clone(), nodes[order[0]].clone());
             let task = section::task(section, members, node, self.control.clone(), tell.clone());
             let task = guarded(self.control.clone(), section::place(&name), task);

@@ -3,7 +3,11 @@
 //! Such a hub is no part of the flow: it was there before, may have links elsewhere, and is there afterwards. Each run of
 //! the flow makes links of its own, in the order of linking, where their operators are.
 
-use std::{any::Any, sync::Arc};
+use std::{
+    any::Any,
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use super::Flow;
 use crate::{
@@ -41,21 +45,24 @@ impl Linking {
     pub(super) fn make(&self, device: &Device) -> Result<(Box<dyn Any + Send>, LinkedTo)> {
         (self.make)(device, self.name)
     }
-
-    fn is_to(&self, hub: &Arc<dyn ChunkState>) -> bool {
-        is_one(&self.hub, hub)
-    }
-
-    /// Chunks of its hub are consumed, here or elsewhere.
-    fn is_consumed(&self, links: &[Self]) -> bool {
-        let here = links.iter().any(|link| link.role == Role::Consume && link.is_to(&self.hub));
-        here || self.hub.links_that(Role::Consume) > 0
-    }
 }
 
-/// The same hub.
-pub(super) fn is_one(one: &Arc<dyn ChunkState>, other: &Arc<dyn ChunkState>) -> bool {
-    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+/// The same for all handles of one hub.
+fn key(hub: &Arc<dyn ChunkState>) -> *const () {
+    Arc::as_ptr(hub).cast()
+}
+
+/// The links of each hub, in the order of linking: a flow may have ten thousand.
+fn by_hub(links: &[Linking]) -> Vec<Vec<&Linking>> {
+    let (mut groups, mut numbers) = (Vec::<Vec<_>>::new(), HashMap::new());
+    for link in links {
+        let number = *numbers.entry(key(&link.hub)).or_insert(groups.len());
+        match groups.get_mut(number) {
+            Some(group) => group.push(link),
+            None => groups.push(vec![link]),
+        }
+    }
+    groups
 }
 
 impl Flow {
@@ -154,23 +161,22 @@ impl Flow {
 
 /// Operators that do not end by themselves when the flow is to be drained: readers of chunks that come from others. Each
 /// with those that it is behind.
-pub(super) fn drained_through<'a>(links: &'a [Linking]) -> impl Iterator<Item = (usize, usize)> + 'a {
-    let readers = links.iter().filter(|link| link.role != Role::Produce && link.is_consumed(links));
-    readers.flat_map(move |reader| {
-        let writers = links.iter().filter(|link| link.role == Role::Produce && link.is_to(&reader.hub));
-        writers.map(|writer| (writer.port.operator, reader.port.operator))
+pub(super) fn drained_through(links: &[Linking]) -> impl Iterator<Item = (usize, usize)> + '_ {
+    by_hub(links).into_iter().flat_map(|own| {
+        let here = own.iter().any(|link| link.role == Role::Consume);
+        let is_consumed = here || own.first().is_some_and(|link| link.hub.links_that(Role::Consume) > 0);
+        let of = |writes: bool| own.iter().filter(move |link| (link.role == Role::Produce) == writes);
+        let writers: Vec<_> = of(true).map(|link| link.port.operator).collect();
+        let readers: Vec<_> = of(false).filter(|_| is_consumed).map(|link| link.port.operator).collect();
+        readers.into_iter().flat_map(move |reader| writers.clone().into_iter().map(move |writer| (writer, reader)))
     })
 }
 
 /// The hubs that have links here, each once.
 pub(super) fn hubs(links: &[LinkedTo]) -> Vec<Arc<dyn ChunkState>> {
-    let mut hubs: Vec<Arc<dyn ChunkState>> = Vec::new();
-    for link in links {
-        if !hubs.iter().any(|hub| is_one(hub, &link.state)) {
-            hubs.push(link.state.clone());
-        }
-    }
-    hubs
+    let mut found = HashSet::new();
+    let new = links.iter().filter(|link| found.insert(key(&link.state)));
+    new.map(|link| link.state.clone()).collect()
 }
 
 /// A flow's hubs know of it while it runs: whoever has links to them elsewhere may cause something in it.
@@ -192,6 +198,38 @@ impl Drop for Attached {
     }
 }
 
+/// What the problems of a hub's links depend on beside each link.
+struct Group<'a> {
+    /// Where ports that run without a chunk send chunks of their own: those need not be copied there.
+    sent_at: Vec<Device>,
+    produced: bool,
+    names: HashSet<LinkName>,
+    /// By operator: the links that were looked at.
+    before: HashMap<usize, Vec<&'a Linking>>,
+    /// What is reported once for the hub was.
+    is_done: bool,
+}
+
+impl Group<'_> {
+    fn new(links: &[&Linking], device: impl Fn(PortId) -> Device, optional: impl Fn(PortId) -> bool) -> Self {
+        let producers = || links.iter().filter(|link| link.role == Role::Produce);
+        let mut sent_at: Vec<Device> = Vec::new();
+        for sends in producers().filter(|link| optional(link.port)) {
+            let on = device(sends.port);
+            if !sent_at.contains(&on) {
+                sent_at.push(on);
+            }
+        }
+        Self {
+            sent_at,
+            produced: producers().next().is_some(),
+            names: links.iter().map(|link| link.name).collect(),
+            before: HashMap::new(),
+            is_done: false,
+        }
+    }
+}
+
 /// What is wrong with a flow's links. `port`: its name; `device`: where it is; `optional`: it runs without a chunk.
 pub(super) fn problems(
     links: &[Linking],
@@ -200,7 +238,16 @@ pub(super) fn problems(
     optional: impl Fn(PortId) -> bool,
     problems: &mut Vec<String>,
 ) {
-    for (at, link) in links.iter().enumerate() {
+    let groups = by_hub(links).into_iter().filter_map(|group| {
+        let hub = key(&group.first()?.hub);
+        Some((hub, Group::new(&group, &device, &optional)))
+    });
+    let mut groups: HashMap<_, _> = groups.collect();
+    for link in links {
+        let Some(group) = groups.get_mut(&key(&link.hub)) else { continue };
+        let first = !std::mem::replace(&mut group.is_done, true);
+        let before = group.before.entry(link.port.operator).or_default();
+        before.push(link);
         let (name, hub, on) = (port(link.port), link.hub.name(), device(link.port));
         let place = if on.is_host() { "the host" } else { on.name() };
         if let Some(other) = link.hub.misfit(&on) {
@@ -209,12 +256,10 @@ pub(super) fn problems(
             ));
             continue;
         }
-        // What is sent there need not be copied there.
-        let sent = |other: &Linking| other.role == Role::Produce && other.is_to(&link.hub) && device(other.port) == on;
         let comes = if link.role == Role::Produce {
             optional(link.port)
         } else {
-            link.hub.may_lie_at(&on) || links.iter().any(|other| sent(other) && optional(other.port))
+            link.hub.may_lie_at(&on) || group.sent_at.contains(&on)
         };
         if link.hub.envelopes_at(&on) == 0 && !comes {
             problems.push(format!(
@@ -226,23 +271,23 @@ pub(super) fn problems(
         }
         let reads = |link: &Linking| link.role != Role::Produce && !optional(link.port);
         let both_peek = |other: &Linking| link.role == Role::Peek && other.role == Role::Peek;
-        let beside = links[..at].iter().find(|other| {
-            // A port that is linked twice is a problem of its own.
-            let beside = other.port.operator == link.port.operator && other.port.port != link.port.port;
-            beside && other.is_to(&link.hub) && reads(other) && !both_peek(other)
-        });
-        if let Some(other) = beside.filter(|_| reads(link)) {
+        // A port that is linked twice is a problem of its own.
+        let is_beside =
+            |other: &&&Linking| other.port.port != link.port.port && reads(other) && !both_peek(other) && reads(link);
+        let beside = before.iter().find(is_beside).copied();
+        if let Some(other) = beside {
             problems.push(format!(
                 "ports `{}` and `{name}` of one operator wait for the same chunk of hub `{hub}`, which one of them is to \
                  have alone: leave one of them out, or make it `optional`",
                 port(other.port)
             ));
         }
-        let first = links.iter().position(|other| other.is_to(&link.hub)) == Some(at);
-        for named in link.hub.flow().into_iter().filter(|_| first) {
+        if !first {
+            continue;
+        }
+        for named in link.hub.flow() {
             let LinkName::Port(flow, operator, number) = named else { continue };
-            let is_here = links.iter().any(|other| other.name == named && other.is_to(&link.hub));
-            if flow == link.port.flow && !is_here {
+            if flow == link.port.flow && !group.names.contains(&named) {
                 let named = port(PortId { operator, port: number, ..link.port });
                 problems.push(format!(
                     "`flow_to` of hub `{hub}` names port `{named}`, which is not linked to it and is given none of its \
@@ -250,8 +295,7 @@ pub(super) fn problems(
                 ));
             }
         }
-        let produced = links.iter().any(|other| other.role == Role::Produce && other.is_to(&link.hub));
-        if first && !produced && link.hub.links_that(Role::Produce) == 0 && link.hub.is_empty() {
+        if !group.produced && link.hub.links_that(Role::Produce) == 0 && link.hub.is_empty() {
             problems.push(format!(
                 "nobody produces chunks for hub `{hub}`, and `{name}` would wait for ever: link a port that does, or have \
                  a link by hand, `hub.produce(..)`"

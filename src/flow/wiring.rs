@@ -31,6 +31,11 @@ impl<'a> Wiring<'a> {
         self.found(&self.leaving, output.operator).filter(move |(_, connection)| connection.from == output)
     }
 
+    /// The connections of all outputs of one operator.
+    pub(super) fn leaving_operator(&self, operator: usize) -> impl Iterator<Item = &'a Connection> {
+        self.found(&self.leaving, operator).map(|(_, connection)| connection)
+    }
+
     /// Those that lead to one operator.
     pub(super) fn arriving(&self, operator: usize) -> impl Iterator<Item = &'a Connection> {
         self.found(&self.arriving, operator).map(|(_, connection)| connection)

@@ -136,7 +136,8 @@ impl Builder {
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for a graph of another device, for one that makes memory or has conditions, for a node of
-    /// another graph, and for graphs within each other more than 64 levels deep, conditionals and children counted together.
+    /// another graph, for graphs within each other more than 64 levels deep, conditionals and children counted together, and for
+    /// more than 1,048,576 nodes within a graph's children, at all levels.
     pub fn child(&mut self, after: &[Node], graph: &Graph) -> Result<Node> {
         let after = self.find_all(after)?;
         let device = self.sketch.capture.device();
@@ -144,8 +145,8 @@ impl Builder {
             let text = format!("a graph of {} in one of {device}", graph.device());
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        let within = self.sketch.levels_with(graph.0.levels)?;
-        let Sketch { recorder, hold, children, capture, levels, .. } = &mut self.sketch;
+        let (levels_with, nodes_with) = (self.sketch.levels_with(graph.0.levels)?, self.sketch.nodes_with(graph)?);
+        let Sketch { recorder, hold, children, capture, levels, within, .. } = &mut self.sketch;
         let stream = capture.stream("child", after)?;
         // After those of this graph that use the same memory, and after itself, if it is in here already.
         let holds = graph.holds();
@@ -156,7 +157,7 @@ impl Builder {
         // Kept there, too, before there is a node: a body's capture is kept by the graph around it, wherever its builder goes.
         capture.keep(graph.0.clone());
         let at = execution::add_child(recorder, after, &graph.0.recorder)?;
-        *levels = within.max(*levels);
+        (*levels, *within) = (levels_with.max(*levels), nodes_with);
         recorder.go_on_after(stream.raw(), at);
         let ticket = stream.enqueue_point(|_, _| Ok(()))?;
         holds.iter().for_each(|other| hold.note_all_of(other, &ticket));
@@ -308,7 +309,9 @@ impl Builder {
         let ticket = stream.enqueue_point(|_, _| Ok(()))?;
         hold.note_all_of(&used, &ticket);
         self.sketch.levels = self.sketch.levels.max(inner.sketch.levels + 1);
-        self.sketch.children.push((inner.sketch.finish(Vec::new()), at));
+        let inner = inner.sketch.finish(Vec::new());
+        self.sketch.within = self.sketch.within.saturating_add(inner.0.nodes);
+        self.sketch.children.push((inner, at));
         open.complete = true;
         made.map(|()| self.sketch.node(at))
     }

@@ -1,6 +1,6 @@
 //! [`Exec`]: a graph as it is launched.
 
-use std::fmt;
+use std::{collections::HashSet, fmt, ptr};
 
 use super::{Graph, Node, Sketch};
 use crate::{
@@ -219,11 +219,20 @@ impl Graph {
         self.0.recorder.state().draft.all().map(|(at, _)| at).collect()
     }
 
-    /// The bytes that a node reads and writes, in a graph within it, too.
+    /// The bytes that a node reads and writes, in a graph within it, too. Each graph is visited once: one that is in several
+    /// places, at several levels, would be visited for each way that leads to it.
     fn touched(&self, at: usize) -> Touched {
         let mut touched = self.0.recorder.state().draft.get(at).map(|node| node.touched.clone()).unwrap_or_default();
-        for (child, _) in self.0.children.iter().filter(|(_, node)| *node == at) {
-            child.numbers().into_iter().for_each(|at| touched.extend(child.touched(at)));
+        let mut visited = HashSet::new();
+        let mut open: Vec<&Graph> =
+            self.0.children.iter().filter(|(_, node)| *node == at).map(|(child, _)| child).collect();
+        while let Some(graph) = open.pop() {
+            if visited.insert(ptr::from_ref(&*graph.0)) {
+                let state = graph.0.recorder.state();
+                state.draft.all().for_each(|(_, node)| touched.extend_from_slice(&node.touched));
+                drop(state);
+                open.extend(graph.0.children.iter().map(|(child, _)| child));
+            }
         }
         touched
     }
@@ -246,5 +255,30 @@ fn wrong(refused: &Refused, graph: &Graph) -> Error {
 impl fmt::Debug for Exec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exec").field("graph", &self.graph).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::{Device, Emulated},
+        memory::Buffer,
+    };
+
+    #[test]
+    fn a_graph_that_is_in_many_places_is_visited_once() {
+        let device = Device::emulated(Emulated::new());
+        let mut data = Buffer::<u8>::new(&device, 4).unwrap();
+        let (mut graph, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut data, 7)).unwrap();
+        // 4,096 ways lead to the innermost.
+        for _ in 0..12 {
+            let mut outer = Graph::builder(&device).unwrap();
+            outer.child(&[], &graph).unwrap();
+            outer.child(&[], &graph).unwrap();
+            graph = outer.build().unwrap();
+        }
+        let touched: Vec<_> = graph.numbers().into_iter().map(|at| graph.touched(at).len()).collect();
+        assert_eq!(touched, [1, 1]);
     }
 }

@@ -83,6 +83,8 @@ struct Inner {
     bodies: Vec<Arc<Hold>>,
     /// How deep graphs are nested within its nodes: 0 without children and conditionals.
     levels: usize,
+    /// Its nodes, and those of the graphs within them, each as often as it is there.
+    nodes: usize,
     /// What its nodes use beside memory.
     _kept: Kept,
     inputs: Vec<InputCopy>,
@@ -91,6 +93,10 @@ struct Inner {
 /// The most levels of graphs within the nodes of a graph: what walks through them, here and in a driver, takes some stack a
 /// level.
 const MOST_LEVELS: usize = 64;
+
+/// The most nodes within the children of a graph: the driver copies each child, so that a graph which is the child of another
+/// one twice, and that one of a third, is there a billion times after thirty of them.
+const MOST_WITHIN: usize = 1 << 20;
 
 /// A node of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,6 +148,8 @@ struct Sketch {
     around: usize,
     /// As [`Inner::levels`].
     levels: usize,
+    /// Nodes within its children, at all levels.
+    within: usize,
     /// Nobody else has the recorder's graph.
     owns: bool,
 }
@@ -174,6 +182,7 @@ impl Sketch {
             bodies: Vec::new(),
             around: 0,
             levels: 0,
+            within: 0,
             owns: false,
         }
     }
@@ -204,6 +213,19 @@ impl Sketch {
         Err(Error::new(ErrorKind::Usage, text))
     }
 
+    /// The nodes within its children, this one among them: an error if those are too many.
+    fn nodes_with(&self, child: &Graph) -> Result<usize> {
+        let within = self.within.saturating_add(child.0.nodes);
+        if within <= MOST_WITHIN {
+            return Ok(within);
+        }
+        let text = format!(
+            "{within} nodes within the children of a graph, at all levels: at most {MOST_WITHIN}; launch a child several times \
+             instead of adding it as often"
+        );
+        Err(Error::new(ErrorKind::Usage, text))
+    }
+
     fn end(&self) {
         if !self.capture.is_over() {
             self.capture.end();
@@ -215,6 +237,7 @@ impl Sketch {
     fn finish(mut self, inputs: Vec<InputCopy>) -> Graph {
         self.end();
         self.owns = false;
+        let own = self.recorder.state().draft.all().count();
         Graph(Arc::new(Inner {
             id: self.id,
             device: self.capture.device().clone(),
@@ -223,6 +246,7 @@ impl Sketch {
             children: std::mem::take(&mut self.children),
             bodies: std::mem::take(&mut self.bodies),
             levels: self.levels,
+            nodes: self.within.saturating_add(own),
             _kept: self.capture.take_kept(),
             inputs,
         }))

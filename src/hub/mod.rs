@@ -107,7 +107,8 @@ pub trait Message: Send + 'static {
         let _ = visit;
     }
 
-    /// Whether [`envelopes`](Self::envelopes) runs code of the crate's only, so that it may be called while a lock is held.
+    /// Whether [`envelopes`](Self::envelopes) runs code of the crate only, so that it may be called while a lock is held. For
+    /// the derive macro: an implementation by hand leaves it at `false`, and is not counted where a stall is described.
     #[doc(hidden)]
     const VISITS_UNDER_LOCK: bool = false;
 

@@ -22,7 +22,7 @@ use crate::{
     error::Result,
     memory::{Memory, Owned, can_hold},
     stream::Stream,
-    sync::limit_depth,
+    sync::{Chain, limit_depth},
 };
 
 /// Called when an envelope has come home.
@@ -135,7 +135,7 @@ impl Pool {
         self.home.put(memory);
         if self.listener.get().is_some() {
             // The hub may move a message now, whose old envelope goes home to the hub before, and so on along the flow.
-            limit_depth(move || {
+            limit_depth(Chain::Listeners, move || {
                 if let Some(came_home) = self.listener.get() {
                     came_home();
                 }

@@ -23,7 +23,7 @@ use tracing::{Dispatch, Span, span::Id};
 use crate::{
     error::Error,
     planted::{self, Planted},
-    sync::{assert_unlocked, logged},
+    sync::{Discarded, assert_unlocked, logged},
 };
 
 /// Who waits for an answer to a message that an operator took, and from where it was asked for (the caller's
@@ -49,10 +49,11 @@ pub(crate) type Callers = SmallVec<[Arc<dyn Caller>; 1]>;
 /// The span that a message entered the flow in, and the message's number there.
 ///
 /// The numbers tell a message that an operator has not worked on before from one that comes round in a cycle.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Origin {
-    /// Shared, so that a clone of this calls no subscriber: it may be made while a lock is held.
-    span: Arc<Span>,
+    /// Shared, so that a clone of this calls no subscriber: it may be made while a lock is held. The last one closes the span,
+    /// which calls the subscriber: a panic of it ends there, also where the message's own destructor unwinds.
+    span: Arc<Discarded<Span>>,
     pub(crate) number: u64,
 }
 
@@ -77,7 +78,7 @@ pub(crate) fn next_number() -> u64 {
 /// What calls the span's subscriber, which is user code: with no lock held, and a panic of it ends there.
 impl Origin {
     fn new(span: Span, number: u64) -> Self {
-        Self { span: Arc::new(span), number }
+        Self { span: Arc::new(Discarded::new(span)), number }
     }
 
     /// Enters the span, without a guard: it may be exited elsewhere.
@@ -91,7 +92,7 @@ impl Origin {
 
     /// The span comes after the other, if it is another one.
     pub(crate) fn follows_from(&self, earlier: &Self) {
-        if self.span != earlier.span {
+        if self.span.get() != earlier.span.get() {
             self.tell(|(id, dispatch)| {
                 earlier.tell(|(earlier, _)| dispatch.record_follows_from(id, earlier));
             });
@@ -101,7 +102,9 @@ impl Origin {
     fn tell(&self, call: impl FnOnce((&Id, &Dispatch))) {
         assert_unlocked();
         logged(|| {
-            self.span.with_subscriber(call);
+            if let Some(span) = self.span.get() {
+                span.with_subscriber(call);
+            }
         });
     }
 }
@@ -177,6 +180,12 @@ impl Reply {
     /// It says nothing at all.
     pub(crate) fn is_nothing(&self) -> bool {
         !self.asked && self.origin.is_none()
+    }
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Origin").field("span", &self.span.get()).field("number", &self.number).finish()
     }
 }
 

@@ -182,6 +182,12 @@ impl<M: Message> Arrivals<M> {
         }
     }
 
+    /// How many messages a batch takes from here at most: those that are in the queue as it begins. At least one, which may
+    /// be an error to return, or the newest of a hub that keeps it.
+    pub(super) fn most_to_take(&self) -> usize {
+        self.receiver.len().max(1)
+    }
+
     /// Keeps the waker for the next change.
     pub(super) fn watch(&self, waker: &Waker) {
         self.receiver.watch(waker);

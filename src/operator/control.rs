@@ -44,6 +44,8 @@ pub(crate) struct Control {
     /// By operator. Those of a section have one together.
     pub(crate) nodes: Vec<Arc<Node>>,
     sections: Vec<Section>,
+    /// By operator: the section that it is in.
+    section_of: Vec<Option<usize>>,
     pub(crate) rest: Arc<Rest>,
     /// While it runs.
     hubs: Mutex<Arc<Hubs>>,
@@ -125,8 +127,10 @@ impl Control {
     pub(crate) fn new(name: Arc<str>, names: Vec<Arc<str>>, sections: Vec<Section>) -> Arc<Self> {
         let rest = Rest::new(names.len());
         let mut nodes: Vec<_> = (0..names.len()).map(|operator| Node::new(operator, &rest)).collect();
-        for Section { operators, .. } in &sections {
+        let mut section_of = vec![None; names.len()];
+        for (number, Section { operators, .. }) in sections.iter().enumerate() {
             let Some((&first, others)) = operators.split_first() else { continue };
+            operators.iter().for_each(|operator| section_of[*operator] = Some(number));
             for &other in others {
                 // Its token is the section's.
                 nodes[other].end();
@@ -137,6 +141,7 @@ impl Control {
             name,
             nodes,
             sections,
+            section_of,
             names,
             rest,
             hubs: Mutex::default(),
@@ -150,7 +155,7 @@ impl Control {
 
     /// The section that an operator is in.
     pub(crate) fn section(&self, operator: usize) -> Option<usize> {
-        self.sections.iter().position(|section| section.operators.contains(&operator))
+        self.section_of.get(operator).copied().flatten()
     }
 
     /// Another operator has its node, too, and comes before it.

@@ -62,7 +62,8 @@ impl<M: Message> Input<M> {
     }
 
     /// The messages that the port's condition promised: as many as `at_least` or `batch` says, and fewer where time has
-    /// passed or the last sender is gone. Where neither is said, all that are there.
+    /// passed or the last sender is gone. Where neither is said, all that are there as it is called; what is sent meanwhile
+    /// stays for the next batch.
     ///
     /// ```
     /// use wakeline::prelude::*;
@@ -92,7 +93,8 @@ impl<M: Message> Input<M> {
     /// # Errors
     /// As [`Input::try_take`].
     pub fn take_batch(&mut self) -> Result<impl ExactSizeIterator<Item = M>> {
-        let mut left = self.waits.as_ref().map_or(usize::MAX, |waits| waits.batch());
+        let left = self.waits.as_ref().map_or(usize::MAX, |waits| waits.batch());
+        let mut left = left.min(self.arrivals.most_to_take());
         // Of a hub that keeps the newest, that one, if there is no newer.
         let (arrivals, mut again) = (&mut self.arrivals, true);
         self.intake.take_all(|intake| {
@@ -232,7 +234,7 @@ impl<M: Message> AnyPort for Input<M> {
     fn hand_over(&mut self, inlet: &mut (dyn Any + Send)) -> Result<()> {
         let Some(inlet) = inlet.downcast_mut() else { return Ok(()) };
         let most = self.waits.as_ref().map_or(1, |waits| waits.batch());
-        for at in 0..most {
+        for at in 0..most.min(self.arrivals.most_to_take()) {
             if !self.intake.hand_over(&mut self.arrivals, inlet, at == 0)? {
                 break;
             }

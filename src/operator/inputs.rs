@@ -11,6 +11,7 @@
 
 use std::{
     any::Any,
+    collections::VecDeque,
     fmt,
     future::poll_fn,
     ops::BitOr,
@@ -74,6 +75,8 @@ pub struct Inputs<M: Message> {
     keeps: bool,
     /// Where [`try_take_any`](Self::try_take_any) looks first: behind the one that it took from last.
     turn: usize,
+    /// Of a [batch](Self::take_batch): the connections that have messages for it, and how many each. Kept for its capacity.
+    open: VecDeque<(usize, usize)>,
     intake: Intake<M>,
     /// `None`: one message of each connection.
     waits: Option<Box<Waits>>,
@@ -134,19 +137,27 @@ impl<M: Message> Inputs<M> {
     }
 
     /// The messages that the port's condition promised, from whichever connections: as many as `at_least` or `batch` says,
-    /// and fewer where time has passed or the last sender is gone. Where neither is said, all that are there.
+    /// and fewer where time has passed or the last sender is gone. Where neither is said, all that are there as it is
+    /// called; what is sent meanwhile stays for the next batch.
     ///
     /// # Errors
     /// As [`Inputs::try_take_any`].
     pub fn take_batch(&mut self) -> Result<impl ExactSizeIterator<Item = M>> {
         let mut left = self.waits.as_ref().map_or(usize::MAX, |waits| waits.batch());
-        let (connections, turn) = (&mut self.connections, &mut self.turn);
+        let Self { connections, turn, open, .. } = self;
         let count = connections.len();
+        open.clear();
+        open.extend((*turn..count).chain(0..*turn).map(|at| (at, connections[at].most_to_take())));
         self.intake.take_all(|intake| {
-            for at in (*turn..count).chain(0..*turn).filter(|_| left > 0) {
+            while left > 0
+                && let Some((at, there)) = open.pop_front()
+            {
                 if let Some(message) = intake.take(&mut connections[at], false)? {
                     left -= 1;
                     *turn = (at + 1) % count;
+                    if there > 1 {
+                        open.push_back((at, there - 1));
+                    }
                     return Ok(Some(message));
                 }
             }
@@ -311,18 +322,29 @@ impl<M: Message> AnyPort for Inputs<M> {
 
     fn hand_over(&mut self, inlets: &mut (dyn Any + Send)) -> Result<()> {
         let Some(inlets) = inlets.downcast_mut::<Vec<Inlet<M>>>() else { return Ok(()) };
-        let most = self.waits.as_ref().map(|waits| waits.batch());
-        let mut left = most.unwrap_or(inlets.len());
-        loop {
-            let before = left;
-            for (connection, inlet) in self.connections.iter_mut().zip(inlets.iter_mut()).take(left) {
-                left -= usize::from(self.intake.hand_over(connection, inlet, most.is_none())?);
-            }
-            // By default one of each; otherwise so many of whichever.
-            if most.is_none() || left == 0 || left == before {
-                return Ok(());
+        let Self { connections, open, intake, waits, .. } = self;
+        let mut both = connections.iter_mut().zip(inlets.iter_mut());
+        let Some(waits) = waits else {
+            // One of each.
+            return both.try_for_each(|(connection, inlet)| intake.hand_over(connection, inlet, true).map(drop));
+        };
+        // So many of whichever, of those that are there as it begins.
+        let mut left = waits.batch();
+        let mut both: Vec<_> = both.collect();
+        open.clear();
+        open.extend(both.iter().enumerate().map(|(at, (connection, _))| (at, connection.most_to_take())));
+        while left > 0
+            && let Some((at, there)) = open.pop_front()
+        {
+            let (connection, inlet) = &mut both[at];
+            if intake.hand_over(connection, inlet, false)? {
+                left -= 1;
+                if there > 1 {
+                    open.push_back((at, there - 1));
+                }
             }
         }
+        Ok(())
     }
 
     fn leave(&mut self) -> Vec<Traffic> {
@@ -348,7 +370,14 @@ impl<M: Message> Port for Inputs<M> {
         let connections: Vec<_> = ends.into_iter().map(|end| Arrivals::new(end, options.wanted)).collect();
         let (need, off) = binder.need(name, options.need);
         let keeps = connections.iter().any(Arrivals::reads_again);
-        Ok(Self { connections, keeps, turn: 0, intake: Intake::new(binder), waits: Waits::new(need, off) })
+        Ok(Self {
+            connections,
+            keeps,
+            turn: 0,
+            open: VecDeque::new(),
+            intake: Intake::new(binder),
+            waits: Waits::new(need, off),
+        })
     }
 
     /// All are asked, the first that lacks a message is waited for.

@@ -5,7 +5,8 @@
 //!   held. User code runs with no lock held, and a panic of it ends there.
 //! - [`log`]: a `tracing` event where a lock may be held.
 //! - [`Deferred`]: a scope that holds back the wakes, drops and logs of its thread until the locks within it are released.
-//! - [`limit_depth`]: a call that may lead to another one like it, and so on, without an end to the stack.
+//! - [`limit_depth`], [`Nested`]: a call, or a value's destructor, that may lead to another one like it, and so on, without an
+//!   end to the stack.
 //!
 //! The protocols that are model-checked use nothing else of the crate: `stream/completion.rs`, `stream/watch.rs`,
 //! `hub/queue.rs`, `hub/waking.rs`, `hub/free_list.rs`, `memory/line.rs`, `memory/hold/turn.rs`, `condition/told.rs`,
@@ -26,7 +27,7 @@ mod tests;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 pub(crate) use cell::WakerCell;
-pub(crate) use depth::limit_depth;
+pub(crate) use depth::{Chain, Nested, limit_depth};
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
 pub(crate) use proxy::{ProxyWaker, proxied};
 pub(crate) use wakes::{

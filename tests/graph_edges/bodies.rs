@@ -392,3 +392,21 @@ async fn children_within_each_other_are_bounded() {
     let mut graph = Graph::builder(&device).unwrap();
     refused(nested(&mut graph, &flag, LEVELS - 3, add), &["65 levels"]);
 }
+
+// Each level doubles what a device has to hold: there are 1,048,574 nodes within a graph of 19 levels.
+#[test]
+fn children_that_are_added_twice_at_each_level_are_bounded() {
+    let device = Device::emulated(wakeline::device::Emulated::new());
+    let mut graph = Graph::builder(&device).unwrap().build().unwrap();
+    for level in 1.. {
+        let mut around = Graph::builder(&device).unwrap();
+        around.child(&[], &graph).unwrap();
+        let second = around.child(&[], &graph);
+        if level == 20 {
+            refused(second, &["2097148 nodes", "at most 1048576", "launch a child several times"]);
+            break;
+        }
+        second.unwrap();
+        graph = around.build().unwrap();
+    }
+}

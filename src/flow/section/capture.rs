@@ -11,7 +11,7 @@
 //!                  an input's envelope, passed on: copied back to the message that came in, which goes on
 //! ```
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -196,7 +196,8 @@ fn record(
         let end = with_port(member, edge.port, |port| port.exit().map(|exit| Ok(exit.keep(stream))))?;
         ends[edge.member].entry(edge.port).or_default().push(end);
     }
-    let place = |number: usize| plan.members.iter().position(|member| *member == number).ok_or_else(missing);
+    let places: HashMap<_, _> = plan.members.iter().enumerate().map(|(place, member)| (*member, place)).collect();
+    let place = |number: usize| places.get(&number).copied().ok_or_else(missing);
     for Joint { plan, make, from, to, .. } in interior {
         let (writer, reader) = (place(from.0)?, place(to.0)?);
         let mut plan = plan.clone();

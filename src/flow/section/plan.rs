@@ -5,16 +5,20 @@
 //!   operators      in an order in which each comes after those whose messages it takes
 //! ```
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, HashSet},
+    sync::Arc,
+};
 
 use super::{Inspect, Section, Settings, USUAL_SHAPES, table::Lengths};
 use crate::{
     condition::{PortId, Room},
     device::Device,
-    flow::{Connection, check, link, wiring::Wiring},
+    flow::{Connection, added::Place, check, link, wiring::Wiring},
     hub::queue::Full,
     operator::{PortDecl, PortKind},
-    sync::lock,
+    sync::{Mutex, lock},
 };
 
 /// A section that can run.
@@ -62,6 +66,8 @@ pub(super) struct Edge {
 /// A plan for each of a flow's sections.
 pub(in crate::flow) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> Vec<Plan> {
     let (mut names, mut taken) = (HashSet::new(), HashSet::new());
+    let numbers = flow.entries.iter().enumerate().map(|(number, entry)| (Arc::as_ptr(&entry.place), number));
+    let numbers: HashMap<_, _> = numbers.collect();
     let mut plans = Vec::new();
     for section in &flow.sections {
         let before = problems.len();
@@ -69,8 +75,12 @@ pub(in crate::flow) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> V
         if !names.insert(&section.name) {
             problem("another has the same name: give each its own".into());
         }
-        let Some(members) = members(flow, section, &mut taken, &mut problem) else { continue };
-        let plan = Planner { flow, members: &members, settings: &section.settings }.plan(section, &mut problem);
+        let Some(members) =
+            members(section, |place| numbers.get(&Arc::as_ptr(place)).copied(), &mut taken, &mut problem)
+        else {
+            continue;
+        };
+        let plan = Planner::new(flow, &members, &section.settings).plan(section, &mut problem);
         if problems.len() == before {
             plans.extend(plan);
         }
@@ -78,19 +88,18 @@ pub(in crate::flow) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> V
     plans
 }
 
-/// The numbers of its operators.
+/// The numbers of its operators. `number`: that of an operator, if it is one of the flow's.
 fn members(
-    flow: &Wiring<'_>,
     section: &Section,
+    number: impl Fn(&Arc<Mutex<Place>>) -> Option<usize>,
     taken: &mut HashSet<usize>,
     problem: &mut impl FnMut(String),
 ) -> Option<Vec<usize>> {
-    let (mut members, mut wrong) = (Vec::new(), false);
+    let (mut members, mut own, mut wrong) = (Vec::new(), HashSet::new(), false);
     for (name, place) in &section.members {
-        let found = flow.entries.iter().position(|entry| Arc::ptr_eq(&entry.place, place));
-        let what = match found {
+        let what = match number(place) {
             None => format!("operator `{name}` is one of another flow"),
-            Some(at) if members.contains(&at) => format!("operator `{name}` is named twice"),
+            Some(at) if !own.insert(at) => format!("operator `{name}` is named twice"),
             Some(at) if !taken.insert(at) => format!("operator `{name}` is in another section, too: it can be in one"),
             Some(at) => {
                 members.push(at);
@@ -110,9 +119,27 @@ struct Planner<'a> {
     flow: &'a Wiring<'a>,
     members: &'a [usize],
     settings: &'a Settings,
+    /// The members, to be looked up.
+    own: HashSet<usize>,
+    /// The connections within, with their numbers.
+    interior: Vec<(usize, &'a Connection)>,
+    /// By operator: the connections within that lead to it.
+    before: HashMap<usize, Vec<&'a Connection>>,
 }
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
+    fn new(flow: &'a Wiring<'a>, members: &'a [usize], settings: &'a Settings) -> Self {
+        let own: HashSet<usize> = members.iter().copied().collect();
+        let has = |port: PortId| port.flow == flow.id && own.contains(&port.operator);
+        let interior = flow.connections.iter().enumerate();
+        let interior: Vec<_> = interior.filter(|(_, connection)| has(connection.from) && has(connection.to)).collect();
+        let mut before: HashMap<_, Vec<_>> = HashMap::new();
+        for (_, connection) in &interior {
+            before.entry(connection.to.operator).or_default().push(*connection);
+        }
+        Self { flow, members, settings, own, interior, before }
+    }
+
     fn plan(&self, section: &Section, problem: &mut impl FnMut(String)) -> Option<Plan> {
         let device = self.operators(problem)?;
         self.sizes(problem);
@@ -120,20 +147,22 @@ impl Planner<'_> {
         self.hangs_together(problem);
         self.is_one_step(problem);
         let (mut inputs, mut outputs, mut arrivals) = (Vec::new(), Vec::new(), Vec::new());
+        let places: HashMap<_, _> = order.iter().enumerate().map(|(at, operator)| (*operator, at)).collect();
+        let whole: HashSet<_> = self.settings.whole.iter().collect();
         for (member, &operator) in order.iter().enumerate() {
             for (port, decl) in self.flow.entries[operator].ports.iter().enumerate() {
                 let id = PortId { flow: self.flow.id, operator, port, name: decl.name };
                 self.port(id, decl, problem);
-                for (_, link) in self.interior().filter(|(_, link)| link.to == id) {
-                    let from = order.iter().position(|other| *other == link.from.operator);
-                    arrivals.extend(from.map(|from| Arrival::Within { from, to: member }));
+                for link in self.before(operator).iter().filter(|link| link.to == id) {
+                    let from = places.get(&link.from.operator);
+                    arrivals.extend(from.map(|from| Arrival::Within { from: *from, to: member }));
                 }
                 if self.is_at_edge(id, problem) {
                     let edge = Edge {
                         member,
                         port: decl.name,
                         element_bytes: decl.element_bytes.max(1),
-                        whole: self.settings.whole.contains(&id) || self.settings.buckets.is_none(),
+                        whole: whole.contains(&id) || self.settings.buckets.is_none(),
                     };
                     if !decl.is_envelope {
                         problem(format!(
@@ -155,9 +184,10 @@ impl Planner<'_> {
             problem("no message comes into it from outside, so nothing would ever say that it is to run".into());
         }
         self.named_ports(&inputs, &outputs, &order, problem);
-        let rows =
-            |id: PortId| self.settings.rows.iter().rev().find(|(port, _)| *port == id).map_or(1, |(_, rows)| *rows);
-        let row_bytes = inputs.iter().map(|(id, edge)| rows(*id).max(1).saturating_mul(edge.element_bytes));
+        // Of several that name one port, the last counts.
+        let rows: HashMap<_, _> = self.settings.rows.iter().copied().collect();
+        let rows = |id: &PortId| rows.get(id).map_or(1, |rows| (*rows).max(1));
+        let row_bytes = inputs.iter().map(|(id, edge)| rows(id).saturating_mul(edge.element_bytes));
         let row_bytes: Lengths = row_bytes.collect();
         let most = self.settings.buckets.iter().flatten().max();
         if let Some(rows) = most.filter(|rows| row_bytes.iter().any(|row| row.checked_mul(**rows).is_none())) {
@@ -165,7 +195,7 @@ impl Planner<'_> {
         }
         Some(Plan {
             name: section.name.clone(),
-            interior: self.interior().map(|(at, _)| at).collect(),
+            interior: self.interior.iter().map(|(at, _)| *at).collect(),
             members: order,
             device,
             inputs: inputs.into_iter().map(|(_, edge)| edge).collect(),
@@ -185,13 +215,12 @@ impl Planner<'_> {
     }
 
     fn has(&self, port: PortId) -> bool {
-        port.flow == self.flow.id && self.members.contains(&port.operator)
+        port.flow == self.flow.id && self.own.contains(&port.operator)
     }
 
-    /// With their numbers.
-    fn interior(&self) -> impl Iterator<Item = (usize, &Connection)> {
-        let all = self.flow.connections.iter().enumerate();
-        all.filter(|(_, connection)| self.has(connection.from) && self.has(connection.to))
+    /// The connections within that lead to an operator.
+    fn before(&self, operator: usize) -> &[&'a Connection] {
+        self.before.get(&operator).map_or(&[], |before| before)
     }
 
     /// Where they all are.
@@ -251,35 +280,49 @@ impl Planner<'_> {
 
     /// One in which each comes after those whose messages it takes.
     fn order(&self, problem: &mut impl FnMut(String)) -> Option<Vec<usize>> {
-        let before =
-            |operator: usize| self.interior().filter(move |(_, connection)| connection.to.operator == operator);
-        let mut left = self.members.to_vec();
-        left.sort_unstable();
-        let mut order: Vec<usize> = Vec::new();
-        while !left.is_empty() {
-            let is_next = |operator: &usize| before(*operator).all(|(_, link)| order.contains(&link.from.operator));
-            let Some(at) = left.iter().position(is_next) else {
-                let names: Vec<_> = left.iter().map(|operator| format!("`{}`", self.name(*operator))).collect();
-                problem(format!("{} take each other's messages: a graph has no loops", names.join(", ")));
-                return None;
-            };
-            order.push(left.remove(at));
+        // Of those that can be next, the one that was added first is.
+        let mut waits: HashMap<usize, usize> =
+            self.members.iter().map(|operator| (*operator, self.before(*operator).len())).collect();
+        let mut after: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (_, link) in &self.interior {
+            after.entry(link.from.operator).or_default().push(link.to.operator);
         }
-        Some(order)
-    }
-
-    fn hangs_together(&self, problem: &mut impl FnMut(String)) {
-        let mut reached = vec![self.members[0]];
-        let mut at = 0;
-        while let Some(operator) = reached.get(at).copied() {
-            at += 1;
-            for (_, Connection { from, to, .. }) in self.interior() {
-                for (one, other) in [(from.operator, to.operator), (to.operator, from.operator)] {
-                    if one == operator && !reached.contains(&other) {
-                        reached.push(other);
+        let first = self.members.iter().filter(|operator| self.before(**operator).is_empty());
+        let mut next: BinaryHeap<_> = first.map(|operator| Reverse(*operator)).collect();
+        let mut order: Vec<usize> = Vec::new();
+        while let Some(Reverse(operator)) = next.pop() {
+            order.push(operator);
+            waits.remove(&operator);
+            for reader in after.get(&operator).into_iter().flatten() {
+                if let Some(left) = waits.get_mut(reader) {
+                    *left -= 1;
+                    if *left == 0 {
+                        next.push(Reverse(*reader));
                     }
                 }
             }
+        }
+        if waits.is_empty() {
+            return Some(order);
+        }
+        let mut left: Vec<_> = waits.into_keys().collect();
+        left.sort_unstable();
+        let names: Vec<_> = left.iter().map(|operator| format!("`{}`", self.name(*operator))).collect();
+        problem(format!("{} take each other's messages: a graph has no loops", names.join(", ")));
+        None
+    }
+
+    fn hangs_together(&self, problem: &mut impl FnMut(String)) {
+        let mut beside: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (_, Connection { from, to, .. }) in &self.interior {
+            beside.entry(from.operator).or_default().push(to.operator);
+            beside.entry(to.operator).or_default().push(from.operator);
+        }
+        let mut open = vec![self.members[0]];
+        let mut reached: HashSet<usize> = open.iter().copied().collect();
+        while let Some(operator) = open.pop() {
+            let others = beside.get(&operator).into_iter().flatten();
+            open.extend(others.copied().filter(|other| reached.insert(*other)));
         }
         if let Some(apart) = self.members.iter().find(|member| !reached.contains(member)) {
             let (first, apart) = (self.name(self.members[0]), self.name(*apart));
@@ -288,15 +331,11 @@ impl Planner<'_> {
     }
 
     /// The operator, and those within whose messages lead to it.
-    fn leading_to(&self, operator: usize) -> Vec<usize> {
-        let (mut found, mut at) = (vec![operator], 0);
-        while let Some(&operator) = found.get(at) {
-            at += 1;
-            for (_, link) in self.interior().filter(|(_, link)| link.to.operator == operator) {
-                if !found.contains(&link.from.operator) {
-                    found.push(link.from.operator);
-                }
-            }
+    fn leading_to(&self, operator: usize) -> HashSet<usize> {
+        let (mut found, mut open) = (HashSet::from([operator]), vec![operator]);
+        while let Some(operator) = open.pop() {
+            let before = self.before(operator).iter().map(|link| link.from.operator);
+            open.extend(before.filter(|other| found.insert(*other)));
         }
         found
     }
@@ -306,23 +345,27 @@ impl Planner<'_> {
     fn is_one_step(&self, problem: &mut impl FnMut(String)) {
         let joined = self.flow.connections.iter().filter(|joined| joined.from.flow == joined.to.flow);
         let joined = joined.map(|joined| (joined.from.operator, joined.to.operator));
-        let all: Vec<_> = joined.chain(link::drained_through(&self.flow.links)).collect();
+        let mut after: HashMap<usize, Vec<usize>> = HashMap::new();
+        joined.chain(link::drained_through(&self.flow.links)).for_each(|(from, to)| {
+            after.entry(from).or_default().push(to);
+        });
+        let after = |operator: usize| after.get(&operator).into_iter().flatten().copied();
+        let outside = |operator: &usize| !self.own.contains(operator);
         for &member in self.members {
-            let outside = |operator: &usize| !self.members.contains(operator);
-            let before = self.leading_to(member);
-            let mut seen: Vec<usize> = Vec::new();
-            let mut next: Vec<usize> =
-                all.iter().filter(|(from, to)| *from == member && outside(to)).map(|(_, to)| *to).collect();
+            let mut next: Vec<usize> = after(member).filter(outside).collect();
+            if next.is_empty() {
+                continue;
+            }
+            let (before, mut seen) = (self.leading_to(member), HashSet::new());
             while let Some(operator) = next.pop() {
-                if seen.contains(&operator) {
+                if !seen.insert(operator) {
                     continue;
                 }
-                seen.push(operator);
-                for (_, to) in all.iter().filter(|(from, _)| *from == operator) {
-                    if outside(to) {
-                        next.push(*to);
-                    } else if !before.contains(to) {
-                        let (from, through, to) = (self.name(member), self.name(operator), self.name(*to));
+                for to in after(operator) {
+                    if outside(&to) {
+                        next.push(to);
+                    } else if !before.contains(&to) {
+                        let (from, through, to) = (self.name(member), self.name(operator), self.name(to));
                         problem(format!(
                             "`{to}` takes what `{from}` sends by way of `{through}`, which is no part of it: it would wait \
                              for itself; take `{through}` in, or make two sections"
@@ -399,14 +442,13 @@ impl Planner<'_> {
             let name = if known { check::port_name(self.flow, *port) } else { port.name.into() };
             problem(format!("{what} of `{name}` are said, which is none of the ports on its edge"));
         };
-        for (port, _) in &self.settings.rows {
-            if !inputs.iter().any(|(id, _)| id == port) {
-                not_there(port, "the rows");
-            }
+        let inputs: HashSet<_> = inputs.iter().map(|(id, _)| id).collect();
+        for (port, _) in self.settings.rows.iter().filter(|(port, _)| !inputs.contains(port)) {
+            not_there(port, "the rows");
         }
+        let outputs: HashSet<_> = outputs.iter().map(|edge| (order[edge.member], edge.port)).collect();
         for port in &self.settings.whole {
-            let is_it = |edge: &Edge| order[edge.member] == port.operator && edge.port == port.name;
-            if port.flow != self.flow.id || !outputs.iter().any(is_it) {
+            if port.flow != self.flow.id || !outputs.contains(&(port.operator, port.name)) {
                 not_there(port, "whole messages");
             }
         }

@@ -3,7 +3,7 @@
 use std::{any::Any, fmt, marker::PhantomData, mem, ops::Deref, sync::Arc};
 
 use super::{
-    core::{Seat, sole},
+    core::{Seat, Structure, sole},
     roles::{Consume, DoesWith, Modify, Produce, Role, Writes},
     state::Grant,
 };
@@ -11,6 +11,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::envelope::Envelope,
     memory::{DeviceSlice, DeviceSliceMut, Plain, Sealed, View, ViewMut},
+    sync::Nested,
 };
 
 /// A chunk of a [`ChunkHub`](super::ChunkHub), in the hands of a link; or a blank that becomes one. It is an
@@ -40,10 +41,14 @@ pub struct Chunk<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static = ()> {
     /// Only gone while it is committed or dropped.
     held: Option<Held<T>>,
     /// Shared with the hub, so that it is never cloned there.
-    structure: Option<Arc<S>>,
+    structure: Option<Structure<S>>,
     /// Of a blank: anything was said about it at all.
     written: bool,
     kind: PhantomData<fn() -> K>,
+}
+
+fn beside<S>(structure: S) -> Structure<S> {
+    Arc::new(Nested::new(structure))
 }
 
 enum Held<T: Plain> {
@@ -54,7 +59,7 @@ enum Held<T: Plain> {
 }
 
 impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
-    pub(super) fn new(seat: Arc<Seat<T, S>>, grant: Grant<Arc<Envelope<T>>, Arc<S>>) -> Result<Self> {
+    pub(super) fn new(seat: Arc<Seat<T, S>>, grant: Grant<Arc<Envelope<T>>, Structure<S>>) -> Result<Self> {
         let Grant { number, envelope, structure } = grant;
         let held = match envelope {
             None => Held::Place,
@@ -62,7 +67,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
             Some(envelope) => Held::Alone(sole(envelope)?),
         };
         // Of a hub without structures nobody need say that there is none.
-        let structure = structure.or_else(|| (&() as &dyn Any).downcast_ref::<S>().cloned().map(Arc::new));
+        let structure = structure.or_else(|| (&() as &dyn Any).downcast_ref::<S>().cloned().map(beside));
         Ok(Self { seat, number, held: Some(held), structure, written: false, kind: PhantomData })
     }
 
@@ -81,7 +86,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
 
     /// What stands beside the data. `None` of a blank whose structure was not [said](Chunk::set_structure) yet.
     pub fn structure(&self) -> Option<&S> {
-        self.structure.as_deref()
+        self.structure.as_deref().and_then(Nested::get)
     }
 
     /// A blank that nobody has written to, nor given a length or a structure.
@@ -161,7 +166,7 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
 
     /// Says what stands beside the data.
     pub fn set_structure(&mut self, structure: S) {
-        self.structure = Some(Arc::new(structure));
+        self.structure = Some(beside(structure));
         self.written |= self.seat.role == Role::Produce;
     }
 
@@ -230,7 +235,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Produce, T, S> {
 
     /// Puts an envelope in the place that was kept for one.
     pub(super) fn fill_with(&mut self, envelope: Envelope<T>, structure: S) {
-        (self.held, self.structure) = (Some(Held::Alone(envelope)), Some(Arc::new(structure)));
+        (self.held, self.structure) = (Some(Held::Alone(envelope)), Some(beside(structure)));
     }
 }
 

@@ -37,11 +37,14 @@ use crate::{
     },
     memory::{Plain, transfer},
     stream::Stream,
-    sync::{Deferred, Level, Mutex, discard, discard_all, limit_depth, lock, logged, wake_shared},
+    sync::{Deferred, Level, Mutex, Nested, discard, discard_all, lock, logged, wake_shared},
 };
 
 /// An envelope, which those who peek share.
 type Envelopes<T> = Arc<Envelope<T>>;
+
+/// What stands beside a chunk's data. It may hold hubs of chunks of its own.
+pub(super) type Structure<S> = Arc<Nested<S>>;
 
 /// What is shared by all who have to do with a hub.
 pub(crate) struct Core<T: Plain, S: 'static> {
@@ -60,7 +63,7 @@ pub(crate) struct Core<T: Plain, S: 'static> {
 }
 
 struct Inner<T: Plain, S: 'static> {
-    state: State<Envelopes<T>, Arc<S>>,
+    state: State<Envelopes<T>, Structure<S>>,
     places: Places<T>,
 }
 
@@ -69,8 +72,8 @@ impl<T: Plain, S: 'static> Drop for Core<T, S> {
         let state = &mut self.inner.get_mut().state;
         let (wakers, structures) = (state.drain_wakers(), state.drain_structures());
         discard_all(wakers);
-        // They may hold hubs of their own.
-        structures.into_iter().for_each(|structure| limit_depth(|| discard(structure)));
+        std::mem::take(&mut self.log).end(self.name.clone());
+        drop(structures);
     }
 }
 
@@ -282,7 +285,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     /// Changes something, and does what follows from it.
     fn act<R>(
         &self,
-        change: impl FnOnce(&mut State<Envelopes<T>, Arc<S>>, &mut Places<T>, &mut Actions<Envelopes<T>>) -> R,
+        change: impl FnOnce(&mut State<Envelopes<T>, Structure<S>>, &mut Places<T>, &mut Actions<Envelopes<T>>) -> R,
     ) -> R {
         let mut actions = Actions::default();
         let changed = {

@@ -264,8 +264,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
     /// Writes a line for each event: what is produced, copied from where to where, given to whom, modified, consumed. A
     /// writer that fails or panics is not written to again. The same goes to `tracing`, at debug level.
     ///
-    /// The writer may use the hub. One thread at a time writes: while it does, the lines of others are kept for it, without a
-    /// limit.
+    /// The writer may use the hub. One thread at a time writes, and while it does, the lines of others wait for it: up to 1,024
+    /// of them, which is also what a thread writes at most before it goes on. Lines beyond that are dropped, and a line says
+    /// how many. What is left after a turn is written with the next event, or as the hub is dropped.
     pub fn log_to(&self, writer: impl Write + Send + 'static) {
         self.core.log_to(Box::new(writer));
     }

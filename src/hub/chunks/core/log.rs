@@ -3,18 +3,31 @@
 //! A line is noted where something happens, and written once the hub's state has changed, with no lock held: the writer is
 //! user code, which may use the hub, block or panic. One thread at a time has the writer; what others note meanwhile is
 //! written by that one. So the lines keep their order.
+//!
+//! ```text
+//!   note ──> waiting, up to MOST ──> write: a turn of up to MOST lines ──> the rest: by the next that notes a line, or the hub's end
+//!               └── full ──> dropped and counted: the count is written in their place
+//! ```
+//!
+//! So a thread that notes a line is held up for a turn at most, however much the others note, and memory is bounded.
 
 use std::{
     collections::VecDeque,
     fmt,
     io::Write,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use crate::sync::{Discarded, Mutex, contained, discard, lock};
+use crate::sync::{Discarded, Mutex, contained, discard, later, lock};
 
 /// Dropped with the hub, be it with other hubs.
 type Writer = Discarded<Box<dyn Write + Send>>;
+
+/// Lines that wait for the writer at most, and lines that one thread writes at most before it goes on.
+const MOST: usize = 1024;
 
 /// See the module.
 #[derive(Default)]
@@ -31,7 +44,26 @@ struct Lines {
     writing: bool,
     /// How many writers there were.
     writers: u64,
-    waiting: VecDeque<String>,
+    waiting: VecDeque<Line>,
+    /// Lines that were dropped since the last one that waits.
+    dropped: u64,
+}
+
+struct Line {
+    /// Lines that were dropped before it.
+    dropped: u64,
+    text: String,
+}
+
+impl Lines {
+    /// The next to be written: how many were dropped before it, and its text. `None` for the text where only the number is left.
+    fn next(&mut self) -> Option<(u64, Option<String>)> {
+        match self.waiting.pop_front() {
+            Some(Line { dropped, text }) => Some((dropped, Some(text))),
+            None if self.dropped > 0 => Some((std::mem::take(&mut self.dropped), None)),
+            None => None,
+        }
+    }
 }
 
 impl Log {
@@ -53,12 +85,26 @@ impl Log {
     /// Keeps a line until [`write`](Self::write).
     pub(super) fn note(&self, line: String) {
         let mut lines = lock(&self.lines);
-        if lines.writing || lines.writer.is_some() {
-            lines.waiting.push_back(line);
+        if !lines.writing && lines.writer.is_none() {
+            return;
+        }
+        if lines.waiting.len() >= MOST {
+            lines.dropped += 1;
+            return;
+        }
+        let dropped = std::mem::take(&mut lines.dropped);
+        lines.waiting.push_back(Line { dropped, text: line });
+    }
+
+    /// Writes what is left, as the hub is dropped.
+    pub(super) fn end(mut self, hub: Arc<str>) {
+        let Lines { waiting, dropped, .. } = self.lines.get_mut();
+        if !waiting.is_empty() || *dropped > 0 {
+            later("the writer of a hub's log panicked", move || self.write(&hub));
         }
     }
 
-    /// Writes what was noted. Called with no lock held.
+    /// Writes what was noted, a turn of it. Called with no lock held.
     pub(super) fn write(&self, hub: &str) {
         if !self.is_set() {
             return;
@@ -68,16 +114,24 @@ impl Log {
             return;
         }
         lines.writing = true;
-        while let Some(line) = lines.waiting.pop_front() {
+        // One more for the number of those that were dropped.
+        for _ in 0..=MOST {
+            let Some((dropped, text)) = lines.next() else { break };
             let Some(mut writer) = lines.writer.take() else {
-                lines.waiting.clear();
+                (lines.waiting, lines.dropped) = Default::default();
                 break;
             };
             let writers = lines.writers;
             drop(lines);
             let mut goes_on = false;
             contained("the writer of a hub's log panicked", || {
-                match writer.get_mut().map(|to| writeln!(to, "{hub}: {line}")) {
+                let written = writer.get_mut().map(|to| {
+                    if dropped > 0 {
+                        writeln!(to, "{hub}: {dropped} lines were dropped here, since the writer is too slow")?;
+                    }
+                    text.iter().try_for_each(|text| writeln!(to, "{hub}: {text}"))
+                });
+                match written {
                     Some(Ok(())) => goes_on = true,
                     Some(Err(error)) => tracing::warn!(%error, hub, "the log of a hub ends here"),
                     None => {}

@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::{Core, Envelopes, Inner, Places, place_name};
+use super::{Core, Envelopes, Inner, Places, Structure, place_name};
 use crate::{
     device::{Device, human},
     error::Result,
@@ -90,7 +90,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
     }
 
     /// An error if nothing can ever come to where this link is.
-    fn can_come(&self, state: &State<Envelopes<T>, Arc<S>>, places: &Places<T>) -> Result<()> {
+    fn can_come(&self, state: &State<Envelopes<T>, Structure<S>>, places: &Places<T>) -> Result<()> {
         if places.count(self.place) > 0 {
             return Ok(());
         }
@@ -129,7 +129,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
         }
     }
 
-    fn given<K: DoesWith>(self: &Arc<Self>, grant: Grant<Envelopes<T>, Arc<S>>) -> Result<Chunk<K, T, S>> {
+    fn given<K: DoesWith>(self: &Arc<Self>, grant: Grant<Envelopes<T>, Structure<S>>) -> Result<Chunk<K, T, S>> {
         let (number, verb) = (grant.number, self.role.verb());
         if self.role != Role::Produce {
             self.core
@@ -169,7 +169,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
 
     // --- what becomes of what it was given
 
-    pub(in crate::hub::chunks) fn produced(&self, number: u64, envelope: Envelope<T>, structure: Arc<S>) {
+    pub(in crate::hub::chunks) fn produced(&self, number: u64, envelope: Envelope<T>, structure: Structure<S>) {
         let (device, bytes) = (self.core.device_of(&envelope), envelope.raw().bytes());
         self.core.counts.produced.fetch_add(1, Ordering::Relaxed);
         let size = || human::bytes(bytes as u64);
@@ -191,7 +191,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
         drop(self.core.act(|state, _, out| state.consumed(number, out)));
     }
 
-    pub(in crate::hub::chunks) fn modified(&self, number: u64, envelope: Envelope<T>, structure: Arc<S>) {
+    pub(in crate::hub::chunks) fn modified(&self, number: u64, envelope: Envelope<T>, structure: Structure<S>) {
         self.forgotten.forget();
         self.core.tell(|| format!("chunk {number}: modified on {}", place_name(&self.device)));
         drop(self.core.act(|state, _, out| state.modified(self.id, number, Arc::new(envelope), structure, out)));

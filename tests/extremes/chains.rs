@@ -1,0 +1,214 @@
+//! Chains of any length, on a small stack.
+
+use super::*;
+
+/// Runs a test's body in a process of its own: an overflow of a stack aborts the process.
+fn on_a_small_stack(test: &str, body: impl FnOnce() + Send + 'static) {
+    alone::in_a_process(test, || small_stack(256 << 10, body));
+}
+
+fn small_stack(bytes: usize, body: impl FnOnce() + Send + 'static) {
+    std::thread::Builder::new().stack_size(bytes).spawn(body).unwrap().join().unwrap();
+}
+
+/// Every hub is full, and every message waits for an envelope of the next hub: one that comes home at the end lets all move.
+#[test]
+fn envelopes_come_home_along_any_number_of_hubs() {
+    const HUBS: u32 = 100;
+    async fn run(simulation: &Simulation) {
+        let device = Device::simulated(simulation, Emulated::new());
+        let mut flow = Flow::new("long");
+        let hub = Hub::bounded(1).envelopes(1).envelope_bytes(16);
+        let mut last = flow.add("from", SendEach::new((0..4 * HUBS).map(|n| vec![n]))).output;
+        for at in 0..HUBS {
+            let next = flow.add(format!("pass {at}"), pass_on::<Envelope<u32>>());
+            let next = if at % 2 == 0 { next.on(&device) } else { next };
+            flow.connect_with(last, next.input, hub);
+            last = next.output;
+        }
+        let mut out = flow.egress("out", last);
+        let running = flow.spawn().unwrap();
+        let first = out.recv().await.unwrap();
+        let sent = || running.status().iter().find(|operator| &*operator.name == "from").unwrap().runs;
+        // The clock is paused: it goes on when nothing else can.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let before = sent();
+        assert!(before > u64::from(HUBS) && before < u64::from(4 * HUBS), "{before} messages");
+        small_stack(64 << 10, move || drop(first));
+        for n in 1..4 {
+            let envelope = out.recv().await.unwrap();
+            assert_eq!(envelope.read().await.unwrap(), [n]);
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // Four have come home, and each has let one more in at the other end.
+        assert_eq!(sent(), before + 4);
+        running.abort();
+        assert!(running.await.unwrap_err().is_cancelled());
+    }
+    alone::in_a_process("chains::envelopes_come_home_along_any_number_of_hubs", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let simulation = Simulation::new(1);
+        runtime.block_on(simulation.run(run(&simulation)));
+    });
+}
+
+/// A retry that keeps its last failure, as the cause or within another error.
+#[test]
+fn chains_of_causes_may_be_of_any_length() {
+    const FAILURES: usize = 20_000;
+    on_a_small_stack("chains::chains_of_causes_may_be_of_any_length", || {
+        fn retry(last: Error) -> Error {
+            Error::new(ErrorKind::Operator, "a retry failed").because(last)
+        }
+        let wrapped = |last: Error| retry(std::io::Error::other(last).into());
+        let again = |last: Error| retry(last.again());
+        let cases: [fn(Error) -> Error; 3] = [retry, wrapped, again];
+        for next in cases {
+            let first = Error::from(std::io::Error::other("the first failure"));
+            let error = (0..FAILURES).fold(first, |last, _| next(last));
+            for text in [error.to_string(), format!("{error:?}")] {
+                assert!(text.starts_with("a retry failed: a retry failed"), "{text}");
+                assert!(text.ends_with("a retry failed: further causes are not displayed"), "{text}");
+                assert!(text.len() < 64 * 64, "{text}");
+            }
+            let sources = std::iter::successors(std::error::Error::source(&error), |error| error.source());
+            let last = sources.last().unwrap();
+            assert_eq!(last.to_string(), "the first failure");
+            drop(error);
+        }
+        let few = (0..60).fold(Error::from("the first failure"), |last, _| retry(last));
+        assert_eq!(few.to_string(), "a retry failed: ".repeat(60) + "the first failure");
+    });
+}
+
+/// An operator of a cycle that keeps what came with the message before.
+#[test]
+fn metadata_may_lie_in_metadata_to_any_depth() {
+    on_a_small_stack("chains::metadata_may_lie_in_metadata_to_any_depth", || {
+        let drops = Arc::new(());
+        let mut metadata = Metadata::default();
+        for _ in 0..20_000 {
+            let before = std::mem::take(&mut metadata);
+            metadata.insert("before", before);
+            metadata.insert("drops", drops.clone());
+        }
+        drop(metadata);
+        assert_eq!(Arc::strong_count(&drops), 1);
+    });
+}
+
+struct Once;
+
+impl Operator for Once {
+    type Ports = ();
+
+    async fn compute(&mut self, _: &mut (), cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        Ok(())
+    }
+}
+
+/// Any number of conditions, in a loop, and those that are nested too deeply.
+#[test]
+fn conditions_within_conditions_are_refused_beyond_a_depth() {
+    use condition::{Gate, When, all_of, any_of};
+    let outcome = |when: When| {
+        let mut flow = host_only();
+        let _ = flow.add("once", Once).when(when);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(flow.run())
+    };
+    on_a_small_stack("chains::conditions_within_conditions_are_refused_beyond_a_depth", move || {
+        let open = Gate::open;
+        let nested = |levels: usize| {
+            (0..levels).fold(any_of(open(), open()), |when, level| match level % 4 {
+                0 => all_of(when, open()),
+                1 => any_of(open(), when),
+                2 => all_of(open(), when),
+                _ => any_of(when, open()),
+            })
+        };
+        drop(nested(50_000));
+        outcome(nested(63)).unwrap();
+        // One more than is taken; one more than that; so many that those before them have been refused, too.
+        for levels in [64, 65, 200, 50_000] {
+            let error = outcome(nested(levels)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Setup, "{error}");
+            assert!(error.to_string().contains("more than 64 levels deep"), "{error}");
+        }
+        // One level, however it is written.
+        let both: [fn(When, When) -> When; 2] = [any_of, all_of];
+        for both in both {
+            let one = || all_of(open(), open());
+            outcome((0..2000).fold(one(), |when, _| both(when, one()))).unwrap();
+            outcome((0..2000).fold(one(), |when, _| both(one(), when))).unwrap();
+        }
+    });
+}
+
+/// Connected from the last to the first: nothing upstream of a hub is known when it is planned.
+#[test]
+fn a_flow_of_any_length_is_checked_and_runs() {
+    const OPERATORS: usize = 5_000;
+    on_a_small_stack("chains::a_flow_of_any_length_is_checked_and_runs", || {
+        let mut flow = host_only();
+        let device = Device::emulated(Emulated::new());
+        let from = flow.add("from", SendEach::new([vec![1_u32]]));
+        let pass = |at| flow.add(format!("pass {at}"), pass_on::<Envelope<u32>>()).on(&device);
+        let passes: Vec<_> = (0..OPERATORS).map(pass).collect();
+        let last = flow.add("last", sink(async |_: Envelope<u32>| Ok(())));
+        // The last hub copies to the host, and so needs the size that the first one sets.
+        flow.connect(passes[OPERATORS - 1].output, last.input);
+        for at in (1..OPERATORS).rev() {
+            flow.connect(passes[at - 1].output, passes[at].input);
+        }
+        flow.connect_with(from.output, passes[0].input, Hub::bounded(2).envelope_bytes(16));
+        flow.check().unwrap();
+        flow.replay("all", passes.iter().collect::<Vec<_>>());
+        flow.check().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let report = runtime.block_on(flow.run()).unwrap();
+        assert_eq!(report.operator("last").unwrap().runs, 1);
+    });
+}
+
+/// A time that grows with the square of the number of readers is more than a process is given.
+#[test]
+fn an_output_of_any_number_of_readers_is_checked() {
+    const READERS: usize = 20_000;
+    on_a_small_stack("chains::an_output_of_any_number_of_readers_is_checked", || {
+        let mut flow = host_only();
+        let from = flow.add("from", SendEach::new([vec![1_u32]]));
+        let reader = |at| flow.add(format!("reader {at}"), sink(async |_: Envelope<u32>| Ok(()))).input;
+        let readers: Vec<_> = (0..READERS).map(reader).collect();
+        flow.connect_with(from.output, readers, Hub::bounded(2).envelope_bytes(16));
+        // One reader is sent the envelopes themselves.
+        assert_eq!(flow.check().unwrap().copies.len(), READERS - 1);
+    });
+}
+
+#[derive(Clone)]
+struct Within(#[allow(dead_code, reason = "dropped")] Option<ChunkHub<u8, Within>>);
+
+/// A structure holds a hub, one of whose chunks has a structure that holds a hub.
+#[test]
+fn hubs_may_lie_in_structures_to_any_depth() {
+    on_a_small_stack("chains::hubs_may_lie_in_structures_to_any_depth", || {
+        let mut inner = None;
+        for _ in 0..5_000 {
+            let hub = ChunkHub::<u8, Within>::builder("hub").elements(1).host_envelopes(1).build().unwrap();
+            let mut produce = hub.produce(&Device::host()).unwrap();
+            let mut chunk = produce.next().now_or_never().unwrap().unwrap().unwrap();
+            chunk.set_structure(Within(inner.take()));
+            chunk.fill_from(&[1]).now_or_never().unwrap().unwrap();
+            chunk.commit().unwrap();
+            drop(produce);
+            inner = Some(hub);
+        }
+        // In a chunk's hands at last.
+        let hub = inner.take().unwrap();
+        let chunk = hub.consume(&Device::host()).unwrap().next().now_or_never().unwrap().unwrap().unwrap();
+        drop(hub);
+        chunk.commit().unwrap();
+    });
+}

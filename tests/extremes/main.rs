@@ -1,0 +1,58 @@
+//! Extremes that safe code can ask for: sizes, counts, durations, alignments, names, and a thread that ends. Each is an error
+//! that says what is wrong, or works; none is a panic, an abort or undefined behaviour, in debug and in release
+//! (`cargo test --release --test extremes`).
+
+#![deny(unsafe_code)]
+
+mod alignment;
+mod chains;
+#[allow(unsafe_code)]
+#[path = "../common/mod.rs"]
+mod common;
+mod names;
+mod panics;
+mod sizes;
+mod thread_end;
+
+use std::{
+    any::Any,
+    cell::RefCell,
+    future::ready,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use common::*;
+use futures::FutureExt;
+use wakeline::{
+    condition::{self, Condition, MissedTicks, at_least, at_most, batch, count, every, memory, room},
+    device::Simulation,
+    flow::LocalFlow,
+    graph::Graph,
+    hub::{Metadata, RawEnvelope},
+    kernel::Grid,
+    memory::Allocator,
+    operator::concurrent,
+    prelude::*,
+};
+
+const MOST: usize = usize::MAX;
+
+/// Errors that say what is wrong with a size, and nothing else.
+#[track_caller]
+fn refused<T>(what: &str, outcome: Result<T>) -> Error {
+    let Err(error) = outcome else { panic!("{what} was taken") };
+    let expected = [ErrorKind::OutOfMemory, ErrorKind::Usage, ErrorKind::Setup, ErrorKind::Driver];
+    assert!(expected.contains(&error.kind()), "{what}: {error}");
+    error
+}
+
+#[track_caller]
+fn out_of_memory<T>(what: &str, outcome: Result<T>) {
+    let error = refused(what, outcome);
+    assert!(error.is_out_of_memory(), "{what}: {error}");
+}
+
+fn host_only() -> Flow {
+    Flow::new("host")
+}

@@ -1,0 +1,121 @@
+//! A thread that ends, with what it keeps in thread-locals.
+
+use super::*;
+
+/// Runs a function when its thread ends, after the destructors of all thread-locals that are used first after it.
+struct AtEnd(RefCell<Option<Box<dyn FnOnce()>>>);
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        if let Some(last) = self.0.take() {
+            last();
+        }
+    }
+}
+
+thread_local! {
+    static AT_END: AtEnd = const { AtEnd(RefCell::new(None)) };
+}
+
+/// A thread: what `work` returns is run by a destructor of a thread-local that goes after those of wakeline and of tokio.
+fn as_a_thread_ends(work: impl FnOnce() -> Box<dyn FnOnce()> + Send + 'static) {
+    std::thread::spawn(|| {
+        AT_END.with(|_| ());
+        let last = work();
+        AT_END.with(|end| *end.0.borrow_mut() = Some(last));
+    })
+    .join()
+    .unwrap();
+}
+
+on_both!(a_buffer_in_flight_goes_with_its_threads_locals, async |device: Device| {
+    let [a, b]: [Stream; 2] = streams(&device);
+    let held = hold(&a);
+    let (own, other) = (a.clone(), b.clone());
+    let thread = move || {
+        as_a_thread_ends(move || {
+            let from = Buffer::<u32>::pinned(own.device(), 64).unwrap();
+            let mut to = Buffer::<u32>::new(own.device(), 64).unwrap();
+            own.copy(&from, &mut to).unwrap();
+            // Whatever there is of wakeline's on this thread is made, and is gone before the buffers.
+            other.scope(|| assert_eq!(Stream::current(), Some(other.clone())));
+            futures::executor::block_on(Simulation::new(1).run(ready(())));
+            Box::new(move || drop((from, to)))
+        });
+    };
+    tokio::task::spawn_blocking(thread).await.unwrap();
+    drop(held);
+    a.completed().await.unwrap();
+    freed(&device).await;
+});
+
+on_both!(all_of_wakeline_works_in_a_threads_last_locals, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let thread = move || {
+        as_a_thread_ends(move || {
+            // Its locals are there first.
+            everything(&stream);
+            Box::new(move || everything(&stream))
+        });
+    };
+    tokio::task::spawn_blocking(thread).await.unwrap();
+});
+
+fn everything(stream: &Stream) {
+    let device = stream.device();
+    let mut data = Buffer::from_slice(stream, &[1_u32; 64]).unwrap();
+    stream.scope(|| {
+        assert_eq!(Stream::current().as_ref(), Some(stream));
+        let (graph, ()) = Graph::capture(device, |capture| {
+            assert!(Graph::capture(device, |inner| inner.stream().fill(&mut data, 2)).is_ok());
+            capture.stream().fill(&mut data, 3)
+        })
+        .unwrap();
+        graph.instantiate().unwrap().launch(stream).unwrap();
+    });
+    assert_eq!(Stream::current(), None);
+    let mut scoped = Box::pin(stream.scoped(async { Stream::current() }));
+    let polled = scoped.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    assert_eq!(polled, std::task::Poll::Ready(Some(stream.clone())));
+    drop(Stream::new(device).unwrap());
+    data.state().unwrap();
+    drop(data);
+    #[cfg(feature = "config")]
+    {
+        let config = wakeline::Config::new().set("a.b", 1).unwrap();
+        assert!(format!("{config:?}").contains("Config"));
+    }
+}
+
+/// The stream of a scoped future is the current one while the future is polled and while it is dropped, and nowhere else.
+#[tokio::test]
+async fn a_scoped_futures_drop_is_in_its_scope() {
+    struct Looks(mpsc::Sender<Option<Stream>>);
+    impl Drop for Looks {
+        fn drop(&mut self) {
+            self.0.send(Stream::current()).unwrap();
+        }
+    }
+    let device = emulated();
+    let [a, b]: [Stream; 2] = streams(&device);
+    let (tell, told) = mpsc::channel();
+    let looks = Looks(tell.clone());
+    let mut pending = Box::pin(a.scoped(async move {
+        let _looks = looks;
+        std::future::pending::<()>().await;
+    }));
+    assert!(futures::poll!(pending.as_mut()).is_pending());
+    assert_eq!(Stream::current(), None);
+    b.scope(|| {
+        drop(pending);
+        assert_eq!(Stream::current(), Some(b.clone()));
+    });
+    assert_eq!(told.try_recv().unwrap(), Some(a.clone()));
+    let looks = Looks(tell);
+    a.scoped(async move { drop(looks) }).await;
+    assert_eq!(told.try_recv().unwrap(), Some(a.clone()));
+    // A panic leaves it as it was.
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| a.scope(|| panic!("within a scope"))));
+    assert!(outcome.is_err());
+    assert_eq!(Stream::current(), None);
+}

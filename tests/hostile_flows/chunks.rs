@@ -1,0 +1,107 @@
+//! Hubs of chunks and the structures of their chunks.
+
+use super::*;
+
+/// A chunk's structure whose destructor panics.
+#[derive(Clone)]
+struct Shape(#[allow(dead_code, reason = "dropped")] Arc<Bomb>);
+
+#[test]
+fn structures_whose_destructors_panic_go_with_their_hub() {
+    alone("chunks::structures_whose_destructors_panic_go_with_their_hub", async {
+        let hub = ChunkHub::<u32, Shape>::builder("h").elements(1).queue(2).host_envelopes(2).build().unwrap();
+        let mut produce = hub.produce(&host()).unwrap();
+        for number in 0..2 {
+            let mut blank = produce.next().await.unwrap().unwrap();
+            blank.set_structure(Shape(Arc::new(Bomb)));
+            blank.fill_from(&[number]).await.unwrap();
+            blank.commit().unwrap();
+        }
+        drop((produce, hub));
+    });
+}
+
+/// A hub whose one chunk has a structure that panics as it is dropped.
+async fn with_a_bomb() -> ChunkHub<u32, Shape> {
+    let hub = ChunkHub::<u32, Shape>::builder("h").elements(1).queue(2).host_envelopes(2).build().unwrap();
+    let mut produce = hub.produce(&host()).unwrap();
+    let mut blank = produce.next().await.unwrap().unwrap();
+    // The first of the two is replaced.
+    blank.set_structure(Shape(Arc::new(Bomb)));
+    blank.set_structure(Shape(Arc::new(Bomb)));
+    blank.fill_from(&[1]).await.unwrap();
+    blank.commit().unwrap();
+    hub
+}
+
+#[test]
+fn structures_whose_destructors_panic_are_dropped_by_others() {
+    alone("chunks::structures_whose_destructors_panic_are_dropped_by_others", async {
+        let hub = with_a_bomb().await;
+        hub.consume(&host()).unwrap().next().await.unwrap().unwrap().commit().unwrap();
+        let hub = with_a_bomb().await;
+        let mut modify = hub.modify(&host()).unwrap();
+        let mut chunk = modify.next().await.unwrap().unwrap();
+        // The hub drops the one that this replaces.
+        chunk.set_structure(Shape(Arc::new(Bomb)));
+        chunk.commit().unwrap();
+        drop((modify, hub));
+        // A run that panics for a reason of its own, with the last chunk of a hub that is gone.
+        let hub = with_a_bomb().await;
+        let chunk = hub.peek(&host()).unwrap().next().await.unwrap().unwrap();
+        drop(hub);
+        let run = tokio::spawn(async move {
+            let _held = chunk;
+            panic!("a run panics");
+        });
+        assert!(run.await.unwrap_err().is_panic());
+    });
+}
+
+/// A cause that does this as it is dropped.
+struct Does(Box<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Does {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Does")
+    }
+}
+
+impl std::fmt::Display for Does {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a cause")
+    }
+}
+
+impl std::error::Error for Does {}
+
+impl Drop for Does {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// The destructor may wait for the task that is woken.
+#[test]
+fn an_envelope_that_comes_home_in_a_deep_destructor_wakes_at_once() {
+    alone("chunks::an_envelope_that_comes_home_in_a_deep_destructor_wakes_at_once", async {
+        for depth in [1, 7, 8, 9, 100] {
+            let hub = ChunkHub::<u32>::builder("h").elements(1).queue(2).host_envelopes(1).build().unwrap();
+            let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
+            put(&mut produce, 1).await;
+            let envelope = consume.next().await.unwrap().unwrap().into_envelope().unwrap();
+            let (wakes, woken) = (Arc::new(Counts(AtomicUsize::new(0))), Arc::new(AtomicUsize::new(0)));
+            let waker = Waker::from(wakes.clone());
+            let mut blank = Box::pin(produce.next());
+            assert!(blank.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            let (envelope, noted) = (Mutex::new(Some(envelope)), woken.clone());
+            let last = Does(Box::new(move || {
+                drop(envelope.lock().unwrap().take());
+                noted.store(wakes.0.load(Ordering::SeqCst), Ordering::SeqCst);
+            }));
+            let again = |error: Error, _| Error::new(ErrorKind::Operator, "again").because(error);
+            drop((0..depth).fold(Error::other(last), again));
+            assert!(woken.load(Ordering::SeqCst) > 0, "{depth} deep");
+        }
+    });
+}

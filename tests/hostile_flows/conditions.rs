@@ -1,0 +1,135 @@
+//! Conditions: destructors that panic, answers that differ, and conditions that are added late.
+
+use super::*;
+
+struct Never(#[allow(dead_code, reason = "dropped")] Bomb);
+
+impl Condition for Never {
+    fn poll_status(&mut self, _: &mut Context<'_>) -> Status {
+        Status::Never
+    }
+
+    fn describe(&self) -> Cow<'static, str> {
+        "nothing".into()
+    }
+}
+
+#[test]
+fn conditions_whose_destructors_panic_end_with_the_flow() {
+    alone("conditions::conditions_whose_destructors_panic_end_with_the_flow", async {
+        let flow = || {
+            let mut flow = Flow::new("f");
+            let source = flow.add("source", source(async || Ok(Some(1_u32)))).when(Never(Bomb)).when(Never(Bomb));
+            let end = flow.add("end", sink(async |_: u32| Ok(())));
+            flow.connect(source.output, end.input);
+            flow
+        };
+        flow().spawn().unwrap().await.unwrap();
+        flow().run().await.unwrap();
+        drop(flow());
+    });
+}
+
+/// A condition that answers each time otherwise whether it is asked last, and uses what it was given to.
+struct OfTwoMinds(AtomicUsize, Box<dyn Fn() + Send + Sync>);
+
+impl Condition for OfTwoMinds {
+    fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
+        Status::Ready
+    }
+
+    fn asked_last(&self) -> bool {
+        (self.1)();
+        (self.0.fetch_add(1, Ordering::SeqCst).wrapping_mul(2_654_435_761) >> 7).is_multiple_of(3)
+    }
+}
+
+#[test]
+fn conditions_that_are_of_two_minds_use_what_they_were_given_to() {
+    alone("conditions::conditions_that_are_of_two_minds_use_what_they_were_given_to", async {
+        let mut flow = Flow::new("f");
+        let mut from = flow.add("from", source(|| ready(Ok(None::<u32>))));
+        for at in 0..60 {
+            let given_to = Mutex::new(from.clone());
+            let uses = move || drop(given_to.lock().unwrap().clone().merge_metadata(MergePolicy::Reject));
+            from = from.when(OfTwoMinds(AtomicUsize::new(at), Box::new(uses)));
+        }
+        let to = flow.add("to", sink(async |_: u32| Ok(())));
+        flow.connect(from.output, to.input);
+        flow.run().await.unwrap();
+        flow.run().await.unwrap();
+    });
+}
+
+#[test]
+fn a_function_of_until_and_its_future_panic_as_they_are_dropped() {
+    alone("conditions::a_function_of_until_and_its_future_panic_as_they_are_dropped", async {
+        let (tell, mut waits) = tokio::sync::mpsc::unbounded_channel();
+        let mut flow = Flow::new("f");
+        let bomb = Bomb;
+        let from = flow.add("from", source(async || Ok(Some(1_u32)))).when(until(move || {
+            let _ = (&bomb, tell.send(()));
+            async {
+                let _own = Bomb;
+                pending::<()>().await;
+            }
+        }));
+        let to = flow.add("to", sink(async |_: u32| Ok(())));
+        flow.connect(from.output, to.input);
+        let running = flow.spawn().unwrap();
+        waits.recv().await.unwrap();
+        running.abort();
+        assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Cancelled);
+    });
+}
+
+/// A condition that is always there, and makes a device as it is dropped.
+struct MakesADevice(Arc<AtomicUsize>);
+
+impl Condition for MakesADevice {
+    fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Status::Ready
+    }
+
+    fn describe(&self) -> Cow<'static, str> {
+        "nothing".into()
+    }
+}
+
+impl Drop for MakesADevice {
+    fn drop(&mut self) {
+        drop(Device::emulated(Emulated::new()));
+    }
+}
+
+/// Does this in its run, and ends.
+struct Does(Box<dyn FnMut() + Send>);
+
+impl Operator for Does {
+    type Ports = SourcePorts<u32>;
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        (self.0)();
+        cx.finish();
+        Ok(())
+    }
+}
+
+#[test]
+fn a_condition_that_is_added_while_the_flow_runs_is_there_in_the_next_run() {
+    alone("conditions::a_condition_that_is_added_while_the_flow_runs_is_there_in_the_next_run", async {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let mut flow = Flow::new("f");
+        let (add, added) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let does = flow.add("does", Does(Box::new(move || added.try_iter().for_each(|add| add()))));
+        let end = flow.add("end", sink(async |_: u32| Ok(())));
+        flow.connect(does.output, end.input);
+        let condition = MakesADevice(asked.clone());
+        add.send(Box::new(move || drop(does.when(condition)))).unwrap();
+        flow.run().await.unwrap();
+        assert_eq!(asked.load(Ordering::SeqCst), 0);
+        flow.run().await.unwrap();
+        assert!(asked.load(Ordering::SeqCst) > 0);
+    });
+}

@@ -1,0 +1,313 @@
+//! Messages, their metadata and their envelopes: destructors and methods that panic.
+
+use super::*;
+
+/// Bombs without end; `made` is told of each.
+fn bombs(made: tokio::sync::mpsc::UnboundedSender<()>) -> impl FnMut() -> std::future::Ready<Result<Option<Bomb>>> {
+    move || {
+        let _ = made.send(());
+        ready(Ok(Some(Bomb)))
+    }
+}
+
+/// It begins a run and takes nothing.
+struct Stuck;
+
+impl Operator for Stuck {
+    type Ports = SinkPorts<Bomb>;
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        pending().await
+    }
+}
+
+#[test]
+fn messages_in_a_hub_whose_destructors_panic_end_with_the_flow() {
+    alone("messages::messages_in_a_hub_whose_destructors_panic_end_with_the_flow", async {
+        let (made, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let mut flow = Flow::new("f");
+        let bombs = flow.add("bombs", source(bombs(made)));
+        let stuck = flow.add("stuck", Stuck);
+        flow.connect_with(bombs.output, stuck.input, Hub::bounded(4));
+        let running = flow.spawn().unwrap();
+        for _ in 0..4 {
+            told.recv().await.unwrap();
+        }
+        running.abort();
+        assert!(running.await.unwrap_err().is_cancelled());
+    });
+}
+
+/// Takes a batch, and drops it.
+#[derive(Ports)]
+struct BatchPorts {
+    #[input(at_least = 3)]
+    input: Input<Bomb>,
+}
+
+struct DropsBatch(usize);
+
+impl Operator for DropsBatch {
+    type Ports = BatchPorts;
+
+    async fn compute(&mut self, ports: &mut BatchPorts, cx: &mut Cx) -> Result<()> {
+        drop(ports.input.take_batch()?);
+        self.0 += 1;
+        if self.0 == 2 {
+            cx.finish();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_batch_whose_destructors_panic_is_dropped_unused() {
+    alone("messages::a_batch_whose_destructors_panic_is_dropped_unused", async {
+        let (made, _told) = tokio::sync::mpsc::unbounded_channel();
+        let mut flow = Flow::new("f");
+        let bombs = flow.add("bombs", source(bombs(made)));
+        let drops = flow.add("drops", DropsBatch(0));
+        flow.connect_with(bombs.output, drops.input, Hub::bounded(6));
+        // The source may be left with one bomb in hand, which is its own to drop.
+        match flow.run().await {
+            Ok(report) => assert_eq!(report.operators[1].runs, 2),
+            Err(error) => assert!(error.to_string().contains("operator `bombs`"), "{error}"),
+        }
+    });
+}
+
+/// Two values beside its message.
+struct Labels;
+
+impl Operator for Labels {
+    type Ports = SourcePorts<u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        cx.insert_metadata("a", Bomb);
+        cx.insert_metadata("b", Bomb);
+        ports.output.send(7).await?;
+        cx.finish();
+        Ok(())
+    }
+}
+
+#[test]
+fn metadata_whose_destructors_panic_go_with_their_message() {
+    alone("messages::metadata_whose_destructors_panic_go_with_their_message", async {
+        let mut flow = Flow::new("f");
+        let labels = flow.add("labels", Labels);
+        let came = Arc::new(AtomicUsize::new(0));
+        let seen = came.clone();
+        let end = flow.add(
+            "end",
+            sink(move |number: u32| {
+                seen.store(number as usize, Ordering::SeqCst);
+                ready(Ok(()))
+            }),
+        );
+        flow.connect(labels.output, end.input);
+        flow.run().await.unwrap();
+        assert_eq!(came.load(Ordering::SeqCst), 7);
+    });
+}
+
+/// Which of a message's methods panics, and at which call.
+#[derive(Clone, Copy, Debug)]
+enum Panics {
+    Envelopes(usize),
+    SizeInBytes(usize),
+    Never,
+}
+
+struct Parcel {
+    envelope: Envelope<u32>,
+    panics: Panics,
+    calls: AtomicUsize,
+}
+
+impl Message for Parcel {
+    const CARRIES_ENVELOPES: bool = true;
+    const ELEMENT_BYTES: usize = 4;
+
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+        if let Panics::Envelopes(at) = self.panics {
+            assert_ne!(self.calls.fetch_add(1, Ordering::SeqCst), at, "a method of a message panics");
+        }
+        self.envelope.envelopes(visit);
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        if let Panics::SizeInBytes(at) = self.panics {
+            assert_ne!(self.calls.fetch_add(1, Ordering::SeqCst), at, "a method of a message panics");
+        }
+        self.envelope.size_in_bytes()
+    }
+}
+
+fn parcel(panics: Panics) -> Parcel {
+    let mut buffer = Buffer::<u32>::pinned(&host(), 4).unwrap();
+    buffer.as_mut_slice().unwrap().fill(1);
+    Parcel { envelope: buffer.into(), panics, calls: AtomicUsize::new(0) }
+}
+
+/// The ways in which a message may panic.
+fn ways_to_panic() -> impl Iterator<Item = (usize, Panics)> {
+    (0..6).flat_map(|at| [Panics::Envelopes(at), Panics::SizeInBytes(at)].into_iter().enumerate())
+}
+
+/// A message of an operator's whose method panics as its hub moves it fails the flow.
+async fn moves(device: Device) {
+    let mut failed = [false; 2];
+    for (kind, panics) in ways_to_panic() {
+        let mut flow = Flow::new("f");
+        let mut sends = vec![parcel(Panics::Never), parcel(panics), parcel(Panics::Never)];
+        let start = flow.add("start", source(move || ready(Ok(sends.pop()))));
+        let end = flow.add("end", sink(async |_: Parcel| Ok(()))).on(&device);
+        flow.connect_with(start.output, end.input, Hub::bounded(3).envelopes(3).envelope_bytes(64));
+        if let Err(error) = flow.run().await {
+            assert_eq!(error.kind(), ErrorKind::Panicked, "{panics:?}: {error}");
+            failed[kind] |= error.to_string().contains("hub `");
+        }
+    }
+    assert_eq!(failed, [true; 2], "none has panicked in a move");
+}
+
+/// One from outside is dropped, and the others come through; one that panics before it has come in is its sender's.
+async fn moves_of_strangers(device: Device) {
+    let mut dropped = [false; 2];
+    for (kind, panics) in ways_to_panic() {
+        let mut flow = Flow::new("f");
+        let end = flow.add("end", sink(async |_: Parcel| Ok(()))).on(&device);
+        let ingress = flow.ingress_with("in", end.input, Hub::bounded(3).envelopes(3).envelope_bytes(64));
+        let running = flow.spawn().unwrap();
+        ingress.send(parcel(Panics::Never)).await.unwrap();
+        let hostile = ingress.clone();
+        let _ = tokio::spawn(async move { hostile.send(parcel(panics)).await.map_err(|_| ()) }).await;
+        // Those after it come through, or learn that the reader has failed: none waits for ever.
+        for _ in 0..8 {
+            let _ = ingress.send(parcel(Panics::Never)).await.map_err(|_| ());
+        }
+        drop(ingress);
+        match running.await {
+            Ok(report) => dropped[kind] |= report.hubs.iter().any(|hub| hub.dropped > 0),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Panicked, "{panics:?}: {error}");
+                assert!(!error.to_string().contains("hub `"), "{panics:?}: {error}");
+            }
+        }
+    }
+    assert_eq!(dropped, [true; 2], "none has panicked in a move");
+}
+
+#[test]
+fn a_message_that_panics_in_a_move_fails_its_hub_emulated() {
+    alone("messages::a_message_that_panics_in_a_move_fails_its_hub_emulated", async {
+        moves(Device::emulated(Emulated::new().workers(4)).race_checked()).await;
+    });
+}
+
+#[test]
+fn a_message_from_outside_that_panics_in_a_move_is_dropped_emulated() {
+    alone("messages::a_message_from_outside_that_panics_in_a_move_is_dropped_emulated", async {
+        moves_of_strangers(Device::emulated(Emulated::new().workers(4)).race_checked()).await;
+    });
+}
+
+#[test]
+fn a_message_that_panics_in_a_move_cuda() {
+    alone("messages::a_message_that_panics_in_a_move_cuda", async {
+        match Device::cuda(0) {
+            Ok(device) => {
+                moves(device.clone().race_checked()).await;
+                moves_of_strangers(device.race_checked()).await;
+            }
+            Err(error) if std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1") => {
+                panic!("REQUIRE_CUDA=1 and no GPU: {error}")
+            }
+            Err(error) => eprintln!("skipped, no GPU: {error}"),
+        }
+    });
+}
+
+#[test]
+fn a_blank_envelope_comes_past_a_future_that_is_kept() {
+    alone("messages::a_blank_envelope_comes_past_a_future_that_is_kept", async {
+        let mut flow = Flow::new("f");
+        let end = flow.add("end", sink(async |_: Envelope<u8>| Ok(())));
+        let ingress = flow.ingress_with("in", end.input, Hub::bounded(1).envelopes(1).envelope_bytes(8));
+        let running = flow.spawn().unwrap();
+        let blank = ingress.blank().await.unwrap();
+        let [mut kept, mut waits] = [(); 2].map(|()| Box::pin(ingress.blank()));
+        assert!(futures::poll!(&mut kept).is_pending());
+        assert!(futures::poll!(&mut waits).is_pending());
+        drop(blank);
+        drop(waits.await.unwrap());
+        drop(kept);
+        running.abort();
+    });
+}
+
+/// A response that may have a destructor that panics.
+struct Response(#[allow(dead_code, reason = "dropped")] Option<Bomb>);
+
+impl Message for Response {}
+
+#[test]
+fn a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other() {
+    alone("messages::a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other", async {
+        let (go, gate) = tokio::sync::watch::channel(false);
+        let (tell, mut taken) = tokio::sync::mpsc::unbounded_channel();
+        let mut flow = Flow::new("f");
+        let answer = flow.add(
+            "answer",
+            map(move |n: u32| {
+                let mut gate = gate.clone();
+                let _ = tell.send(n);
+                async move {
+                    let _ = gate.wait_for(|open| *open).await;
+                    Ok(Response((n == 1).then(|| Bomb)))
+                }
+            }),
+        );
+        let service = flow.service("service", answer.input, answer.output);
+        let running = flow.spawn().unwrap();
+        let mut first = Box::pin(service.ask(1));
+        // Its caller goes before the answer comes.
+        tokio::select! {
+            _ = &mut first => unreachable!("it waits at the gate"),
+            n = taken.recv() => assert_eq!(n, Some(1)),
+        }
+        drop(first);
+        go.send(true).unwrap();
+        assert!(service.ask(2).await.unwrap().0.is_none());
+        drop(service);
+        running.await.unwrap();
+    });
+}
+
+/// A subscriber that panics as a span is closed.
+struct PanicsAtClose;
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for PanicsAtClose {
+    fn on_close(&self, _: tracing::span::Id, _: tracing_subscriber::layer::Context<'_, S>) {
+        panic!("a subscriber panics as a span is closed");
+    }
+}
+
+#[test]
+fn a_message_and_its_span_panic_as_they_are_dropped() {
+    alone("messages::a_message_and_its_span_panic_as_they_are_dropped", async {
+        tracing_subscriber::registry().with(PanicsAtClose).init();
+        let mut flow = Flow::new("f");
+        let stuck = flow.add("stuck", Stuck);
+        let ingress = flow.ingress_with("in", stuck.input, Hub::bounded(4));
+        let running = flow.spawn().unwrap();
+        for _ in 0..4 {
+            // Closed by the flow, which has the last of it.
+            let span = tracing::error_span!("request");
+            ingress.send(Bomb).instrument(span).await.unwrap();
+        }
+        running.abort();
+        assert!(running.await.unwrap_err().is_cancelled());
+    });
+}

@@ -1,0 +1,151 @@
+//! Wakers that panic, or call back as they are dropped.
+
+use super::*;
+
+/// A waker that panics as it is woken.
+struct Hostile;
+
+impl Wake for Hostile {
+    fn wake(self: Arc<Self>) {
+        panic!("a hostile waker");
+    }
+}
+
+fn hostile() -> Waker {
+    Waker::from(Arc::new(Hostile))
+}
+
+#[test]
+fn a_waker_that_panics_at_an_egress_fails_no_flow() {
+    alone("wakers::a_waker_that_panics_at_an_egress_fails_no_flow", async {
+        let (go, numbers) = tokio::sync::mpsc::unbounded_channel::<u32>();
+        let numbers = Arc::new(tokio::sync::Mutex::new(numbers));
+        let next = move || {
+            let numbers = numbers.clone();
+            async move { Ok(numbers.lock().await.recv().await) }
+        };
+        let mut flow = Flow::new("f");
+        let source = flow.add("source", source(next));
+        let mut out = flow.egress("out", source.output);
+        let running = flow.spawn().unwrap();
+        assert!(Box::pin(out.recv()).as_mut().poll(&mut Context::from_waker(&hostile())).is_pending());
+        (0..4).for_each(|number| go.send(number).unwrap());
+        drop(go);
+        assert_eq!(out.collect::<Vec<_>>().await, [0, 1, 2, 3]);
+        running.await.unwrap();
+    });
+}
+
+/// Keeps the replies of all requests that it takes.
+struct Keeps(Arc<Mutex<Vec<Reply>>>, tokio::sync::mpsc::UnboundedSender<()>);
+
+impl Operator for Keeps {
+    type Ports = MapPorts<u32, u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        ports.input.take()?;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(cx.take_replies());
+        let _ = self.1.send(());
+        Ok(())
+    }
+}
+
+#[test]
+fn callers_whose_wakers_panic_leave_the_others_their_answers() {
+    alone("wakers::callers_whose_wakers_panic_leave_the_others_their_answers", async {
+        let (kept, (tell, mut told)) = (Arc::default(), tokio::sync::mpsc::unbounded_channel());
+        let mut flow = Flow::new("f");
+        let keeps = flow.add("keeps", Keeps(Arc::clone(&kept), tell));
+        let ask = flow.service_with("ask", keeps.input, keeps.output, Hub::bounded(8));
+        let running = flow.spawn().unwrap();
+        let mut asked: Vec<_> = (0..3).map(|_| Box::pin(ask.ask(1))).collect();
+        let ours = futures::task::noop_waker();
+        let mut others: Vec<_> = Vec::new();
+        for hostile_one in &mut asked {
+            // Before it is answered it waits for the flow to run: asked until its request has come in.
+            while told.try_recv().is_err() {
+                assert!(hostile_one.as_mut().poll(&mut Context::from_waker(&hostile())).is_pending());
+                tokio::task::yield_now().await;
+            }
+            let mut other = Box::pin(ask.ask(2));
+            while told.try_recv().is_err() {
+                assert!(other.as_mut().poll(&mut Context::from_waker(&ours)).is_pending());
+                tokio::task::yield_now().await;
+            }
+            others.push(other);
+        }
+        running.abort();
+        assert!(running.await.unwrap_err().is_cancelled());
+        for other in others {
+            assert!(other.await.unwrap_err().is_cancelled());
+        }
+    });
+}
+
+#[test]
+fn peeks_whose_wakers_panic_leave_the_others_their_chunk() {
+    alone("wakers::peeks_whose_wakers_panic_leave_the_others_their_chunk", async {
+        let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).build().unwrap();
+        let mut produce = hub.produce(&host()).unwrap();
+        let mut links: Vec<_> = (0..7).map(|_| hub.peek(&host()).unwrap()).collect();
+        let mut waits: Vec<_> = links.iter_mut().map(|link| Box::pin(link.next())).collect();
+        let woken = Arc::new(Counts(AtomicUsize::new(0)));
+        for (at, wait) in waits.iter_mut().enumerate() {
+            let waker = if at < 3 { hostile() } else { Waker::from(woken.clone()) };
+            assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        put(&mut produce, 1).await;
+        assert_eq!(woken.0.load(Ordering::SeqCst), 4);
+    });
+}
+
+/// A waker that sends into the flow as it is dropped.
+struct SendsWhenDropped(wakeline::Ingress<u32>, Arc<AtomicBool>);
+
+impl Wake for SendsWhenDropped {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for SendsWhenDropped {
+    fn drop(&mut self) {
+        // The last one is dropped as the flow has ended.
+        self.1.fetch_or(self.0.try_send(3).is_ok(), Ordering::SeqCst);
+    }
+}
+
+type Slot = Arc<Mutex<Option<wakeline::Ingress<u32>>>>;
+
+/// Waits for a message with wakers of its own.
+struct OwnWakers(Slot, Arc<AtomicBool>);
+
+impl Operator for OwnWakers {
+    type Ports = SinkPorts<u32>;
+
+    async fn run(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        let ingress = self.0.lock().unwrap().take().unwrap();
+        let mut receive = Box::pin(ports.input.recv());
+        for _ in 0..8 {
+            let waker = Waker::from(Arc::new(SendsWhenDropped(ingress.clone(), self.1.clone())));
+            if receive.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_waker_that_is_replaced_sends_into_the_hub_that_drops_it() {
+    alone("wakers::a_waker_that_is_replaced_sends_into_the_hub_that_drops_it", async {
+        let (slot, sent) = (Slot::default(), Arc::default());
+        let mut flow = Flow::new("f");
+        let own = flow.add("own", OwnWakers(slot.clone(), Arc::clone(&sent)));
+        *slot.lock().unwrap() = Some(flow.ingress_with("in", own.input, Hub::bounded(64)));
+        flow.run().await.unwrap();
+        assert!(sent.load(Ordering::SeqCst));
+    });
+}
