@@ -91,8 +91,8 @@ fn empty() -> ChunkHub<u32> {
 
 /// As another thread does that goes on all the time.
 #[test]
-fn a_hub_that_has_a_line_for_each_line_holds_nobody_up_for_ever() {
-    alone("logs::a_hub_that_has_a_line_for_each_line_holds_nobody_up_for_ever", async {
+fn a_hub_that_notes_a_line_for_each_line_blocks_no_thread_for_ever() {
+    alone("logs::a_hub_that_notes_a_line_for_each_line_blocks_no_thread_for_ever", async {
         let (hub, lines) = (empty(), Arc::new(AtomicUsize::new(0)));
         let slot = Arc::new(Mutex::new(Some(hub.clone())));
         hub.log_to(Lines({
