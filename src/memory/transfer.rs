@@ -56,13 +56,24 @@ fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
     Ok(ticket)
 }
 
+/// The start of memory that a fill on this stream reaches: a fill is no copy, and reaches no other device.
+fn fillable(stream: &Stream, to: &Memory) -> Result<Address> {
+    let address = to.address()?;
+    if to.device().shares_hardware_with(stream.device()) {
+        return Ok(address);
+    }
+    let text =
+        format!("a fill on {} of memory of {}: fill it on a stream of its own device", stream.device(), to.device());
+    Err(Error::new(ErrorKind::Usage, text))
+}
+
 /// Enqueues zeros for the bytes from `from` to before `until`.
 pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) -> Result<()> {
     let until = until.min(to.bytes());
     if from >= until {
         return Ok(());
     }
-    let start = Address(to.address()?.0 + from as u64);
+    let start = Address(fillable(stream, to)?.0 + from as u64);
     let (room, _turn) = stream.make_room(|| to.turn())?;
     to.before_write(stream)?;
     let zeros = Pattern { width: 1, bits: 0 };
@@ -99,7 +110,7 @@ impl Stream {
     /// ones that repeat such a pattern, as zero does.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of the host, or for a value that repeats no 4 bytes;
+    /// [`Usage`](ErrorKind::Usage) for memory of the host or of another device, or for a value that repeats no 4 bytes;
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn fill<T: Plain>(&self, to: &mut (impl DeviceSliceMut<T> + ?Sized), value: T) -> Result<()> {
         let to = to.view_mut();
@@ -110,7 +121,7 @@ impl Stream {
         let pattern = pattern_of(bytemuck::bytes_of(&value)).ok_or_else(|| {
             Error::new(ErrorKind::Usage, "a fill repeats 1, 2 or 4 bytes and this value does not: use a kernel")
         })?;
-        let address = to.memory.address()?;
+        let address = fillable(self, to.memory)?;
         let (room, _turn) = self.make_room(|| to.memory.turn())?;
         to.memory.before_write(self)?;
         // SAFETY: the memory is `bytes` long; it stays valid until the fill is done, as the ticket is noted in it.
