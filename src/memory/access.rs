@@ -26,6 +26,9 @@ pub(super) struct Uses {
     reads: SmallVec<[Ticket; 2]>,
 }
 
+/// Tickets of uses that are no longer kept.
+pub(super) type Forgotten = SmallVec<[Ticket; 2]>;
+
 impl Uses {
     /// Behind the lock that all who use the memory share.
     #[inline]
@@ -33,7 +36,10 @@ impl Uses {
         Mutex::at(Level::MemoryUses, self)
     }
 
-    pub(super) fn read_by(&mut self, ticket: Ticket) {
+    /// Tickets that it forgets may be the last to hold a stream: they are to be dropped without a lock.
+    #[must_use]
+    pub(super) fn read_by(&mut self, ticket: Ticket) -> Forgotten {
+        let mut forgotten = Forgotten::new();
         if planted::is(Planted::EarlierReader) {
             self.reads.clear();
         }
@@ -41,10 +47,14 @@ impl Uses {
             Some(read) if read.number() < ticket.number() => *read = ticket,
             Some(_) => {}
             None => {
-                self.reads.retain(|read| !read.has_passed());
+                let mut at = 0;
+                while let Some(read) = self.reads.get(at) {
+                    if read.has_passed() { forgotten.push(self.reads.swap_remove(at)) } else { at += 1 }
+                }
                 self.reads.push(ticket);
             }
         }
+        forgotten
     }
 
     #[inline]

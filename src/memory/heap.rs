@@ -37,7 +37,7 @@ use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
     stream::{Stream, Streams, Ticket, Watched},
-    sync::{Level, Mutex, MutexGuard, lock},
+    sync::{Deferred, Level, Mutex, MutexGuard, lock},
 };
 
 /// Where a heap's memory comes from.
@@ -268,6 +268,8 @@ impl Heap {
         stream: Option<&Stream>,
         drawn: u64,
     ) -> Result<Owned> {
+        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        let _later = Deferred::new();
         // Without the tracking every request is handed everything that no tracked device uses: for the checker to find.
         let untracked = !device.tracked() && !self.host;
         let past = stream.map(Stream::past);

@@ -35,7 +35,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     stream::{Stream, Ticket, capture::Capture},
-    sync::{Level, Mutex, lock},
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// See the [module](self).
@@ -213,6 +213,8 @@ impl Hold {
     }
 
     fn note_tied(&self, tie: &Arc<Tie>, ticket: Ticket, write: bool, by: Option<Arc<str>>) {
+        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        let _later = Deferred::new();
         let mut state = lock(&self.state);
         if state.over {
             // Its order within the capture is of no use any more.
@@ -224,7 +226,7 @@ impl Hold {
         if write {
             tied.uses.written_by(ticket);
         } else {
-            tied.uses.read_by(ticket);
+            let _ = tied.uses.read_by(ticket);
         }
     }
 
@@ -304,6 +306,8 @@ impl Hold {
 
     /// The capture is over: its streams' tickets mean nothing any more.
     pub(crate) fn capture_ended(&self, capture: &Capture) {
+        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        let _later = Deferred::new();
         let outside = capture.take_outside();
         let mut state = lock(&self.state);
         state.over = true;
@@ -406,6 +410,7 @@ impl Hold {
         Capture::entered().iter().any(|capture| Self::of(capture).is_ok_and(uses))
     }
 
+    /// Within a turn, whose scope ends after all locks: tickets that are forgotten here may be the last to hold a stream.
     pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
         let mut open: SmallVec<[Ticket; 8]> = SmallVec::new();
         let mut state = lock(&self.state);
@@ -432,22 +437,29 @@ impl Hold {
         open.iter().try_for_each(|ticket| stream.wait(ticket))
     }
 
+    /// Within a turn, as [`before_launch`](Self::before_launch).
     pub(super) fn note_launch(&self, ticket: &Ticket) {
         let mut state = lock(&self.state);
         if state.shelf.is_empty() {
             // Nothing is written that only launches know of: they may run beside each other.
-            state.launches.read_by(ticket.clone());
+            let _ = state.launches.read_by(ticket.clone());
         } else {
             state.launches.written_by(ticket.clone());
         }
         for tied in &state.tied {
             let mut uses = lock(&tied.tie.uses);
-            if tied.writes { uses.written_by(ticket.clone()) } else { uses.read_by(ticket.clone()) }
+            if tied.writes {
+                uses.written_by(ticket.clone());
+            } else {
+                let _ = uses.read_by(ticket.clone());
+            }
         }
     }
 
     /// Launches that are not known to be done.
     pub(crate) fn open_launches(&self) -> SmallVec<[Ticket; 3]> {
+        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        let _later = Deferred::new();
         let mut state = lock(&self.state);
         state.launches.forget_passed();
         state.launches.all()
@@ -526,7 +538,9 @@ impl Drop for Hold {
         let State { shelf, launches, .. } = self.state.get_mut();
         let launches = launches.all();
         for mut memory in shelf.drain(..) {
-            launches.iter().for_each(|launch| memory.own_uses().read_by(launch.clone()));
+            for launch in &launches {
+                let _forgotten = memory.own_uses().read_by(launch.clone());
+            }
             memory.give_back();
         }
     }

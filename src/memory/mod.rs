@@ -386,7 +386,10 @@ impl Memory {
 
     pub(crate) fn note_read(&self, ticket: Ticket) {
         match ticket.stream().capture().cloned() {
-            None => self.uses().read_by(ticket),
+            None => {
+                // Dropped without the lock.
+                let _forgotten = self.uses().read_by(ticket);
+            }
             Some(capture) => self.note_captured(ticket, &capture, false),
         }
     }
@@ -479,6 +482,8 @@ impl Memory {
     }
 
     fn settled(&self, write: bool) -> Result<()> {
+        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        let _later = Deferred::new();
         let mut uses = self.uses();
         uses.forget_settled();
         let open: SmallVec<[Ticket; 3]> = if write { uses.all() } else { uses.write.iter().cloned().collect() };

@@ -640,8 +640,11 @@ impl Inner {
     }
 }
 
+/// It may keep the last handle of a device, its own or one upstream, and the end of a device may drop functions of the user's and
+/// wake a simulation: those wait for the end of a [`Deferred`] scope. So whoever lets go of tickets under a lock opens one first.
 impl Drop for Inner {
     fn drop(&mut self) {
+        assert_may_wake();
         let backend = self.device.backend();
         if let Some(side) = self.side.get() {
             backend.stream_destroy(*side);
