@@ -98,6 +98,7 @@ impl Memory {
         *uses = Uses::default();
         if let Some(point) = point.filter(|point| point.number() > 0) {
             uses.written_by(point.clone());
+            uses.are_of_nothing();
         }
     }
 }
@@ -391,7 +392,7 @@ impl Heap {
         let mut memory = state.shelves.take_bound(size)?;
         drop(state);
         // A wait may wake others: not under the lock.
-        let waited = memory.own_uses().each(|ticket| stream.wait(ticket));
+        let waited = memory.own_uses().each(|ticket| stream.wait_until_over(ticket));
         let point = stream.ticket();
         let mut state = lock(&self.state);
         if let Err(error) = waited {
@@ -419,6 +420,7 @@ impl Heap {
         let lane = stream.map_or(0, Stream::id);
         let (mut memory, was_bound) = match taken {
             Taken::Bound(mut memory) => {
+                memory.holds_nothing();
                 let before = memory.bytes as u64;
                 state.bound -= memory.size;
                 state.waiting -= before;

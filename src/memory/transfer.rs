@@ -34,7 +34,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
         to.is_page_locked()?;
     }
     // After what is on its way already: what has arrived is looked at when the last of it has.
-    to.before_write(stream)?;
+    to.before_overwrite(stream, bytes)?;
     let mut arrival = Memory::pinned_for(stream, bytes)?;
     let ticket = enqueue(stream, from, &mut arrival, bytes)?;
     to.note_write(ticket);
@@ -46,7 +46,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
 fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
     let (room, _turn) = stream.make_room(|| Turn::at([from, &*to].into_iter()))?;
     from.before_read(stream)?;
-    to.before_write(stream)?;
+    to.before_overwrite(stream, bytes)?;
     // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the ticket
     // is noted in both before anybody else can drop them, and memory with an open ticket is parked, not freed.
     let ticket =
@@ -75,7 +75,7 @@ pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) 
     }
     let start = Address(fillable(stream, to)?.0 + from as u64);
     let (room, _turn) = stream.make_room(|| to.turn())?;
-    to.before_write(stream)?;
+    to.before_overwrite(stream, if from == 0 { until } else { 0 })?;
     let zeros = Pattern { width: 1, bits: 0 };
     // SAFETY: the bytes lie in the memory, as was just seen to; it stays valid until the fill is done, as the ticket is
     // noted in it.
@@ -90,7 +90,8 @@ impl Stream {
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the lengths differ or the devices are of different makes;
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, or if the last write to `from` came after work of another device
+    /// that was lost then.
     pub fn copy<T: Plain>(
         &self,
         from: &(impl DeviceSlice<T> + ?Sized),
@@ -123,7 +124,7 @@ impl Stream {
         })?;
         let address = fillable(self, to.memory)?;
         let (room, _turn) = self.make_room(|| to.memory.turn())?;
-        to.memory.before_write(self)?;
+        to.memory.before_overwrite(self, bytes)?;
         // SAFETY: the memory is `bytes` long; it stays valid until the fill is done, as the ticket is noted in it.
         let ticket =
             self.enqueue(&room, |backend, raw| unsafe { backend.fill(raw, address, pattern, bytes as u64) })?;
