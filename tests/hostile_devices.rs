@@ -1068,7 +1068,7 @@ fn a_loss_spoils_what_came_after_it_until_it_was_known() {
             adds::launch(&fresh, &mut read, 1).unwrap();
             assert_eq!(runtime.block_on(read.to_vec(&own)).unwrap(), [4; 4]);
 
-            // What is spoilt is not read, and whoever tries is as sound as before.
+            // What is spoilt is not read, and a stream that was to read it is as sound as before.
             for stream in [&own, &fresh] {
                 names(stream.copy(&spoilt, &mut unrelated));
                 names(adds::launch(stream, &mut spoilt, 1));
@@ -1092,7 +1092,7 @@ fn a_loss_spoils_what_came_after_it_until_it_was_known() {
             for stream in [&own, &fresh, &own] {
                 let mut data = stream.alloc::<u32>(4).unwrap();
                 if checked {
-                    // What nobody has written is not read.
+                    // The checker refuses a read of what was never written.
                     stream.fill(&mut data, 1).unwrap();
                 }
                 adds::launch(stream, &mut data, 1).unwrap();

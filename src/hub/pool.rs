@@ -118,7 +118,7 @@ impl Pool {
     /// In a capture, where it is made.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Option<RawEnvelope>> {
         let Some(mut memory) = self.home.take() else { return self.make() };
-        memory.holds_nothing();
+        memory.discard_contents();
         Ok(Some(RawEnvelope::new(memory, Arc::downgrade(self))))
     }
 

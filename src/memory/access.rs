@@ -22,8 +22,8 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(super) struct Uses {
     pub(super) write: Option<Ticket>,
-    /// What was written is worth nothing to whoever has the memory now: it was freed, or came home. So it makes no difference
-    /// whether the write is spoilt by the loss of another device, and it is waited for all the same.
+    /// The contents are of no use any more: the memory was freed, or its envelope came home. So it makes no difference whether
+    /// the write is spoilt by the loss of another device, and it is waited for all the same.
     worthless: bool,
     /// One a stream, its latest.
     reads: SmallVec<[Ticket; 2]>,
@@ -67,9 +67,9 @@ impl Uses {
         self.worthless = false;
     }
 
-    /// Whoever has the memory from now on has no use for what is in it.
+    /// What the memory holds is of no use from now on.
     #[inline]
-    pub(super) fn are_of_nothing(&mut self) {
+    pub(super) fn discard_contents(&mut self) {
         self.worthless = true;
     }
 

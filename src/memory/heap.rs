@@ -98,7 +98,7 @@ impl Memory {
         *uses = Uses::default();
         if let Some(point) = point.filter(|point| point.number() > 0) {
             uses.written_by(point.clone());
-            uses.are_of_nothing();
+            uses.discard_contents();
         }
     }
 }
@@ -420,7 +420,7 @@ impl Heap {
         let lane = stream.map_or(0, Stream::id);
         let (mut memory, was_bound) = match taken {
             Taken::Bound(mut memory) => {
-                memory.holds_nothing();
+                memory.discard_contents();
                 let before = memory.bytes as u64;
                 state.bound -= memory.size;
                 state.waiting -= before;

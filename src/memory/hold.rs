@@ -426,7 +426,7 @@ impl Hold {
             }
         };
         let mut state = lock(&self.state);
-        // What launches leave in memory that nobody has is looked at by nobody. Without any they may run beside each other.
+        // Launches read nothing that earlier ones have left on the shelf. While that is empty they may run beside each other.
         state.launches.each_open(!state.shelf.is_empty(), |launch, _| add(launch, false));
         for tied in &state.tied {
             lock(&tied.tie.uses).each_open(tied.writes, &mut add);

@@ -10,9 +10,9 @@
 //!   drop:        back to its heap, which hands it out again to whoever comes after its last uses (see `heap`)
 //! ```
 //!
-//! A write that came after work of another device is worth nothing if that device is lost: reading it is an error then. A write of all of
-//! the memory only comes after it, and so does the first use of memory that was freed, or of an envelope that came home: it is
-//! sound again.
+//! A write that came after work of another device is worth nothing if that device is lost: reading it is an error then. A write
+//! of all of the memory only comes after it, and so does the first use of memory that was freed, or of an envelope that came
+//! home: the memory is sound again.
 //!
 //! A set of reads, not one: re-recording one "read" event forgets the earlier of two readers.
 
@@ -377,10 +377,10 @@ impl Memory {
         self.own_uses().before_write(stream, whole)
     }
 
-    /// Whoever has it from now on has no use for what is in it.
+    /// What it holds is of no use from now on: it is given out anew.
     #[inline]
-    pub(crate) fn holds_nothing(&mut self) {
-        self.own_uses().are_of_nothing();
+    pub(crate) fn discard_contents(&mut self) {
+        self.own_uses().discard_contents();
     }
 
     /// As before a write or a read, where the test hook has switched the tracking of its device off. Two streams whose devices

@@ -13,7 +13,7 @@ use super::{Home, Memory, Origin, Owned, access::Uses, heap::Heap};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    stream::Stream,
+    stream::{READS_NOTHING, Stream},
     sync::{lock, log},
 };
 
@@ -100,7 +100,7 @@ impl Memory {
             // Counted, but not waited for: this is a drop.
             // SAFETY: the address came from `alloc_on` on this device, its owner is gone, and the stream comes after all
             // that was enqueued with it.
-            stream.put(1, u64::MAX, |backend, raw| unsafe { backend.free_on(raw, address) })
+            stream.put(1, READS_NOTHING, |backend, raw| unsafe { backend.free_on(raw, address) })
         });
         match freed {
             Ok(ticket) => {

@@ -143,8 +143,8 @@ struct Order {
     spoilt: Vec<Spoilt>,
 }
 
-/// For work of which it makes no difference what was noted before it.
-const READS_NOTHING: u64 = u64::MAX;
+/// For work that reads nothing: what was noted before it makes no difference.
+pub(crate) const READS_NOTHING: u64 = u64::MAX;
 
 /// With more devices to come after than this, a wait looks for those that are no longer needed.
 const MANY: usize = 16;
@@ -646,7 +646,7 @@ impl Inner {
 }
 
 /// It may keep the last handle of a device, its own or one upstream, and the end of a device may drop functions of the user's and
-/// wake a simulation: those wait for the end of a [`Deferred`] scope. So whoever lets go of tickets under a lock opens one first.
+/// wake a simulation: those wait for the end of a [`Deferred`] scope. So a function that drops tickets under a lock opens one first.
 impl Drop for Inner {
     fn drop(&mut self) {
         assert_may_wake();

@@ -9,9 +9,9 @@
 //!                                                      are spoilt, for good; those that come next are not
 //! ```
 //!
-//! A ticket is spoilt, not a stream. Work that comes after the loss is noted is spoilt only by what it reads: so whoever
-//! enqueues work notes the losses first, asks what the memory that it reads was written by, and enqueues. If a loss is noted in
-//! between, on whatever thread, the new ticket counts as spoilt, too.
+//! A ticket is spoilt, not a stream. Work that comes after the loss is noted is spoilt only by what it reads. So the losses are
+//! noted first, then the last writes of the memory that is read are checked, then the work is enqueued. If any thread notes a
+//! loss in between, the new ticket counts as spoilt, too.
 
 use std::sync::atomic::Ordering;
 
@@ -149,13 +149,16 @@ impl Stream {
 
     #[cold]
     fn ask_upstream(&self, number: u64) -> Result<()> {
-        self.check_spoilt(number)?;
         if planted::is(Planted::FaultUnheard) {
             return Ok(());
         }
         // Before the devices are asked: by then what has passed is spoilt, or never will be.
         let passed = self.0.completion.passed();
-        let upstream = lock(&self.0.order).upstream.clone();
+        let order = lock(&self.0.order);
+        // With one look at both: a loss that is noted goes from one to the other.
+        order.spoilt_by(number).map_or(Ok(()), Device::check)?;
+        let upstream = order.upstream.clone();
+        drop(order);
         let (mut sound, mut well) = (Ok(()), SmallVec::<[&Device; 4]>::new());
         for Upstream { device, from, .. } in &upstream {
             let asked = device
@@ -241,8 +244,7 @@ impl Ticket {
         self.has_passed() && !self.stream().has_crossed() && !self.is_spoilt()
     }
 
-    /// True once nothing more need be asked by whoever only comes after it, and reads nothing that it wrote: it has passed, and
-    /// whether it was spoilt is known.
+    /// The same for work that reads nothing that it wrote: it has passed, and whether it is spoilt is known.
     pub(crate) fn is_over(&self) -> bool {
         self.has_passed() && (!self.stream().has_crossed() || self.is_spoilt())
     }
