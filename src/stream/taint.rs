@@ -159,21 +159,27 @@ impl Stream {
         order.spoilt_by(number).map_or(Ok(()), Device::check)?;
         let upstream = order.upstream.clone();
         drop(order);
-        let (mut sound, mut well) = (Ok(()), SmallVec::<[&Device; 4]>::new());
-        for Upstream { device, from, .. } in &upstream {
-            let asked = device
+        let (mut sound, mut well) = (Ok(()), SmallVec::<[&Upstream; 4]>::new());
+        for asked in &upstream {
+            let device = &asked.device;
+            let answer = device
                 .check()
                 .and_then(|()| Streams::of(device).heed(device.backend().stream_query(RawStream::DEFAULT)).map(drop));
-            match asked {
-                Ok(()) => well.push(device),
-                Err(error) if *from <= number && sound.is_ok() => sound = Err(error),
+            match answer {
+                Ok(()) => well.push(asked),
+                Err(error) if asked.from <= number && sound.is_ok() => sound = Err(error),
                 Err(_) => {}
             }
         }
         if !well.is_empty() {
             let mut order = lock(&self.0.order);
+            // Not what the stream has come after since then.
+            let is_well = |known: &Upstream| {
+                let is_same = |asked: &&Upstream| asked.device == known.device && asked.from == known.from;
+                known.until <= passed && well.iter().any(is_same)
+            };
             // The copies are dropped below: none of them is the last here.
-            order.upstream.retain(|upstream| upstream.until > passed || !well.contains(&&upstream.device));
+            order.upstream.retain(|known| !is_well(known));
             if order.upstream.is_empty() {
                 self.0.crossed.store(false, Ordering::Release);
             }
