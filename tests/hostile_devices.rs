@@ -24,6 +24,7 @@ use wakeline::{
     Buffer, Stream,
     device::{Device, Emulated, Faults, Simulation},
     graph::{Graph, GraphEvent},
+    hub::ChunkHub,
     prelude::*,
     stream::Event,
 };
@@ -390,7 +391,10 @@ fn functions_that_a_device_keeps_may_panic_as_they_are_dropped() {
         };
         drop(builder);
         drop((stream, device));
-        assert_eq!(dropped.load(Ordering::SeqCst), 5);
+        // A worker of the device drops what was lost.
+        while dropped.load(Ordering::SeqCst) < 5 {
+            std::thread::yield_now();
+        }
     });
 }
 
@@ -906,5 +910,274 @@ fn a_lost_device_takes_no_other_with_it() {
             Some(copied.and_then(|()| runtime().block_on(beside.own.completed())))
         });
         stays_healthy("a copy to it", written, |beside, (mut to, from)| Some(beside.its.copy(&from, &mut to)));
+    });
+}
+
+/// A device whose end drops a function that says so and then waits for the sender to go.
+fn waits_at_its_end(device: impl FnOnce(Faults) -> Device) -> (Stream, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    struct Waits(mpsc::Sender<()>, Mutex<mpsc::Receiver<()>>);
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+            let _ = lock(&self.1).recv();
+        }
+    }
+    let (began, begins) = mpsc::channel();
+    let (end, ends) = mpsc::channel();
+    let waits = Waits(began, Mutex::new(ends));
+    let stream = Stream::new(&device(Faults::new().lose_host_function(1))).unwrap();
+    stream.host_function(move || _ = &waits).unwrap();
+    (stream, begins, end)
+}
+
+/// Memory that is bound to a stream keeps it, and so the devices that this has waited for. They end as it is seen to be free:
+/// the heap is not locked meanwhile.
+#[test]
+fn a_device_that_ends_holds_up_no_heap() {
+    within_bound(|| {
+        let device = Device::emulated(Emulated::new());
+        let (its, begins, end) = waits_at_its_end(|faults| Device::emulated(Emulated::new().faults(faults)));
+        let go = held_up(&its);
+        let stream = Stream::new(&device).unwrap();
+        let mut data = stream.alloc::<u8>(4096).unwrap();
+        stream.wait_for(&its).unwrap();
+        stream.fill(&mut data, 1).unwrap();
+        drop((data, stream, its));
+        drop(go);
+        // The lookout comes by, or the allocation below.
+        begins.recv().unwrap();
+        drop(Buffer::<u8>::new(&device, 4096).unwrap());
+        drop(end);
+    });
+}
+
+/// The same for what a graph comes after: all graphs of the process take turns.
+#[test]
+fn a_device_that_ends_holds_up_no_graph() {
+    within_bound(|| {
+        let [device, another] = [0, 1].map(|_| Device::emulated(Emulated::new()));
+        let (its, begins, end) = waits_at_its_end(|faults| Device::emulated(Emulated::new().faults(faults)));
+        let go = held_up(&its);
+        let exec_of = |device: &Device, after: Option<&Stream>| {
+            let mut data = Buffer::<u8>::new(device, 64).unwrap();
+            let (graph, ()) = Graph::capture(device, |capture| {
+                after.map_or(Ok(()), |after| capture.stream().wait_for(after))?;
+                capture.stream().fill(&mut data, 1)
+            })
+            .unwrap();
+            graph.instantiate().unwrap()
+        };
+        let (first, second) = (exec_of(&device, Some(&its)), exec_of(&another, None));
+        let (stream, on_another) = (Stream::new(&device).unwrap(), Stream::new(&another).unwrap());
+        drop(go);
+        its.synchronize_blocking().unwrap();
+        drop(its);
+        let launches = std::thread::spawn(move || first.launch(&stream).map(drop));
+        begins.recv().unwrap();
+        second.launch(&on_another).unwrap();
+        drop(end);
+        launches.join().unwrap().unwrap();
+    });
+}
+
+/// A device without workers ends on the thread that lets go of it: outside of the heap's lock.
+#[test]
+fn a_simulated_device_does_not_end_under_the_lock_of_a_heap() {
+    struct Allocates(Device, mpsc::Sender<bool>);
+    impl Drop for Allocates {
+        fn drop(&mut self) {
+            let _ = self.1.send(Buffer::<u8>::new(&self.0, 64).is_ok());
+        }
+    }
+    within_bound(|| {
+        let simulation = Simulation::new(1);
+        let device = Device::simulated(&simulation, Emulated::new());
+        let other = Emulated::new().faults(Faults::new().lose_host_function(1));
+        let its = Stream::new(&Device::simulated(&simulation, other)).unwrap();
+        let (tell, told) = mpsc::channel();
+        let allocates = Mutex::new(Allocates(device.clone(), tell));
+        its.host_function(move || _ = &allocates).unwrap();
+        its.host_function(|| ()).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let mut data = stream.alloc::<u8>(4096).unwrap();
+        stream.wait_for(&its).unwrap();
+        stream.fill(&mut data, 1).unwrap();
+        drop((data, its, stream));
+        let allocated = runtime().block_on(simulation.run(async {
+            loop {
+                drop(Buffer::<u8>::new(&device, 4096).unwrap());
+                if let Ok(allocated) = told.try_recv() {
+                    return allocated;
+                }
+                tokio::task::yield_now().await;
+            }
+        }));
+        assert!(allocated);
+    });
+}
+
+#[kernel]
+fn adds(data: &mut [u32], number: u32) {
+    data.iter_mut().for_each(|n| *n += number);
+}
+
+/// The loss of a device spoils what another one's streams had enqueued behind a wait for it, until it was known, and the memory
+/// that this has written. What comes later is sound, but for what reads that memory; and memory that is written anew is, too.
+#[test]
+fn a_loss_spoils_what_came_after_it_until_it_was_known() {
+    within_bound(|| {
+        let runtime = runtime();
+        for (checked, known) in [(false, true), (false, false), (true, true), (true, false)] {
+            let device = |name| {
+                let device = Device::emulated(Emulated::new().name(name));
+                if checked { device.race_checked() } else { device }
+            };
+            let (lost, healthy) = (device("faulty"), device("healthy"));
+            let (its, own) = (Stream::new(&lost).unwrap(), Stream::new(&healthy).unwrap());
+            let [mut spoilt, mut unrelated, read] =
+                [1, 2, 3].map(|number| Buffer::from_slice(&own, &[number; 4]).unwrap());
+            let mut pinned = Buffer::<u32>::pinned(&healthy, 4).unwrap();
+            own.synchronize_blocking().unwrap();
+            let go = held_up(&its);
+            let mut from = Buffer::<u32>::new(&lost, 4).unwrap();
+            its.fill(&mut from, 2).unwrap();
+            own.copy(&from, &mut spoilt).unwrap();
+            let mut again = own.alloc::<u32>(4).unwrap();
+            own.copy(&read, &mut again).unwrap();
+            own.copy(&read, &mut pinned).unwrap();
+            let event = Event::new();
+            event.record(&own).unwrap();
+            lose(&its, go, known);
+            let names = |outcome: wakeline::Result<()>| {
+                let error = outcome.expect_err("what is spoilt");
+                assert!(error.is_device_lost() && error.to_string().contains("faulty"), "{error}");
+            };
+            names(runtime.block_on(own.completed()));
+            names(runtime.block_on(own.completed()));
+            names(runtime.block_on(event.completed()));
+
+            // The same stream, and another.
+            let fresh = Stream::new(&healthy).unwrap();
+            for stream in [&own, &fresh] {
+                adds::launch(stream, &mut unrelated, 1).unwrap();
+                runtime.block_on(stream.completed()).unwrap();
+            }
+            assert_eq!(runtime.block_on(unrelated.to_vec(&fresh)).unwrap(), [4; 4]);
+            // What was read by what is spoilt.
+            let mut read = read;
+            adds::launch(&fresh, &mut read, 1).unwrap();
+            assert_eq!(runtime.block_on(read.to_vec(&own)).unwrap(), [4; 4]);
+
+            // What is spoilt is not read, and a stream that was to read it is as sound as before.
+            for stream in [&own, &fresh] {
+                names(stream.copy(&spoilt, &mut unrelated));
+                names(adds::launch(stream, &mut spoilt, 1));
+                names(runtime.block_on(spoilt.to_vec(stream)).map(drop));
+                names(runtime.block_on(spoilt.available()));
+                runtime.block_on(stream.completed()).unwrap();
+            }
+            names(fresh.wait_for(&own).and_then(|()| event.wait(&fresh)));
+            names(runtime.block_on(pinned.read()).map(drop));
+            runtime.block_on(fresh.completed()).unwrap();
+
+            // Written anew it can be read again.
+            fresh.fill(&mut spoilt, 7).unwrap();
+            adds::launch(&own, &mut spoilt, 1).unwrap();
+            assert_eq!(runtime.block_on(spoilt.to_vec(&own)).unwrap(), [8; 4]);
+            own.copy(&spoilt, &mut pinned).unwrap();
+            assert_eq!(runtime.block_on(pinned.read()).unwrap(), [8; 4]);
+
+            // And memory that is used again, on the stream that it is bound to and elsewhere.
+            drop(again);
+            for stream in [&own, &fresh, &own] {
+                let mut data = stream.alloc::<u32>(4).unwrap();
+                if checked {
+                    // The checker refuses a read of what was never written.
+                    stream.fill(&mut data, 1).unwrap();
+                }
+                adds::launch(stream, &mut data, 1).unwrap();
+                runtime.block_on(stream.completed()).unwrap();
+            }
+            assert!(healthy.lost().is_none());
+        }
+    });
+}
+
+/// Envelopes of a hub that have carried what a lost device has spoilt carry other chunks after that.
+#[test]
+fn envelopes_are_sound_when_they_come_home() {
+    within_bound(|| {
+        runtime().block_on(async {
+            let (lost, healthy) = (Device::emulated(Emulated::new()), Device::emulated(Emulated::new()));
+            let hub = ChunkHub::<u32>::builder("hub").elements(4).queue(2).envelopes(&healthy, 2).host_envelopes(2);
+            let hub = hub.build().unwrap();
+            let host = Device::host();
+            let (mut on_lost, mut on_host) = (hub.produce(&lost).unwrap(), hub.produce(&host).unwrap());
+            let mut consume = hub.consume(&healthy).unwrap();
+            let stream = Stream::new(&lost).unwrap();
+            let mut odd = stream.alloc::<u32>(4).unwrap();
+            let go = held_up(&stream);
+            stream.fill(&mut odd, 1).unwrap();
+            on_lost.send(odd, ()).await.unwrap();
+            // Its copy is on its way.
+            let chunk = consume.next().await.unwrap().unwrap();
+            lose(&stream, go, true);
+            let own = Stream::new(&healthy).unwrap();
+            let mut arrives = Buffer::<u32>::pinned(&healthy, 4).unwrap();
+            assert!(own.copy(&*chunk, &mut arrives).unwrap_err().is_device_lost());
+            chunk.commit().unwrap();
+            for round in 0..6 {
+                on_host.with(async |blank| blank.fill_from(&[round; 4]).await).await.unwrap();
+                let chunk = consume.next().await.unwrap().unwrap();
+                own.copy(&*chunk, &mut arrives).unwrap();
+                assert_eq!(arrives.read().await.unwrap(), [round; 4]);
+                chunk.commit().unwrap();
+            }
+            assert!(healthy.lost().is_none());
+        });
+    });
+}
+
+/// A launch reads what its graph's nodes write: it is refused while that is spoilt. What is only its own is not.
+#[test]
+fn a_launch_is_refused_while_its_memory_is_spoilt() {
+    within_bound(|| {
+        let runtime = runtime();
+        let (lost, healthy) = (Device::emulated(Emulated::new()), Device::emulated(Emulated::new()));
+        let (its, own) = (Stream::new(&lost).unwrap(), Stream::new(&healthy).unwrap());
+        let mut data = Buffer::from_slice(&own, &[1_u32; 4]).unwrap();
+        let captured = Graph::capture(&healthy, |capture| {
+            let stream = capture.stream();
+            let mut within = stream.alloc::<u32>(4)?;
+            stream.copy(&data, &mut within)?;
+            adds::launch(stream, &mut within, 1)?;
+            stream.copy(&within, &mut data)
+        });
+        let exec = captured.unwrap().0.instantiate().unwrap();
+        let go = held_up(&its);
+        own.wait_for(&its).unwrap();
+        exec.launch(&own).unwrap();
+        lose(&its, go, true);
+        assert!(runtime.block_on(own.completed()).unwrap_err().is_device_lost());
+        let fresh = Stream::new(&healthy).unwrap();
+        for stream in [&own, &fresh] {
+            assert!(exec.launch(stream).unwrap_err().is_device_lost());
+            own.fill(&mut data, 5).unwrap();
+            exec.launch(stream).unwrap();
+            assert_eq!(runtime.block_on(data.to_vec(stream)).unwrap(), [6; 4]);
+            exec.launch(&fresh).unwrap();
+            assert_eq!(runtime.block_on(data.to_vec(&own)).unwrap(), [7; 4]);
+            // Spoilt again, for the next stream.
+            if stream == &own {
+                let (lost, go) = {
+                    let lost = Stream::new(&Device::emulated(Emulated::new())).unwrap();
+                    let go = held_up(&lost);
+                    (lost, go)
+                };
+                own.wait_for(&lost).unwrap();
+                exec.launch(&own).unwrap();
+                lose(&lost, go, true);
+            }
+        }
     });
 }

@@ -559,3 +559,16 @@ async fn m12_without_the_tracking_streams_of_another_handle_are_ordered() {
         assert_eq!(within(second.to_vec(&on_checked)).await.unwrap(), [4; 4]);
     }
 }
+
+// A fill is no copy: it reaches the memory of its stream's device alone, and that through each handle of it.
+#[tokio::test]
+async fn s6_a_fill_of_another_devices_memory_is_refused() {
+    let device = Device::emulated(Emulated::new());
+    let stream = Stream::new(&device).unwrap();
+    let mut others = Buffer::<u32>::new(&Device::emulated(Emulated::new()), 4).unwrap();
+    let error = stream.fill(&mut others, 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+    let mut own = Buffer::<u32>::new(&device.clone().race_checked(), 4).unwrap();
+    stream.fill(&mut own, 1).unwrap();
+    assert_eq!(within(own.to_vec(&stream)).await.unwrap(), [1; 4]);
+}

@@ -81,6 +81,8 @@ struct Inner {
     /// It works in the process that has opened it, and in no fork of that.
     of_process: bool,
     id: u64,
+    /// The `id` of the first handle of the same hardware: one with the race checker before it has an `id` of its own.
+    hardware: u64,
     /// Set once, by whoever learns of the fault first.
     lost: OnceLock<Error>,
     /// Who is told of that.
@@ -111,14 +113,21 @@ enum Kind {
 
 impl Device {
     fn open(backend: Arc<dyn Backend>, kind: Kind, of_process: bool) -> Self {
+        Self::over(backend, kind, of_process, None)
+    }
+
+    /// Over the hardware of another handle, or over hardware that has none.
+    fn over(backend: Arc<dyn Backend>, kind: Kind, of_process: bool, hardware: Option<u64>) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
+        let id = IDS.fetch_add(1, Ordering::Relaxed);
         let checked = kind != Kind::Host && std::env::var(CHECK_VARIABLE).is_ok_and(|value| value != "0");
         let backend = if checked { check::checked(backend) } else { backend };
         Self(Arc::new(Inner {
             backend,
             kind,
             of_process,
-            id: IDS.fetch_add(1, Ordering::Relaxed),
+            id,
+            hardware: hardware.unwrap_or(id),
             lost: OnceLock::new(),
             hearers: Mutex::default(),
             tracked: AtomicBool::new(true),
@@ -218,7 +227,8 @@ impl Device {
         if self.0.kind == Kind::Host || self.0.backend.is_checked() {
             return self;
         }
-        let device = Self::open(check::checked(self.0.backend.clone()), self.0.kind, self.0.of_process);
+        let backend = check::checked(self.0.backend.clone());
+        let device = Self::over(backend, self.0.kind, self.0.of_process, Some(self.0.hardware));
         if let Some(lost) = self.0.lost.get() {
             device.set_lost(lost.again());
         }
@@ -317,6 +327,12 @@ impl Device {
     #[inline]
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
         &self.0.backend
+    }
+
+    /// Whether both are handles of the same hardware: a stream of one reaches memory of the other at its address.
+    #[inline]
+    pub(crate) fn shares_hardware_with(&self, other: &Self) -> bool {
+        self.0.hardware == other.0.hardware
     }
 
     /// Whether copies run directly between memories of the two: both are GPUs, or one engine runs both. Each simulation

@@ -117,7 +117,8 @@ impl Pool {
     /// # Errors
     /// In a capture, where it is made.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Option<RawEnvelope>> {
-        let Some(memory) = self.home.take() else { return self.make() };
+        let Some(mut memory) = self.home.take() else { return self.make() };
+        memory.discard_contents();
         Ok(Some(RawEnvelope::new(memory, Arc::downgrade(self))))
     }
 

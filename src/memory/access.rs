@@ -14,17 +14,23 @@ use super::shelves::Bound;
 use crate::{
     error::{CallerErrors, Result},
     planted::{self, Planted},
-    stream::{Completed, Ticket},
+    stream::{Completed, Stream, Ticket},
     sync::{Level, Mutex},
 };
 
 /// The last write and the reads since.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Uses {
     pub(super) write: Option<Ticket>,
+    /// The contents are of no use any more: the memory was freed, or its envelope came home. So it makes no difference whether
+    /// the write is spoilt by the loss of another device, and it is waited for all the same.
+    worthless: bool,
     /// One a stream, its latest.
     reads: SmallVec<[Ticket; 2]>,
 }
+
+/// Tickets of uses that are no longer kept.
+pub(super) type Forgotten = SmallVec<[Ticket; 2]>;
 
 impl Uses {
     /// Behind the lock that all who use the memory share.
@@ -33,7 +39,10 @@ impl Uses {
         Mutex::at(Level::MemoryUses, self)
     }
 
-    pub(super) fn read_by(&mut self, ticket: Ticket) {
+    /// Tickets that it forgets may be the last to hold a stream: they are to be dropped without a lock.
+    #[must_use]
+    pub(super) fn read_by(&mut self, ticket: Ticket) -> Forgotten {
+        let mut forgotten = Forgotten::new();
         if planted::is(Planted::EarlierReader) {
             self.reads.clear();
         }
@@ -41,16 +50,52 @@ impl Uses {
             Some(read) if read.number() < ticket.number() => *read = ticket,
             Some(_) => {}
             None => {
-                self.reads.retain(|read| !read.has_passed());
+                let mut at = 0;
+                while let Some(read) = self.reads.get(at) {
+                    if read.has_passed() { forgotten.push(self.reads.swap_remove(at)) } else { at += 1 }
+                }
                 self.reads.push(ticket);
             }
         }
+        forgotten
     }
 
     #[inline]
     pub(super) fn written_by(&mut self, ticket: Ticket) {
         self.reads.clear();
         self.write = Some(ticket);
+        self.worthless = false;
+    }
+
+    /// What the memory holds is of no use from now on.
+    #[inline]
+    pub(super) fn discard_contents(&mut self) {
+        self.worthless = true;
+    }
+
+    /// What a read must come after.
+    pub(super) fn before_reads(&self) -> Self {
+        Self { write: self.write.clone(), worthless: self.worthless, reads: SmallVec::new() }
+    }
+
+    /// Makes a stream wait for what a read must come after.
+    pub(super) fn before_read(&self, stream: &Stream) -> Result<()> {
+        match &self.write {
+            None => Ok(()),
+            Some(write) if self.worthless => stream.wait_until_over(write),
+            Some(write) => stream.wait_to_read(write),
+        }
+    }
+
+    /// For what a write must come after. `whole`: nothing is left of what was there, so that it may be spoilt.
+    #[inline]
+    pub(super) fn before_write(&self, stream: &Stream, whole: bool) -> Result<()> {
+        match &self.write {
+            None => {}
+            Some(write) if whole || self.worthless => stream.wait_until_over(write)?,
+            Some(write) => stream.wait_to_read(write)?,
+        }
+        self.reads.iter().try_for_each(|read| stream.wait_until_over(read))
     }
 
     /// Marks all of them now, for whoever comes after them on another stream.
@@ -68,6 +113,26 @@ impl Uses {
     /// All that a write must come after.
     pub(super) fn all(&self) -> SmallVec<[Ticket; 3]> {
         self.write.iter().chain(&self.reads).cloned().collect()
+    }
+
+    /// Shows each that a read, or a write, must come after and that is not over, and whether what it wrote is looked at.
+    pub(super) fn each_open(&self, write: bool, mut show: impl FnMut(&Ticket, bool)) {
+        if let Some(last) = &self.write {
+            let is_done = if self.worthless { last.is_over() } else { last.is_settled() };
+            if !is_done {
+                show(last, !self.worthless);
+            }
+        }
+        if write {
+            self.reads.iter().filter(|read| !read.is_over()).for_each(|read| show(read, false));
+        }
+    }
+
+    /// The same.
+    pub(super) fn open(&self, write: bool) -> SmallVec<[(Ticket, bool); 3]> {
+        let mut open = SmallVec::new();
+        self.each_open(write, |ticket, counts| open.push((ticket.clone(), counts)));
+        open
     }
 
     pub(super) fn all_are(&self, is: impl Fn(&Ticket) -> bool) -> bool {
@@ -104,8 +169,8 @@ impl Uses {
     }
 
     pub(super) fn forget_settled(&mut self) {
-        self.write.take_if(|write| write.is_settled());
-        self.reads.retain(|read| !read.is_settled());
+        self.write.take_if(|write| if self.worthless { write.is_over() } else { write.is_settled() });
+        self.reads.retain(|read| !read.is_over());
     }
 }
 
@@ -116,15 +181,19 @@ impl Uses {
 /// Dropping it does nothing: the work that it waited for goes on.
 #[must_use = "futures do nothing unless awaited"]
 pub struct HostAccess {
-    open: SmallVec<[Completed; 3]>,
+    /// And whether what they wrote is looked at: if not, they may be spoilt.
+    open: SmallVec<[(Completed, bool); 3]>,
     /// The memory was given to a caller of a flow, who gets these errors.
     errors: Option<Arc<CallerErrors>>,
 }
 
 impl HostAccess {
     pub(super) fn new(open: SmallVec<[Ticket; 3]>) -> Self {
-        let open = open.into_iter().filter(|ticket| !ticket.is_settled()).map(|ticket| ticket.completed()).collect();
-        Self { open, errors: None }
+        Self::of(open.into_iter().filter(|ticket| !ticket.is_settled()).map(|ticket| (ticket, true)))
+    }
+
+    pub(super) fn of(open: impl Iterator<Item = (Ticket, bool)>) -> Self {
+        Self { open: open.map(|(ticket, counts)| (ticket.completed(), counts)).collect(), errors: None }
     }
 
     /// For a caller of a flow: it names nothing that is inside.
@@ -134,7 +203,7 @@ impl HostAccess {
 
     /// Waits no longer, until it is polled again: nobody else need wait for it.
     pub(crate) fn rest(&mut self) {
-        self.open.iter_mut().for_each(|open| *open = open.ticket().completed());
+        self.open.iter_mut().for_each(|(open, _)| *open = open.ticket().completed());
     }
 
     pub(crate) async fn wait(mut self) -> Result<()> {
@@ -142,9 +211,10 @@ impl HostAccess {
     }
 
     fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        while let Some(last) = self.open.last_mut() {
-            match Pin::new(last).poll(cx) {
+        while let Some((last, counts)) = self.open.last_mut() {
+            match Pin::new(&mut *last).poll(cx) {
                 Poll::Ready(Ok(())) => drop(self.open.pop()),
+                Poll::Ready(Err(_)) if !*counts && last.ticket().is_over() => drop(self.open.pop()),
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(error)) => {
                     return Poll::Ready(Err(match &self.errors {
@@ -170,7 +240,7 @@ impl fmt::Debug for HostAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.errors {
             Some(_) => f.debug_struct("HostAccess").field("open", &self.open.len()).finish_non_exhaustive(),
-            None => f.debug_list().entries(&self.open).finish(),
+            None => f.debug_list().entries(self.open.iter().map(|(open, _)| open)).finish(),
         }
     }
 }

@@ -266,6 +266,8 @@ impl Execution {
 
     /// Launches that are not known to be done.
     pub(crate) fn open_launches(&self) -> Open {
+        // Before the lock: tickets that are forgotten under it may be the last to hold a stream.
+        let _later = Deferred::new();
         lock(&self.uses).holds.iter().flat_map(|hold| hold.open_launches()).collect()
     }
 }

@@ -151,7 +151,7 @@ impl<A: Addresses> External<'_, A> {
         let Self { stream, name, mut uses, emulated, .. } = self;
         let place = || format!("external work `{name}` on `{}`", stream.name());
         // The function's own work takes the place.
-        drop(stream.make_room(|| ()).map_err(|error| error.at(place()))?);
+        let losses = stream.make_room(|| ()).map_err(|error| error.at(place()))?.0.losses;
         let turn = Turn::at(uses.iter().map(|used| used.access.memory()));
         // Returned at the end, after the ticket is noted, or if it comes to nothing.
         let mut _lent = Lent::default();
@@ -186,7 +186,7 @@ impl<A: Addresses> External<'_, A> {
         // If the device did not take it, nothing was enqueued.
         stream.streams().heed(taken).map_err(|error| error.at(place()))?;
         // How much it enqueues is not known: that of a few calls.
-        let ticket = stream.put(16, |_, _| Ok(())).map_err(|error| error.at(place()))?;
+        let ticket = stream.put(16, losses, |_, _| Ok(())).map_err(|error| error.at(place()))?;
         uses.iter_mut().for_each(|used| used.access.note(ticket.clone()));
         match called {
             None => Ok(()),

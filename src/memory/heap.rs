@@ -37,7 +37,7 @@ use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
     stream::{Stream, Streams, Ticket, Watched},
-    sync::{Level, Mutex, MutexGuard, lock},
+    sync::{Deferred, Level, Mutex, MutexGuard, lock},
 };
 
 /// Where a heap's memory comes from.
@@ -98,6 +98,7 @@ impl Memory {
         *uses = Uses::default();
         if let Some(point) = point.filter(|point| point.number() > 0) {
             uses.written_by(point.clone());
+            uses.discard_contents();
         }
     }
 }
@@ -268,6 +269,8 @@ impl Heap {
         stream: Option<&Stream>,
         drawn: u64,
     ) -> Result<Owned> {
+        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        let _later = Deferred::new();
         // Without the tracking every request is handed everything that no tracked device uses: for the checker to find.
         let untracked = !device.tracked() && !self.host;
         let past = stream.map(Stream::past);
@@ -389,7 +392,7 @@ impl Heap {
         let mut memory = state.shelves.take_bound(size)?;
         drop(state);
         // A wait may wake others: not under the lock.
-        let waited = memory.own_uses().each(|ticket| stream.wait(ticket));
+        let waited = memory.own_uses().each(|ticket| stream.wait_until_over(ticket));
         let point = stream.ticket();
         let mut state = lock(&self.state);
         if let Err(error) = waited {
@@ -417,6 +420,7 @@ impl Heap {
         let lane = stream.map_or(0, Stream::id);
         let (mut memory, was_bound) = match taken {
             Taken::Bound(mut memory) => {
+                memory.discard_contents();
                 let before = memory.bytes as u64;
                 state.bound -= memory.size;
                 state.waiting -= before;

@@ -35,7 +35,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     stream::{Stream, Ticket, capture::Capture},
-    sync::{Level, Mutex, lock},
+    sync::{Deferred, Level, Mutex, lock},
 };
 
 /// See the [module](self).
@@ -194,7 +194,7 @@ impl Hold {
     }
 
     fn before_tied(&self, tie: &Arc<Tie>, stream: &Stream, write: bool) -> Result<()> {
-        let outside = of_interest(&lock(&tie.uses), write);
+        let outside = lock(&tie.uses).open(write);
         let within = {
             // Kept from here on: another thread may end the capture after the node was added and before its use is noted.
             let mut state = lock(&self.state);
@@ -203,9 +203,12 @@ impl Hold {
             }
             let tied = state.tied(tie);
             tied.count(write);
-            of_interest(&tied.uses, write)
+            tied.uses.open(write)
         };
-        within.iter().chain(&outside).try_for_each(|ticket| stream.wait(ticket))
+        within
+            .iter()
+            .chain(&outside)
+            .try_for_each(|(ticket, counts)| if *counts { stream.wait(ticket) } else { stream.wait_until_over(ticket) })
     }
 
     fn note(&self, memory: &Memory, ticket: Ticket, write: bool, by: Option<Arc<str>>) {
@@ -213,6 +216,8 @@ impl Hold {
     }
 
     fn note_tied(&self, tie: &Arc<Tie>, ticket: Ticket, write: bool, by: Option<Arc<str>>) {
+        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        let _later = Deferred::new();
         let mut state = lock(&self.state);
         if state.over {
             // Its order within the capture is of no use any more.
@@ -224,7 +229,7 @@ impl Hold {
         if write {
             tied.uses.written_by(ticket);
         } else {
-            tied.uses.read_by(ticket);
+            let _ = tied.uses.read_by(ticket);
         }
     }
 
@@ -297,13 +302,15 @@ impl Hold {
     /// Uses of memory within the captures that this thread is in: to wait for them is an error.
     pub(super) fn captured_uses(memory: &Memory, write: bool) -> SmallVec<[Ticket; 3]> {
         let Some(tie) = memory.tie.get() else { return SmallVec::new() };
-        let of = |hold: Arc<Self>| lock(&hold.state).find(tie).map(|tied| of_interest(&tied.uses, write));
+        let of = |hold: Arc<Self>| lock(&hold.state).find(tie).map(|tied| tied.uses.open(write));
         let holds = Capture::entered().into_iter().filter_map(|capture| Self::of(&capture).ok());
-        holds.filter_map(of).flatten().collect()
+        holds.filter_map(of).flatten().map(|(ticket, _)| ticket).collect()
     }
 
     /// The capture is over: its streams' tickets mean nothing any more.
     pub(crate) fn capture_ended(&self, capture: &Capture) {
+        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        let _later = Deferred::new();
         let outside = capture.take_outside();
         let mut state = lock(&self.state);
         state.over = true;
@@ -364,10 +371,11 @@ impl Hold {
         if tie.is_none() && !state.shelf.iter().any(|memory| holds(memory.home, memory.bytes)) {
             return Err(Error::new(ErrorKind::Usage, "a copy to memory that the graph does not have"));
         }
-        let mut before = state.launches.all();
-        before.extend(tie.iter().flat_map(|tie| lock(&tie.uses).all()));
+        let launches = state.launches.all();
+        let before = tie.as_ref().map(|tie| (lock(&tie.uses).clone(), bytes >= tie.bytes));
         drop(state);
-        before.iter().try_for_each(|ticket| stream.wait(ticket))?;
+        launches.iter().try_for_each(|launch| stream.wait_until_over(launch))?;
+        before.map_or(Ok(()), |(uses, whole)| uses.before_write(stream, whole))?;
         // SAFETY: `to` lies in memory that this graph has, as was just looked up, and that is not given back before the
         // ticket has passed, since it is noted as its use; `from` is as long, and the ticket is noted in it.
         let ticket = stream.enqueue(room, |backend, raw| unsafe {
@@ -406,48 +414,58 @@ impl Hold {
         Capture::entered().iter().any(|capture| Self::of(capture).is_ok_and(uses))
     }
 
+    /// Within a turn, whose scope ends after all locks: tickets that are forgotten here may be the last to hold a stream.
     pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
-        let mut open: SmallVec<[Ticket; 8]> = SmallVec::new();
-        let mut state = lock(&self.state);
-        let mut add = |ticket: &Ticket| {
-            if !ticket.stream().is(stream) && !ticket.is_settled() {
-                open.push(ticket.clone());
+        let mut open: SmallVec<[(Ticket, bool); 8]> = SmallVec::new();
+        let mut known = Ok(());
+        let mut add = |ticket: &Ticket, counts: bool| {
+            if !ticket.stream().is(stream) {
+                open.push((ticket.clone(), counts));
+            } else if counts && known.is_ok() {
+                known = ticket.check_known();
             }
-            Ok(())
         };
-        if state.shelf.is_empty() {
-            // Those may run beside each other.
-            let _ = state.launches.write.iter().try_for_each(&mut add);
-        } else {
-            let _ = state.launches.each(&mut add);
-        }
+        let mut state = lock(&self.state);
+        // Launches read nothing that earlier ones have left on the shelf. While that is empty they may run beside each other.
+        state.launches.each_open(!state.shelf.is_empty(), |launch, _| add(launch, false));
         for tied in &state.tied {
-            let uses = lock(&tied.tie.uses);
-            let _ = if tied.writes { uses.each(&mut add) } else { uses.write.iter().try_for_each(&mut add) };
+            lock(&tied.tie.uses).each_open(tied.writes, &mut add);
         }
         state.outside.retain(|ticket| !ticket.is_settled());
-        open.extend(state.outside.iter().cloned());
+        state.outside.iter().for_each(|ticket| add(ticket, true));
         drop(state);
+        known?;
         // A wait may wake others: not under the lock.
-        open.iter().try_for_each(|ticket| stream.wait(ticket))
+        open.iter().try_for_each(
+            |(ticket, counts)| {
+                if *counts { stream.wait(ticket) } else { stream.wait_until_over(ticket) }
+            },
+        )
     }
 
+    /// Within a turn, as [`before_launch`](Self::before_launch).
     pub(super) fn note_launch(&self, ticket: &Ticket) {
         let mut state = lock(&self.state);
         if state.shelf.is_empty() {
             // Nothing is written that only launches know of: they may run beside each other.
-            state.launches.read_by(ticket.clone());
+            let _ = state.launches.read_by(ticket.clone());
         } else {
             state.launches.written_by(ticket.clone());
         }
         for tied in &state.tied {
             let mut uses = lock(&tied.tie.uses);
-            if tied.writes { uses.written_by(ticket.clone()) } else { uses.read_by(ticket.clone()) }
+            if tied.writes {
+                uses.written_by(ticket.clone());
+            } else {
+                let _ = uses.read_by(ticket.clone());
+            }
         }
     }
 
     /// Launches that are not known to be done.
     pub(crate) fn open_launches(&self) -> SmallVec<[Ticket; 3]> {
+        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        let _later = Deferred::new();
         let mut state = lock(&self.state);
         state.launches.forget_passed();
         state.launches.all()
@@ -465,10 +483,6 @@ fn takes_no_part(stream: &Stream) -> Error {
         stream.name()
     );
     Error::new(ErrorKind::Usage, text)
-}
-
-fn of_interest(uses: &Uses, write: bool) -> SmallVec<[Ticket; 3]> {
-    if write { uses.all() } else { uses.write.iter().cloned().collect() }
 }
 
 impl State {
@@ -526,7 +540,9 @@ impl Drop for Hold {
         let State { shelf, launches, .. } = self.state.get_mut();
         let launches = launches.all();
         for mut memory in shelf.drain(..) {
-            launches.iter().for_each(|launch| memory.own_uses().read_by(launch.clone()));
+            for launch in &launches {
+                let _forgotten = memory.own_uses().read_by(launch.clone());
+            }
             memory.give_back();
         }
     }

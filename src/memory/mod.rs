@@ -10,6 +10,10 @@
 //!   drop:        back to its heap, which hands it out again to whoever comes after its last uses (see `heap`)
 //! ```
 //!
+//! A write that came after work of another device is worth nothing if that device is lost: reading it is an error then. A write
+//! of all of the memory only comes after it, and so does the first use of memory that was freed, or of an envelope that came
+//! home: the memory is sound again.
+//!
 //! A set of reads, not one: re-recording one "read" event forgets the earlier of two readers.
 
 mod access;
@@ -339,13 +343,24 @@ impl Memory {
             return Ok(());
         }
         // Not under the lock: a wait may wake others.
-        let write = self.uses().write.clone();
-        write.map_or(Ok(()), |write| stream.wait(&write))
+        let uses = self.uses().before_reads();
+        uses.before_read(stream)
     }
 
-    /// Makes `stream` wait for what a write must come after.
+    /// Makes `stream` wait for what a write must come after that leaves some of what is there, or reads it.
     #[inline]
     pub(crate) fn before_write(&mut self, stream: &Stream) -> Result<()> {
+        self.before_write_of(stream, false)
+    }
+
+    /// The same for a write of the first so many bytes, whatever they were.
+    #[inline]
+    pub(crate) fn before_overwrite(&mut self, stream: &Stream, bytes: usize) -> Result<()> {
+        self.before_write_of(stream, bytes >= self.bytes)
+    }
+
+    #[inline]
+    fn before_write_of(&mut self, stream: &Stream, whole: bool) -> Result<()> {
         self.on_known_device(stream)?;
         if let Some(capture) = stream.capture() {
             return self.before_captured(stream, capture, true);
@@ -356,10 +371,16 @@ impl Memory {
         }
         if self.tie.get().is_some() {
             // Not under the lock: a wait may wake others.
-            let open = self.uses().all();
-            return open.iter().try_for_each(|ticket| stream.wait(ticket));
+            let uses = self.uses().clone();
+            return uses.before_write(stream, whole);
         }
-        self.own_uses().each(|ticket| stream.wait(ticket))
+        self.own_uses().before_write(stream, whole)
+    }
+
+    /// What it holds is of no use from now on: it is given out anew.
+    #[inline]
+    pub(crate) fn discard_contents(&mut self) {
+        self.own_uses().discard_contents();
     }
 
     /// As before a write or a read, where the test hook has switched the tracking of its device off. Two streams whose devices
@@ -386,7 +407,10 @@ impl Memory {
 
     pub(crate) fn note_read(&self, ticket: Ticket) {
         match ticket.stream().capture().cloned() {
-            None => self.uses().read_by(ticket),
+            None => {
+                // Dropped without the lock.
+                let _forgotten = self.uses().read_by(ticket);
+            }
             Some(capture) => self.note_captured(ticket, &capture, false),
         }
     }
@@ -425,8 +449,9 @@ impl Memory {
     pub(crate) fn host_access(&self, write: bool) -> HostAccess {
         let captured = Hold::captured_uses(self, write);
         let uses = self.uses();
-        let open = if write { uses.all() } else { uses.write.iter().cloned().collect() };
-        HostAccess::new(captured.into_iter().chain(open).collect())
+        let open = uses.open(write);
+        drop(uses);
+        HostAccess::of(captured.into_iter().map(|ticket| (ticket, true)).chain(open))
     }
 
     /// True if all work that was enqueued on it is done and sound: those uses are forgotten then, and with them what else
@@ -504,13 +529,17 @@ impl Memory {
     }
 
     fn settled(&self, write: bool) -> Result<()> {
+        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        let _later = Deferred::new();
         let mut uses = self.uses();
         uses.forget_settled();
-        let open: SmallVec<[Ticket; 3]> = if write { uses.all() } else { uses.write.iter().cloned().collect() };
+        let open = uses.open(write);
         drop(uses);
-        for mut ticket in open {
+        for (mut ticket, counts) in open {
             if ticket.look()? {
-                ticket.sound()?;
+                if counts {
+                    ticket.sound()?;
+                }
             } else {
                 let stream = ticket.stream().name().to_string();
                 return Err(Error::new(

@@ -13,7 +13,7 @@ use super::{Home, Memory, Origin, Owned, access::Uses, heap::Heap};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    stream::Stream,
+    stream::{READS_NOTHING, Stream},
     sync::{lock, log},
 };
 
@@ -95,12 +95,12 @@ impl Memory {
             return self.leak();
         }
         let stream = stream.clone();
-        let ordered = self.own_uses().each(|ticket| stream.wait(ticket));
+        let ordered = self.own_uses().each(|ticket| stream.wait_until_over(ticket));
         let freed = ordered.and_then(|()| {
             // Counted, but not waited for: this is a drop.
             // SAFETY: the address came from `alloc_on` on this device, its owner is gone, and the stream comes after all
             // that was enqueued with it.
-            stream.put(1, |backend, raw| unsafe { backend.free_on(raw, address) })
+            stream.put(1, READS_NOTHING, |backend, raw| unsafe { backend.free_on(raw, address) })
         });
         match freed {
             Ok(ticket) => {

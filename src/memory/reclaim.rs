@@ -21,7 +21,7 @@ use super::{Home, Memory, Origin, access::Uses, heap::Heap, shelves::Bound};
 use crate::{
     planted::{self, Planted},
     stream::{Streams, Ticket, capture::Capture},
-    sync::{lock, log},
+    sync::{Deferred, lock, log},
 };
 
 impl Memory {
@@ -150,6 +150,8 @@ impl Heap {
             // Of another kind: it is asked again.
             lost |= ticket.look_back().is_err_and(|error| error.is_device_lost());
         }
+        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        let _later = Deferred::new();
         let never_passes = |ticket: &Ticket| ticket.stream().device().lost().is_some() && !ticket.has_passed();
         let mut state = lock(&self.state);
         let (mut size, mut asked, mut kept) = (0, 0, 0);

@@ -28,18 +28,18 @@ impl BufferState {
 impl Memory {
     /// Asks the device, and does not wait for it.
     pub(crate) fn state(&self) -> Result<BufferState> {
-        let (write, all) = {
+        let (writes, all) = {
             let uses = self.uses();
-            (uses.write.clone(), uses.all())
+            (uses.open(false), uses.open(true))
         };
-        let reads = all.into_iter().skip(usize::from(write.is_some()));
-        if let Some(write) = write
-            && is_open(write)?
-        {
-            return Ok(BufferState::Writing);
+        for (write, counts) in writes {
+            if is_open(write, counts)? {
+                return Ok(BufferState::Writing);
+            }
         }
-        for read in reads {
-            if is_open(read)? {
+        // A write among them has just been found to be over.
+        for (read, counts) in all {
+            if is_open(read, counts)? {
                 return Ok(BufferState::Reading);
             }
         }
@@ -52,9 +52,10 @@ impl Memory {
     }
 }
 
-fn is_open(mut ticket: Ticket) -> Result<bool> {
+/// `counts`: what it wrote is looked at.
+fn is_open(mut ticket: Ticket, counts: bool) -> Result<bool> {
     let passed = ticket.look()?;
-    if passed {
+    if passed && counts {
         ticket.sound()?;
     }
     Ok(!passed)

@@ -34,7 +34,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
         to.is_page_locked()?;
     }
     // After what is on its way already: what has arrived is looked at when the last of it has.
-    to.before_write(stream)?;
+    to.before_overwrite(stream, bytes)?;
     let mut arrival = Memory::pinned_for(stream, bytes)?;
     let ticket = enqueue(stream, from, &mut arrival, bytes)?;
     to.note_write(ticket);
@@ -46,7 +46,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
 fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
     let (room, _turn) = stream.make_room(|| Turn::at([from, &*to].into_iter()))?;
     from.before_read(stream)?;
-    to.before_write(stream)?;
+    to.before_overwrite(stream, bytes)?;
     // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the ticket
     // is noted in both before anybody else can drop them, and memory with an open ticket is parked, not freed.
     let ticket =
@@ -56,15 +56,26 @@ fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
     Ok(ticket)
 }
 
+/// The start of memory that a fill on this stream reaches: a fill is no copy, and reaches no other device.
+fn fillable(stream: &Stream, to: &Memory) -> Result<Address> {
+    let address = to.address()?;
+    if to.device().shares_hardware_with(stream.device()) {
+        return Ok(address);
+    }
+    let text =
+        format!("a fill on {} of memory of {}: fill it on a stream of its own device", stream.device(), to.device());
+    Err(Error::new(ErrorKind::Usage, text))
+}
+
 /// Enqueues zeros for the bytes from `from` to before `until`.
 pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) -> Result<()> {
     let until = until.min(to.bytes());
     if from >= until {
         return Ok(());
     }
-    let start = Address(to.address()?.0 + from as u64);
+    let start = Address(fillable(stream, to)?.0 + from as u64);
     let (room, _turn) = stream.make_room(|| to.turn())?;
-    to.before_write(stream)?;
+    to.before_overwrite(stream, if from == 0 { until } else { 0 })?;
     let zeros = Pattern { width: 1, bits: 0 };
     // SAFETY: the bytes lie in the memory, as was just seen to; it stays valid until the fill is done, as the ticket is
     // noted in it.
@@ -79,7 +90,8 @@ impl Stream {
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the lengths differ or the devices are of different makes;
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, or if the last write to `from` came after work of another device
+    /// that was lost then.
     pub fn copy<T: Plain>(
         &self,
         from: &(impl DeviceSlice<T> + ?Sized),
@@ -99,7 +111,7 @@ impl Stream {
     /// ones that repeat such a pattern, as zero does.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of the host, or for a value that repeats no 4 bytes;
+    /// [`Usage`](ErrorKind::Usage) for memory of the host or of another device, or for a value that repeats no 4 bytes;
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn fill<T: Plain>(&self, to: &mut (impl DeviceSliceMut<T> + ?Sized), value: T) -> Result<()> {
         let to = to.view_mut();
@@ -110,9 +122,9 @@ impl Stream {
         let pattern = pattern_of(bytemuck::bytes_of(&value)).ok_or_else(|| {
             Error::new(ErrorKind::Usage, "a fill repeats 1, 2 or 4 bytes and this value does not: use a kernel")
         })?;
-        let address = to.memory.address()?;
+        let address = fillable(self, to.memory)?;
         let (room, _turn) = self.make_room(|| to.memory.turn())?;
-        to.memory.before_write(self)?;
+        to.memory.before_overwrite(self, bytes)?;
         // SAFETY: the memory is `bytes` long; it stays valid until the fill is done, as the ticket is noted in it.
         let ticket = self.enqueue(room, |backend, raw| unsafe { backend.fill(raw, address, pattern, bytes as u64) })?;
         to.memory.note_write(ticket);

@@ -257,7 +257,7 @@ impl<O: Send + 'static> Wrapped<O> {
 impl Returned {
     /// Resolves when nothing uses it, and all is in it that was on its way.
     async fn settled(&mut self) -> Result<()> {
-        HostAccess::new(self.uses.all()).wait().await?;
+        HostAccess::of(self.uses.open(true).into_iter()).wait().await?;
         for arrival in &self.arrivals {
             arrival.host_access(false).wait().await?;
         }

@@ -55,7 +55,7 @@ impl Future for Completed {
             match stream.0.completion.poll(&mut this.place, number, cx.waker()) {
                 Progress::Passed => {
                     this.effort.end();
-                    return Poll::Ready(stream.sound());
+                    return Poll::Ready(stream.sound(number));
                 }
                 Progress::Failed => {
                     this.effort.end();

@@ -9,7 +9,7 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Streams, Upstream, clock::Clock};
+use super::{Streams, clock::Clock, taint::Upstream};
 use crate::{
     device::{WeakDevice, backend::RawEvent},
     error::Result,

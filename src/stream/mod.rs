@@ -14,6 +14,8 @@
 //! A stream's clock says, for each other stream, up to which ticket this one is ordered after it. Clocks are lower
 //! bounds: forgetting costs a wait, never a race. A wait merges the snapshot that was taken with the mark, never the
 //! other stream's present clock.
+//!
+//! What the loss of another device spoils is a matter of tickets, too: see `stream/taint.rs`.
 
 mod backlog;
 pub(crate) mod capture;
@@ -33,6 +35,7 @@ mod meter;
 mod mode;
 mod pool;
 mod streams;
+mod taint;
 mod ticket;
 mod timer;
 mod watch;
@@ -48,7 +51,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub(crate) use backlog::Room;
+use backlog::Room;
 use clock::Clock;
 pub use completed::Completed;
 use completion::Completion;
@@ -63,6 +66,8 @@ use mode::AtomicMode;
 pub use mode::CompletionMode;
 pub use pool::{PooledStream, StreamPool, StreamPoolBuilder};
 pub(crate) use streams::Streams;
+pub(crate) use taint::Leave;
+use taint::{Spoilt, Upstream, Wait};
 pub use ticket::Ticket;
 pub use timer::Timer;
 pub(crate) use watch::Watched;
@@ -116,6 +121,8 @@ pub(crate) struct Inner {
     watched: Watched,
     /// Has waited for another device, whose work is not known to be sound.
     crossed: AtomicBool,
+    /// How many of those it has noted as lost.
+    losses: AtomicU64,
     mode: AtomicMode,
 }
 
@@ -132,15 +139,12 @@ struct Order {
     meter: Option<Box<Meter>>,
     /// Other devices whose work this stream has come after, directly or not, and is not yet known to be sound.
     upstream: SmallVec<[Upstream; 1]>,
+    /// What those of them have spoilt that were lost, oldest first.
+    spoilt: Vec<Spoilt>,
 }
 
-/// Another device, which is kept until its work is known to be sound: a fault of it may still come.
-#[derive(Clone)]
-struct Upstream {
-    device: Device,
-    /// If it has not faulted once this ticket has passed, none of that work has.
-    until: u64,
-}
+/// For work that reads nothing: what was noted before it makes no difference.
+pub(crate) const READS_NOTHING: u64 = u64::MAX;
 
 /// With more devices to come after than this, a wait looks for those that are no longer needed.
 const MANY: usize = 16;
@@ -192,6 +196,7 @@ impl Stream {
                     spares,
                     meter: None,
                     upstream: SmallVec::new(),
+                    spoilt: Vec::new(),
                 },
             ),
             issued: AtomicU64::new(0),
@@ -200,6 +205,7 @@ impl Stream {
             forecast: Mutex::default(),
             watched: Watched::new(),
             crossed: AtomicBool::new(false),
+            losses: AtomicU64::new(0),
             mode: AtomicMode::new(CompletionMode::default()),
         }));
         stream.0.streams.enter(&stream);
@@ -243,14 +249,14 @@ impl Stream {
         let ticket = self.ticket();
         self.0.streams.heed(self.0.streams.backend().stream_synchronize(self.0.raw))?;
         self.0.completion.advance(ticket.number());
-        self.sound()
+        ticket.sound()
     }
 
     /// Work enqueued here from now on waits, on the device, for all that was enqueued into `other` until now.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the two devices are of different makes, [`DeviceLost`](ErrorKind::DeviceLost)
-    /// after a fault.
+    /// after a fault, or if the last work of `other` came after that of a device that was lost then.
     pub fn wait_for(&self, other: &Stream) -> Result<()> {
         self.wait(&other.ticket())
     }
@@ -341,18 +347,22 @@ impl Stream {
     /// across an [`enqueue`](Self::enqueue): so a thread that needs one of those does not wait for the device. To be called
     /// with no lock held. `locks` may wait, and may be called again.
     #[inline]
-    pub(crate) fn make_room<L>(&self, mut locks: impl FnMut() -> L) -> Result<(Room<'_>, L)> {
+    pub(crate) fn make_room<L>(&self, mut locks: impl FnMut() -> L) -> Result<(Leave<'_>, L)> {
         assert_unlocked();
-        let Some(backlog) = self.0.held.backlog() else { return Ok((Room::ENDLESS, locks())) };
+        let Some(backlog) = self.0.held.backlog() else {
+            let taken = locks();
+            return Ok((Leave::new(Room::ENDLESS, self), taken));
+        };
         loop {
             // A thread that has a place waits for short locks alone: what `locks` waits for may itself need a place.
             let taken = locks();
             if let Some(room) = backlog.keep() {
-                return Ok((room, taken));
+                return Ok((Leave::new(room, self), taken));
             }
             drop(taken);
             if !backlog.wait(self.0.streams.backend(), || self.0.device.check_process())? {
-                return Ok((backlog.keep_beyond(), locks()));
+                let taken = locks();
+                return Ok((Leave::new(backlog.keep_beyond(), self), taken));
             }
         }
     }
@@ -361,28 +371,38 @@ impl Stream {
     #[inline]
     pub(crate) fn enqueue(
         &self,
-        room: Room<'_>,
+        leave: Leave<'_>,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
-        let ticket = self.put(0, work)?;
-        room.taken(self.0.streams.backend(), self.0.raw);
+        let ticket = self.put(0, leave.losses, work)?;
+        leave.room.taken(self.0.streams.backend(), self.0.raw);
         Ok(ticket)
     }
 
-    /// The same for what takes no place in the device's queue: events, host functions, nothing at all. Never waits.
+    /// The same for what takes no place in the device's queue, and reads nothing that was written before: events, host
+    /// functions, nothing at all. Never waits.
     #[inline]
     pub(crate) fn enqueue_point(&self, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
-        self.put(0, work)
+        self.put(0, READS_NOTHING, work)
     }
 
-    /// The same for work of so many pieces, which does not wait until the device has less to do.
-    pub(crate) fn put(&self, pieces: u64, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
+    /// The same for work of so many pieces, which does not wait until the device has less to do. `losses`: how many were
+    /// noted before it was found to read nothing that is spoilt.
+    pub(crate) fn put(
+        &self,
+        pieces: u64,
+        losses: u64,
+        work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
+    ) -> Result<Ticket> {
         assert_may_wake();
         let inner = &*self.0;
         // A simulation's loop is woken by work for its devices.
         let _later = Deferred::new();
         let mut order = lock(&inner.order);
         inner.device.check()?;
+        if inner.crossed.load(Ordering::Relaxed) {
+            order.note_losses(inner);
+        }
         if let Some(meter) = &mut order.meter {
             meter.work(inner.raw);
         }
@@ -396,6 +416,9 @@ impl Stream {
         capture::note_work(self);
         order.issued += 1;
         let number = order.issued;
+        if losses < inner.losses.load(Ordering::Relaxed) {
+            order.spoil(number);
+        }
         inner.issued.store(number, Ordering::Release);
         drop(order);
         if pieces > 0
@@ -437,23 +460,38 @@ impl Stream {
         meter.map(|mut meter| meter.sums())
     }
 
-    /// Work enqueued from now on comes after `ticket`. Says nothing to the device where that is implied already.
+    /// Work enqueued from now on comes after `ticket`, and may read what that has written. Says nothing to the device where
+    /// that is implied already. An error if the ticket is known to be spoilt by the loss of another device.
+    #[inline]
     pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
+        self.wait_and(ticket, true)
+    }
+
+    /// The same for a ticket that may be one of this stream.
+    #[inline]
+    pub(crate) fn wait_to_read(&self, ticket: &Ticket) -> Result<()> {
+        if self.is(ticket.stream()) { ticket.check_known() } else { self.wait_and(ticket, true) }
+    }
+
+    /// The same for work that reads nothing of what the ticket has written: whether that is spoilt makes no difference.
+    #[inline]
+    pub(crate) fn wait_until_over(&self, ticket: &Ticket) -> Result<()> {
+        self.wait_and(ticket, false)
+    }
+
+    fn wait_and(&self, ticket: &Ticket, reads: bool) -> Result<()> {
         assert_may_wake();
         let (inner, other) = (&*self.0, &*ticket.stream().0);
         if inner.id == other.id || ticket.number() == 0 {
             return Ok(());
         }
+        if reads {
+            ticket.check_known()?;
+        }
         if ticket.has_passed() {
-            // Nothing to wait for. But what that work came after, on another device, this stream now comes after too.
-            if inner.device != other.device || other.crossed.load(Ordering::Acquire) {
-                let upstream = lock(&other.order).upstream.clone();
-                let devices = upstream.iter().map(|upstream| upstream.device.clone());
-                // All of that has passed.
-                self.come_after(&mut lock(&inner.order), devices, &other.device, 0);
-                discard(upstream);
-            }
-            return Ok(());
+            // Looked at again: a loss may have been noted meanwhile.
+            let may_be_spoilt = inner.device != other.device || ticket.stream().is_doubtful();
+            return if reads && may_be_spoilt { self.come_after_passed(ticket) } else { Ok(()) };
         }
         if (inner.streams.capture().is_some() || other.streams.capture().is_some())
             && !capture::is_one_of_both(self, ticket)?
@@ -482,6 +520,15 @@ impl Stream {
                 &late
             }
         };
+        // Each is looked at once. Of those that are lost none has spoilt the ticket, or this is an error; those that are lost
+        // from now on are noted later.
+        let mut upstream: SmallVec<[Device; 1]> = mark.upstream.iter().filter_map(WeakDevice::upgrade).collect();
+        upstream.retain(|device| !device.is_lost());
+        if reads && upstream.len() < mark.upstream.len() {
+            drop(order);
+            ticket.check_known()?;
+            order = lock(&inner.order);
+        }
         inner.device.check()?;
         other.device.check()?;
         if let Some(meter) = &mut order.meter {
@@ -501,31 +548,15 @@ impl Stream {
         // A wait has a ticket too: whoever comes after this stream now comes after what it waits for.
         order.issued += 1;
         inner.issued.store(order.issued, Ordering::Release);
-        let until = order.issued;
-        // One that is gone was known to be sound: the ticket's stream would have kept it.
-        self.come_after(&mut order, mark.upstream.iter().filter_map(WeakDevice::upgrade), &other.device, until);
+        self.come_after(&mut order, upstream.into_iter(), &other.device, Wait::Enqueued);
         let are_many = order.upstream.len() > MANY && inner.streams.capture().is_none();
         drop(order);
         if are_many {
             // What they say is for those who wait.
-            let _ = self.ticket().look_back().and_then(|()| self.sound());
+            let mut last = self.ticket();
+            let _ = last.look_back().and_then(|()| last.sound());
         }
         Ok(())
-    }
-
-    fn come_after(&self, order: &mut Order, upstream: impl Iterator<Item = Device>, of: &Device, until: u64) {
-        for device in upstream.chain([of.clone()]) {
-            if device == self.0.device {
-                continue;
-            }
-            match order.upstream.iter_mut().find(|upstream| upstream.device == device) {
-                Some(known) => known.until = known.until.max(until),
-                None => {
-                    order.upstream.push(Upstream { device, until });
-                    self.0.crossed.store(true, Ordering::Release);
-                }
-            }
-        }
     }
 
     /// Asks the device whether a mark of this stream's has passed. An error means that the device is lost.
@@ -557,32 +588,6 @@ impl Stream {
                 _ => return self.0.device.check(),
             }
         }
-    }
-
-    /// Work that came after another device's is worth nothing if that device faulted: the wait for it then ended, but
-    /// not the work. So before it is called done, those devices are asked.
-    fn sound(&self) -> Result<()> {
-        if !self.0.crossed.load(Ordering::Acquire) || planted::is(Planted::FaultUnheard) {
-            return Ok(());
-        }
-        // Before the devices are asked: by then what has passed is spoilt, or never will be.
-        let passed = self.0.completion.passed();
-        let upstream = lock(&self.0.order).upstream.clone();
-        let sound = upstream.iter().try_for_each(|Upstream { device, .. }| {
-            device.check()?;
-            Streams::of(device).heed(device.backend().stream_query(RawStream::DEFAULT)).map(drop)
-        });
-        if sound.is_ok() {
-            let mut order = lock(&self.0.order);
-            let was_asked = |device: &Device| upstream.iter().any(|upstream| upstream.device == *device);
-            // The copies are dropped below: none of them is the last here.
-            order.upstream.retain(|upstream| upstream.until > passed || !was_asked(&upstream.device));
-            if order.upstream.is_empty() {
-                self.0.crossed.store(false, Ordering::Release);
-            }
-        }
-        discard(upstream);
-        sound
     }
 
     /// Has a callback say when the mark has passed: on a stream at this one's side, behind a wait for the mark.
@@ -642,8 +647,11 @@ impl Inner {
     }
 }
 
+/// It may keep the last handle of a device, its own or one upstream, and the end of a device may drop functions of the user's and
+/// wake a simulation: those wait for the end of a [`Deferred`] scope. So a function that drops tickets under a lock opens one first.
 impl Drop for Inner {
     fn drop(&mut self) {
+        assert_may_wake();
         let backend = self.device.backend();
         if let Some(side) = self.side.get() {
             backend.stream_destroy(*side);

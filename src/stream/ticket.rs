@@ -49,11 +49,6 @@ impl Ticket {
         Completed::new(self.clone())
     }
 
-    /// True once nothing more need be asked: it has passed, and no other device's fault can have spoilt it.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.has_passed() && !self.stream.has_crossed()
-    }
-
     /// Marks this point now, so that whoever waits for it later waits for nothing more, and without this stream's lock.
     #[inline]
     pub(crate) fn commit(&mut self) -> Result<()> {
@@ -96,11 +91,6 @@ impl Ticket {
     pub(crate) fn look_back(&mut self) -> Result<()> {
         self.commit()?;
         self.stream.look()
-    }
-
-    /// An error if what was done here is worth nothing, since another device that it came after has faulted.
-    pub(crate) fn sound(&self) -> Result<()> {
-        self.stream.sound()
     }
 }
 

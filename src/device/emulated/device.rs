@@ -28,7 +28,7 @@ use crate::{
         piece::hold,
     },
     error::{Error, ErrorKind, Result},
-    sync::{Level, Mutex},
+    sync::{Level, Mutex, discard_all},
 };
 
 /// Priorities as CUDA has them here: lower is more urgent.
@@ -49,8 +49,19 @@ pub(super) struct Device {
     workers: Vec<JoinHandle<()>>,
     /// What waits where a stream's queue is full; `None` where none ever is.
     full: Option<Full>,
-    /// Host functions that a planned fault has lost: they live as long as the device.
-    lost: Mutex<Vec<LostFunction>>,
+    lost: Arc<Lost>,
+}
+
+/// Host functions that a planned fault has lost: they live as long as the device. A worker drops them at its end, as the last
+/// handle of a device may be dropped where a destructor of the user's must not run, or must not be waited for.
+#[derive(Debug, Default)]
+pub(super) struct Lost(Mutex<Vec<LostFunction>>);
+
+impl Lost {
+    pub(super) fn discard(&self) {
+        let lost = std::mem::take(&mut *lock(&self.0));
+        discard_all(lost);
+    }
 }
 
 struct LostFunction(#[allow(dead_code, reason = "held, never called")] HostFunction);
@@ -66,7 +77,8 @@ impl Device {
         let name = config.name.unwrap_or(name);
         let (id, legacy) = (fresh_id(), fresh_id());
         engine.with(|machine| machine.add_device(id, legacy));
-        let workers = engine.hire(id, &name, config.workers);
+        let lost = Arc::<Lost>::default();
+        let workers = engine.hire(id, &name, config.workers, &lost);
         Arc::new(Self {
             name,
             id,
@@ -77,7 +89,7 @@ impl Device {
             graphs: Mutex::at(Level::DriverObjects, Graphs::default()),
             full: config.queue_depth.filter(|_| !workers.is_empty()).map(Full::new),
             workers,
-            lost: Mutex::default(),
+            lost,
         })
     }
 
@@ -309,7 +321,7 @@ impl Backend for Device {
         self.alone();
         if self.plan.function() {
             self.enqueue(stream, Work::Lost)?;
-            lock(&self.lost).extend(function.take().map(LostFunction));
+            lock(&self.lost.0).extend(function.take().map(LostFunction));
             return Ok(());
         }
         let mut work = function.take().map(Work::Host);

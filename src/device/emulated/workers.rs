@@ -18,6 +18,7 @@ use std::{
 };
 
 use super::{
+    device::Lost,
     lock,
     machine::{Begun, DeviceId, Machine, StreamId},
     simulation::Core,
@@ -96,15 +97,25 @@ impl Engine {
 
     /// Starts a device's workers, unless it is simulated. Fewer will do where the system gives no more threads; a device
     /// without any is lost.
-    pub(super) fn hire(self: &Arc<Self>, device: DeviceId, name: &str, workers: usize) -> Vec<JoinHandle<()>> {
+    pub(super) fn hire(
+        self: &Arc<Self>,
+        device: DeviceId,
+        name: &str,
+        workers: usize,
+        lost: &Arc<Lost>,
+    ) -> Vec<JoinHandle<()>> {
         let bell = Arc::new(Condvar::new());
         lock(&self.state).crews.insert(device, Crew { name: name.into(), bell: bell.clone(), asleep: 0 });
         let workers = if self.simulation.is_some() { 0 } else { workers.max(1) };
         let mut hired = Vec::new();
         for number in 0..workers {
-            let (engine, bell) = (self.clone(), bell.clone());
+            let (engine, bell, lost) = (self.clone(), bell.clone(), lost.clone());
             let builder = thread::Builder::new().name(thread_name(format!("{name}/{number}")));
-            match builder.spawn(move || engine.labour(device, &bell)) {
+            let life = move || {
+                engine.labour(device, &bell);
+                lost.discard();
+            };
+            match builder.spawn(life) {
                 Ok(worker) => hired.push(worker),
                 Err(error) => {
                     let (named, text) = (name.to_string(), error.to_string());

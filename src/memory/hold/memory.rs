@@ -11,7 +11,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
     stream::{Stream, Ticket, capture::Capture},
-    sync::{AtomicUsize, Mutex, lock},
+    sync::{AtomicUsize, Deferred, Mutex, lock},
 };
 
 impl Memory {
@@ -85,6 +85,7 @@ impl Memory {
 
     #[cold]
     pub(in crate::memory) fn before_captured(&self, stream: &Stream, capture: &Capture, write: bool) -> Result<()> {
+        let _later = Deferred::new();
         Hold::of(capture)?.before(self, stream, write)
     }
 
