@@ -461,18 +461,18 @@ impl Memory {
     /// What that work has failed with.
     pub(crate) fn forget_work(&mut self) -> Result<bool> {
         // Kept until the end: none of them is dropped under the lock.
-        let mut open = self.own_uses().all();
-        let writes = usize::from(self.own_uses().write.is_some());
-        for (at, ticket) in open.iter_mut().enumerate() {
+        let all = self.own_uses().all();
+        let open = self.own_uses().open(true);
+        for (mut ticket, counts) in open {
             if !ticket.look()? {
                 return Ok(false);
             }
             // What a read was good for is no concern of the memory's.
-            if at < writes {
+            if counts {
                 ticket.sound()?;
             }
         }
-        if !open.is_empty() {
+        if !all.is_empty() {
             self.own_uses().forget_passed();
             self.forget_work_on_arrivals();
         }
