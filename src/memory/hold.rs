@@ -417,12 +417,9 @@ impl Hold {
     /// Within a turn, whose scope ends after all locks: tickets that are forgotten here may be the last to hold a stream.
     pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
         let mut open: SmallVec<[(Ticket, bool); 8]> = SmallVec::new();
-        let mut known = Ok(());
         let mut add = |ticket: &Ticket, counts: bool| {
-            if !ticket.stream().is(stream) {
+            if !ticket.stream().is(stream) || (counts && ticket.is_spoilt()) {
                 open.push((ticket.clone(), counts));
-            } else if counts && known.is_ok() {
-                known = ticket.check_known();
             }
         };
         let mut state = lock(&self.state);
@@ -434,13 +431,11 @@ impl Hold {
         state.outside.retain(|ticket| !ticket.is_settled());
         state.outside.iter().for_each(|ticket| add(ticket, true));
         drop(state);
-        known?;
         // A wait may wake others: not under the lock.
-        open.iter().try_for_each(
-            |(ticket, counts)| {
-                if *counts { stream.wait(ticket) } else { stream.wait_until_over(ticket) }
-            },
-        )
+        open.iter().try_for_each(|(ticket, counts)| match counts {
+            true => stream.wait_to_read(ticket),
+            false => stream.wait_until_over(ticket),
+        })
     }
 
     /// Within a turn, as [`before_launch`](Self::before_launch).

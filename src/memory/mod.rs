@@ -10,8 +10,8 @@
 //!   drop:        back to its heap, which hands it out again to whoever comes after its last uses (see `heap`)
 //! ```
 //!
-//! A write that came after work of another device is worth nothing if that device is lost: reading it is an error then. A write
-//! of all of the memory only comes after it, and so does the first use of memory that was freed, or of an envelope that came
+//! A write that came after work of another device is worth nothing if that device is lost: what reads it is worth nothing, too. A
+//! write of all of the memory only comes after it, and so does the first use of memory that was freed, or of an envelope that came
 //! home: the memory is sound again.
 //!
 //! A set of reads, not one: re-recording one "read" event forgets the earlier of two readers.

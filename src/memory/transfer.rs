@@ -90,8 +90,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the lengths differ or the devices are of different makes;
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, or if the last write to `from` came after work of another device
-    /// that was lost then.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn copy<T: Plain>(
         &self,
         from: &(impl DeviceSlice<T> + ?Sized),

@@ -467,10 +467,12 @@ impl Stream {
         self.wait_and(ticket, true)
     }
 
-    /// The same for a ticket that may be one of this stream.
+    /// The same for work that is prepared now, and a ticket that may be one of this stream. If that is known to be spoilt it is
+    /// no error: the work is spoilt, too.
     #[inline]
     pub(crate) fn wait_to_read(&self, ticket: &Ticket) -> Result<()> {
-        if self.is(ticket.stream()) { ticket.check_known() } else { self.wait_and(ticket, true) }
+        let waited = if self.is(ticket.stream()) { ticket.check_known() } else { self.wait_and(ticket, true) };
+        waited.or_else(|error| self.read_spoilt(ticket, error))
     }
 
     /// The same for work that reads nothing of what the ticket has written: whether that is spoilt makes no difference.

@@ -9,9 +9,10 @@
 //!                                                      are spoilt, for good; those that come next are not
 //! ```
 //!
-//! A ticket is spoilt, not a stream. Work that comes after the loss is noted is spoilt only by what it reads. So the losses are
-//! noted first, then the last writes of the memory that is read are checked, then the work is enqueued. If any thread notes a
-//! loss in between, the new ticket counts as spoilt, too.
+//! A ticket is spoilt, not a stream. Work that comes after the loss is noted is spoilt only by what it reads, and it is enqueued
+//! all the same: in a flow the error is for the one who asks for its result. So the losses are noted first, then the last
+//! writes of the memory that is read are checked, then the work is enqueued. If any thread notes a loss in between, or one of
+//! those writes is spoilt, which counts as one, the new ticket is spoilt, too.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +21,7 @@ use smallvec::SmallVec;
 use super::{Order, Room, Stream, Streams, Ticket};
 use crate::{
     device::{Device, backend::RawStream},
-    error::Result,
+    error::{Error, Result},
     planted::{self, Planted},
     sync::{Deferred, discard, lock},
 };
@@ -42,8 +43,8 @@ pub(super) struct Spoilt {
     device: Device,
 }
 
-/// With more spans of spoilt tickets than this, the two that are the oldest become one, with what lies between.
-const MOST_SPANS: usize = 4;
+/// With more spans of spoilt tickets than this, the two that are closest to each other become one, with what lies between.
+const MOST_SPANS: usize = 16;
 
 /// Leave to enqueue a piece of work, and what was known as it was given.
 pub(crate) struct Leave<'a> {
@@ -71,17 +72,29 @@ impl Order {
                 continue;
             }
             let Upstream { device, from, .. } = self.upstream.swap_remove(at);
-            if self.spoilt.len() == MOST_SPANS {
-                let oldest = self.spoilt.remove(0);
-                self.spoilt[0].from = oldest.from.min(self.spoilt[0].from);
-            }
-            self.spoilt.push(Spoilt { from, to: self.issued, device });
-            // Before `crossed`, which is looked at first.
-            stream.losses.fetch_add(1, Ordering::Release);
+            self.note_loss(stream, from, device);
         }
         if self.upstream.is_empty() {
             stream.crossed.store(false, Ordering::Release);
         }
+    }
+
+    /// What was enqueued from this ticket on is spoilt, and what is prepared now.
+    fn note_loss(&mut self, stream: &super::Inner, from: u64, device: Device) {
+        match self.spoilt.last_mut() {
+            Some(last) if last.device == device && last.to + 1 >= from => last.to = last.to.max(self.issued),
+            _ => self.spoilt.push(Spoilt { from, to: self.issued, device }),
+        }
+        if self.spoilt.len() > MOST_SPANS {
+            let gaps = self.spoilt.windows(2).map(|two| two[1].from.saturating_sub(two[0].to));
+            let closest = gaps.enumerate().min_by_key(|(_, gap)| *gap).map_or(0, |(at, _)| at);
+            let earlier = self.spoilt.remove(closest);
+            if let Some(later) = self.spoilt.get_mut(closest) {
+                (later.from, later.to) = (later.from.min(earlier.from), later.to.max(earlier.to));
+            }
+        }
+        // Before `crossed`, which is looked at first.
+        stream.losses.fetch_add(1, Ordering::Release);
     }
 
     /// A loss was noted while this work was prepared.
@@ -189,6 +202,24 @@ impl Stream {
         sound
     }
 
+    /// Work that is prepared here reads what a ticket has written, and may not: it is spoilt if that is known to be spoilt, or if
+    /// it was done on a device that was lost since. Otherwise this is the error.
+    #[cold]
+    pub(super) fn read_spoilt(&self, ticket: &Ticket, error: Error) -> Result<()> {
+        let (inner, other) = (&*self.0, &*ticket.stream().0);
+        let _later = Deferred::new();
+        let mut lost = lock(&other.order).spoilt_by(ticket.number()).cloned();
+        if lost.is_none() && ticket.has_passed() && other.device.is_lost() && other.device != inner.device {
+            lost = Some(other.device.clone());
+        }
+        let Some(device) = lost else { return Err(error) };
+        let mut order = lock(&inner.order);
+        let next = order.issued + 1;
+        order.note_loss(inner, next, device);
+        drop(order);
+        self.wait_until_over(ticket)
+    }
+
     /// What is enqueued here from now on came after work of other devices.
     pub(super) fn come_after(
         &self,
@@ -257,7 +288,7 @@ impl Ticket {
 
     /// Whether that is known.
     #[inline]
-    fn is_spoilt(&self) -> bool {
+    pub(crate) fn is_spoilt(&self) -> bool {
         self.stream().is_doubtful() && self.stream().is_spoilt(self.number())
     }
 
