@@ -278,18 +278,22 @@ impl Drop for Returned {
     }
 }
 
-/// Keeps the owner until the uses have passed; for ever, if the device is lost before.
+/// Keeps the owner until the uses have passed; for ever, if a device that may still use the memory is lost before.
 fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
     let ledger = Arena::of(device).ledger.clone();
-    let mut owner = Some(owner);
-    let (of, mut beat) = (device.downgrade(), move |lost: bool| {
+    // The lookout that calls this ends with the device, which therefore lives until the uses are over: they may be another
+    // device's.
+    let (of, mut owner) = (device.clone(), Some(owner));
+    let mut beat = move || {
+        let mut lost = of.is_lost();
+        for mut ticket in uses.all() {
+            let _ = ticket.look();
+            lost |= ticket.stream().device().is_lost() && !ticket.has_passed();
+        }
         if lost {
             ledger.leak(bytes);
             std::mem::forget(owner.take());
             return false;
-        }
-        for mut ticket in uses.all() {
-            let _ = ticket.look();
         }
         uses.forget_passed();
         if uses.any_is(|_| true) {
@@ -297,13 +301,12 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
         }
         drop(owner.take());
         false
-    });
-    if device.lost().is_some() {
-        beat(true);
+    };
+    if device.is_lost() {
+        beat();
         return;
     }
-    let is_lost = move || of.upgrade().is_none_or(|device| device.lost().is_some());
-    Streams::of(device).lookout().sweep(Box::new(move || beat(is_lost())));
+    Streams::of(device).lookout().sweep(Box::new(beat));
 }
 
 impl User {
