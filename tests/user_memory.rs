@@ -252,6 +252,43 @@ on_both!(h6_page_locked_memory_of_another_library, async |device: Device| {
     freed(&device).await;
 });
 
+/// The device that it was wrapped for may end before another one is done with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn h6_its_device_ends_before_another_one_is_done_with_it() {
+    /// Notes whether it was let go before the other device was.
+    struct Watched(Vec<u32>, Arc<[AtomicUsize; 2]>);
+    impl Drop for Watched {
+        fn drop(&mut self) {
+            let [went_on, dropped] = &*self.1;
+            dropped.store(1 + went_on.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+    }
+    let (other, third) = (emulated(), emulated());
+    for _ in 0..8 {
+        let (device, stream) = (emulated(), Stream::new(&other).unwrap());
+        let notes = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+        let mut theirs = Watched(vec![7; LEN], notes.clone());
+        let first = NonNull::from(&mut theirs.0[0]);
+        // SAFETY: it is that long, lies there as long as it lives, and nobody else uses it. Emulated devices lock no pages.
+        let (mine, wrapped) = unsafe { Buffer::from_page_locked(&device, first, LEN, theirs) }.unwrap();
+        let mut there = Buffer::<u32>::new(&other, LEN).unwrap();
+        let held = hold(&stream);
+        stream.copy(&mine, &mut there).unwrap();
+        drop((mine, wrapped, device));
+        // Time enough for what ends with the device.
+        let busy = Stream::new(&third).unwrap();
+        for _ in 0..20 {
+            busy.host_function(|| ()).unwrap();
+            within(busy.completed()).await.unwrap();
+        }
+        notes[0].store(1, Ordering::SeqCst);
+        drop(held);
+        assert_eq!(there.to_vec(&stream).await.unwrap(), [7; LEN]);
+        until("it is dropped", || notes[1].load(Ordering::SeqCst) > 0).await;
+        assert_eq!(notes[1].load(Ordering::SeqCst), 2, "dropped while a device was to read it");
+    }
+}
+
 /// A lost device may still touch it: it is not given back, and nobody else gets it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn h6_after_a_fault_it_is_left_to_the_device() {
