@@ -81,6 +81,8 @@ struct Inner {
     /// It works in the process that has opened it, and in no fork of that.
     of_process: bool,
     id: u64,
+    /// The handle that this one puts the race checker before.
+    unchecked: Option<Device>,
     /// Set once, by whoever learns of the fault first.
     lost: OnceLock<Error>,
     /// Who is told of that.
@@ -108,6 +110,10 @@ enum Kind {
 
 impl Device {
     fn open(backend: Arc<dyn Backend>, kind: Kind, of_process: bool) -> Self {
+        Self::over(backend, kind, of_process, None)
+    }
+
+    fn over(backend: Arc<dyn Backend>, kind: Kind, of_process: bool, unchecked: Option<Device>) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let checked = kind != Kind::Host && std::env::var(CHECK_VARIABLE).is_ok_and(|value| value != "0");
         let backend = if checked { check::checked(backend) } else { backend };
@@ -116,6 +122,7 @@ impl Device {
             kind,
             of_process,
             id: IDS.fetch_add(1, Ordering::Relaxed),
+            unchecked,
             lost: OnceLock::new(),
             hearers: Mutex::default(),
             tracked: AtomicBool::new(true),
@@ -215,7 +222,8 @@ impl Device {
         if self.0.kind == Kind::Host || self.0.backend.is_checked() {
             return self;
         }
-        let device = Self::open(check::checked(self.0.backend.clone()), self.0.kind, self.0.of_process);
+        let checked = check::checked(self.0.backend.clone());
+        let device = Self::over(checked, self.0.kind, self.0.of_process, Some(self.clone()));
         if let Some(lost) = self.0.lost.get() {
             device.set_lost(lost.again());
         }
@@ -309,6 +317,11 @@ impl Device {
             // It may be the last to hold it, with messages of the user's in it.
             discard(hearer);
         }
+    }
+
+    /// The handle without the race checker: one for all handles of the same hardware.
+    pub(crate) fn unchecked(&self) -> &Self {
+        self.0.unchecked.as_ref().unwrap_or(self)
     }
 
     #[inline]

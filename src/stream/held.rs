@@ -3,6 +3,9 @@
 //! Several [`Stream`]s may stand for one of these, one after the other or at once: a pool gives it out again under
 //! another name, and the default stream is everybody's. What they enqueue runs one after the other all the same, so an
 //! order between them that is not known here costs a wait and never a race.
+//!
+//! A [`Held`] counts what fills the driver's queue (its [`Backlog`]), so there is one for as long as the device has the
+//! stream. The default stream's lives as long as the device, and is the same for handles with the race checker and without.
 
 #[cfg(feature = "cuda")]
 use std::any::Any;
@@ -49,6 +52,13 @@ impl Held {
         Ok(Arc::new(Self::of(device.backend().clone(), raw, spec.priority, Owner::Here)))
     }
 
+    /// The device's default stream: the same at every call, so that what it has to do is known when all handles are dropped.
+    fn default_of(device: &Device) -> Arc<Self> {
+        device
+            .unchecked()
+            .extension(|device| Arc::new(Self::of(device.backend().clone(), RawStream::DEFAULT, 0, Owner::Device)))
+    }
+
     /// A stream of a capture.
     pub(crate) fn captured(recorder: &Arc<Recorder>, raw: RawStream) -> Arc<Self> {
         Arc::new(Self::of(recorder.clone(), raw, 0, Owner::Here))
@@ -65,9 +75,15 @@ impl Held {
         Self { backend, raw, priority, backlog, owner }
     }
 
+    /// What it has to do, and the backend that is asked about that.
     #[inline]
-    pub(super) fn backlog(&self) -> Option<&Backlog> {
-        self.backlog.as_deref()
+    pub(super) fn backlog(&self) -> Option<(&Backlog, &dyn Backend)> {
+        self.backlog.as_deref().map(|backlog| (backlog, &*self.backend))
+    }
+
+    #[inline]
+    pub(super) fn backend(&self) -> &dyn Backend {
+        &*self.backend
     }
 
     /// True if others put work into it, of which wakeline does not know.
@@ -124,9 +140,7 @@ impl Stream {
         if let Some(inner) = known.upgrade() {
             return Ok(Self(inner));
         }
-        let backend = device.backend().clone();
-        let held = Held::of(backend, RawStream::DEFAULT, 0, Owner::Device);
-        let stream = Self::over(device, "default".into(), Arc::new(held))?;
+        let stream = Self::over(device, "default".into(), Held::default_of(device))?;
         *known = Arc::downgrade(&stream.0);
         Ok(stream)
     }

@@ -343,7 +343,7 @@ impl Stream {
     #[inline]
     pub(crate) fn make_room<L>(&self, mut locks: impl FnMut() -> L) -> Result<(Room<'_>, L)> {
         assert_unlocked();
-        let Some(backlog) = self.0.held.backlog() else { return Ok((Room::ENDLESS, locks())) };
+        let Some((backlog, backend)) = self.0.held.backlog() else { return Ok((Room::ENDLESS, locks())) };
         loop {
             // A thread that has a place waits for short locks alone: what `locks` waits for may itself need a place.
             let taken = locks();
@@ -351,7 +351,7 @@ impl Stream {
                 return Ok((room, taken));
             }
             drop(taken);
-            if !backlog.wait(self.0.streams.backend(), || self.0.device.check_process())? {
+            if !backlog.wait(backend, || self.0.device.check_process())? {
                 return Ok((backlog.keep_beyond(), locks()));
             }
         }
@@ -365,7 +365,7 @@ impl Stream {
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
         let ticket = self.put(0, work)?;
-        room.taken(self.0.streams.backend(), self.0.raw);
+        room.taken(self.0.held.backend(), self.0.raw);
         Ok(ticket)
     }
 
@@ -399,9 +399,9 @@ impl Stream {
         inner.issued.store(number, Ordering::Release);
         drop(order);
         if pieces > 0
-            && let Some(backlog) = inner.held.backlog()
+            && let Some((backlog, backend)) = inner.held.backlog()
         {
-            backlog.grew(inner.streams.backend(), inner.raw, pieces);
+            backlog.grew(backend, inner.raw, pieces);
         }
         Ok(Ticket::new(self.clone(), number))
     }
