@@ -57,7 +57,11 @@ pub use crate::device::draft::Kind as NodeKind;
 use crate::{
     device::{Device, draft, recorder::Recorder},
     error::{Error, ErrorKind, Result},
-    memory::{Memory, execution::Opening, hold::Hold},
+    memory::{
+        Memory,
+        execution::{Opening, graph_ended},
+        hold::Hold,
+    },
     stream::{
         Streams,
         capture::{Capture, Kept},
@@ -234,6 +238,7 @@ impl Drop for Sketch {
         self.end();
         if self.owns {
             self.recorder.retire();
+            graph_ended(self.capture.device());
         }
     }
 }
@@ -242,6 +247,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // Streams of its capture may have been kept.
         self.recorder.retire();
+        graph_ended(&self.device);
     }
 }
 
