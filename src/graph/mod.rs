@@ -335,6 +335,11 @@ impl Graph {
         of_one.or(Some(anywhere))
     }
 
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.0.hold
+    }
+
     /// Its own, and those of its children, and of theirs: each once.
     fn holds(&self) -> Vec<Arc<Hold>> {
         let (mut holds, mut found, mut visited) = (Vec::new(), HashSet::new(), HashSet::new());

@@ -14,8 +14,8 @@ use super::shelves::Bound;
 use crate::{
     error::{CallerErrors, Result},
     planted::{self, Planted},
-    stream::{Completed, Ticket},
-    sync::{Level, Mutex},
+    stream::{Completed, Ticket, capture::Capture},
+    sync::{Deferred, Level, Mutex, discard_all},
 };
 
 /// The last write and the reads since.
@@ -23,8 +23,13 @@ use crate::{
 pub(super) struct Uses {
     pub(super) write: Option<Ticket>,
     /// One a stream, its latest.
-    reads: SmallVec<[Ticket; 2]>,
+    reads: Reads,
 }
+
+type Reads = SmallVec<[Ticket; 2]>;
+
+/// With more readers than this, the device is asked which are done.
+const MANY: usize = 16;
 
 impl Uses {
     /// Behind the lock that all who use the memory share.
@@ -33,7 +38,9 @@ impl Uses {
         Mutex::at(Level::MemoryUses, self)
     }
 
-    pub(super) fn read_by(&mut self, ticket: Ticket) {
+    /// True if there are so many reads that the caller calls [`ask_readers`]: a stream that is not asked for its work any more
+    /// would stay here, and alive, for ever. That is seldom: each time only after as many more reads as stayed the last time.
+    pub(super) fn read_by(&mut self, ticket: Ticket) -> bool {
         if planted::is(Planted::EarlierReader) {
             self.reads.clear();
         }
@@ -42,9 +49,21 @@ impl Uses {
             Some(_) => {}
             None => {
                 self.reads.retain(|read| !read.has_passed());
+                let are_many = self.reads.len() >= MANY && self.reads.len() == self.reads.capacity();
                 self.reads.push(ticket);
+                return are_many;
             }
         }
+        false
+    }
+
+    /// The reads that have passed, to be dropped without the lock. There is room for as many again as stay.
+    fn take_passed_reads(&mut self) -> Reads {
+        let (passed, mut open): (Reads, Reads) =
+            std::mem::take(&mut self.reads).into_iter().partition(Ticket::has_passed);
+        open.reserve(open.len());
+        self.reads = open;
+        passed
     }
 
     #[inline]
@@ -107,6 +126,25 @@ impl Uses {
         self.write.take_if(|write| write.is_settled());
         self.reads.retain(|read| !read.is_settled());
     }
+}
+
+/// Asks the device which of many reads are done, and forgets those. `with` gives access to the uses under their lock; the
+/// device is asked without it.
+#[cold]
+pub(super) fn ask_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
+    if Capture::current().is_some() {
+        // The device is not asked within a capture.
+        return;
+    }
+    let _later = Deferred::new();
+    let mut reads = Reads::new();
+    with(&mut |uses| reads.clone_from(&uses.reads));
+    // One of a lost device stays: it will never have passed.
+    reads.iter_mut().for_each(|read| _ = read.look());
+    let mut passed = Reads::new();
+    with(&mut |uses| passed = uses.take_passed_reads());
+    // Either may be the last handle of its stream.
+    discard_all(reads.into_iter().chain(passed));
 }
 
 /// Resolves when the uses of a piece of memory that were asked about are over: those that the host must not touch it
@@ -186,8 +224,10 @@ mod tests {
 
     use super::*;
     use crate::{
+        Buffer,
         device::{Device, Emulated},
         hub::ChunkHub,
+        memory::DeviceSlice,
         stream::Stream,
         sync::assert_unlocked,
     };
@@ -227,6 +267,45 @@ mod tests {
             let waker = asserting();
             assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
+    }
+
+    #[test]
+    fn readers_that_are_not_asked_any_more_do_not_stay() {
+        let device = Device::emulated(Emulated::new());
+        let main = Stream::new(&device).unwrap();
+        let weights = Buffer::from_slice(&main, &[1_u32; 4]).unwrap();
+        let mut staging = Buffer::<u32>::new(&device, 4).unwrap();
+        for _ in 0..1000 {
+            Stream::new(&device).unwrap().copy(&weights, &mut staging).unwrap();
+            main.copy(&staging, &mut Buffer::new(&device, 4).unwrap()).unwrap();
+            // Known of this stream only.
+            main.synchronize_blocking().unwrap();
+            assert!(weights.view().memory.uses().reads.len() <= 2 * MANY);
+        }
+    }
+
+    #[test]
+    fn many_readers_stay_while_they_read_and_are_asked_seldom() {
+        let device = Device::emulated(Emulated::new().workers(1));
+        let main = Stream::new(&device).unwrap();
+        let mut data = Buffer::<u32>::pinned(&device, 4).unwrap();
+        let (go, held) = mpsc::channel::<()>();
+        main.host_function(move || _ = held.recv()).unwrap();
+        let mut asked = 0;
+        for _ in 0..200 {
+            let own = Stream::new(&device).unwrap();
+            own.wait_for(&main).unwrap();
+            let reads = data.view().memory.uses().reads.capacity();
+            own.copy(&data, &mut Buffer::new(&device, 4).unwrap()).unwrap();
+            asked += usize::from(data.view().memory.uses().reads.capacity() > reads.max(MANY));
+        }
+        assert_eq!(data.view().memory.uses().reads.len(), 200);
+        assert!(asked <= 4, "{asked} times");
+        // The host waits for all of them.
+        let writing = data.as_mut_slice().is_ok();
+        drop(go);
+        assert!(!writing);
+        futures::executor::block_on(data.write()).unwrap();
     }
 
     #[test]

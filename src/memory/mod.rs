@@ -386,7 +386,12 @@ impl Memory {
 
     pub(crate) fn note_read(&self, ticket: Ticket) {
         match ticket.stream().capture().cloned() {
-            None => self.uses().read_by(ticket),
+            None => {
+                let are_many = self.uses().read_by(ticket);
+                if are_many {
+                    access::ask_readers(|with| with(&mut self.uses()));
+                }
+            }
             Some(capture) => self.note_captured(ticket, &capture, false),
         }
     }
