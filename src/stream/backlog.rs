@@ -19,7 +19,10 @@
 use std::{
     collections::VecDeque,
     fmt,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -96,10 +99,10 @@ impl Drop for Room<'_> {
 
 impl Backlog {
     /// `None` where the queue is not bounded.
-    pub(super) fn of(backend: &dyn Backend) -> Option<Box<Self>> {
+    pub(super) fn of(backend: &dyn Backend) -> Option<Arc<Self>> {
         let depth = backend.queue_depth()?.max(16);
         let most = depth - depth / 4;
-        Some(Box::new(Self {
+        Some(Arc::new(Self {
             most,
             step: (depth / 8).max(1),
             taken: AtomicU64::new(0),
@@ -206,6 +209,24 @@ impl Backlog {
 
     fn enqueued(&self) -> u64 {
         enqueued(self.taken.load(Ordering::Relaxed))
+    }
+
+    /// Another library's stream, whose last handle here is dropped: an event after its last piece.
+    #[cfg(feature = "cuda")]
+    pub(super) fn mark_end(&self, backend: &dyn Backend, stream: RawStream) {
+        let events = lock(&self.events);
+        let marked = events.open.back().map_or(events.passed, |(pieces, _)| *pieces);
+        drop(events);
+        if marked < self.enqueued() {
+            // As in `grown`.
+            let _ = self.mark(backend, stream);
+        }
+    }
+
+    /// After [`mark_end`](Self::mark_end): true if all of it is done, or if it cannot be found out.
+    #[cfg(feature = "cuda")]
+    pub(super) fn is_over(&self, backend: &dyn Backend) -> bool {
+        self.look(backend).is_none() || lock(&self.events).open.is_empty()
     }
 
     /// The stream is about to be ended.

@@ -6,12 +6,15 @@
 //!
 //! A [`Held`] counts what fills the driver's queue (its [`Backlog`]), so there is one for as long as the device has the
 //! stream. The default stream's lives as long as the device, and is the same for handles with the race checker and without.
+//! That of another library's stream is found again by the raw stream, until its work is done.
 
 #[cfg(feature = "cuda")]
 use std::any::Any;
 use std::{fmt, sync::Arc};
 
 use super::{Stream, Streams, backlog::Backlog};
+#[cfg(feature = "cuda")]
+use crate::sync::{Level, Mutex};
 use crate::{
     device::{
         Device,
@@ -29,7 +32,7 @@ pub(crate) struct Held {
     /// As it was asked for; the device clamps it.
     pub(crate) priority: i32,
     /// How much it has to do, where a driver's queue is bounded.
-    backlog: Option<Box<Backlog>>,
+    backlog: Option<Arc<Backlog>>,
     owner: Owner,
 }
 
@@ -67,7 +70,10 @@ impl Held {
     /// Another library's stream, which `owner` keeps alive.
     #[cfg(feature = "cuda")]
     pub(crate) fn of_other(device: &Device, raw: RawStream, owner: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
-        Arc::new(Self::of(device.backend().clone(), raw, 0, Owner::Other(owner)))
+        let device = device.unchecked();
+        let backend = device.backend().clone();
+        let backlog = device.extension(|_| Arc::<Others>::default()).backlog_of(raw, &*backend);
+        Arc::new(Self { backend, raw, priority: 0, backlog, owner: Owner::Other(owner) })
     }
 
     fn of(backend: Arc<dyn Backend>, raw: RawStream, priority: i32, owner: Owner) -> Self {
@@ -99,12 +105,47 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(backlog) = &self.backlog {
-            backlog.close(&*self.backend);
+        match (&self.owner, &self.backlog) {
+            // Kept for the next handle of the same stream.
+            #[cfg(feature = "cuda")]
+            (Owner::Other(_), Some(backlog)) => backlog.mark_end(&*self.backend, self.raw),
+            (_, Some(backlog)) => backlog.close(&*self.backend),
+            (_, None) => {}
         }
         if let Owner::Here = self.owner {
             self.backend.stream_destroy(self.raw);
         }
+    }
+}
+
+/// What other libraries' streams have to do: by raw stream, however many handles were made of one, and after the last of them
+/// until the work is done.
+#[cfg(feature = "cuda")]
+struct Others(Mutex<Vec<(RawStream, Arc<Backlog>)>>);
+
+#[cfg(feature = "cuda")]
+impl Others {
+    fn backlog_of(&self, raw: RawStream, backend: &dyn Backend) -> Option<Arc<Backlog>> {
+        let _later = Deferred::new();
+        let mut all = lock(&self.0);
+        let over = |(_, backlog): &mut (RawStream, Arc<Backlog>)| {
+            // One here.
+            Arc::strong_count(backlog) == 1 && backlog.is_over(backend)
+        };
+        all.extract_if(.., over).for_each(|(_, backlog)| backlog.close(backend));
+        if let Some((_, known)) = all.iter().find(|(of, _)| *of == raw) {
+            return Some(known.clone());
+        }
+        let new = Backlog::of(backend)?;
+        all.push((raw, new.clone()));
+        Some(new)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Default for Others {
+    fn default() -> Self {
+        Self(Mutex::at(Level::OtherStreams, Vec::new()))
     }
 }
 
@@ -149,5 +190,42 @@ impl Stream {
     pub fn priority(&self) -> i32 {
         let range = self.device().stream_priorities();
         self.0.held.priority.clamp(*range.start(), *range.end())
+    }
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::device::{Emulated, backend::RawStream};
+
+    fn pending(others: &Others, raw: RawStream) -> Option<Arc<Backlog>> {
+        lock(&others.0).iter().find(|(of, _)| *of == raw).map(|(_, backlog)| backlog.clone())
+    }
+
+    #[test]
+    fn handles_of_another_librarys_stream_count_its_work_together() {
+        let plain = Device::emulated(Emulated::new().queue_depth(64));
+        let checked = plain.clone().race_checked();
+        let spec = StreamSpec { name: "theirs".into(), priority: 0, non_blocking: true };
+        let raw = plain.backend().stream_create(&spec).unwrap();
+        let handle = |device: &Device| Held::of_other(device, raw, Arc::new(()));
+        let others = plain.extension(|_| Arc::<Others>::default());
+        let (go, wait) = mpsc::channel::<()>();
+        plain.backend().host_function(raw, &mut Some(Box::new(move || _ = wait.recv()))).unwrap();
+        for round in 0..20 {
+            let held = handle(if round % 2 == 0 { &plain } else { &checked });
+            let (backlog, backend) = held.backlog().unwrap();
+            backlog.keep().unwrap().taken(backend, raw);
+            assert_eq!(format!("{backlog:?}"), format!("Backlog {{ enqueued: {}, most: 48, .. }}", round + 1));
+        }
+        drop(go);
+        plain.backend().stream_synchronize(raw).unwrap();
+        // Nothing is known of it any more, once another handle is made.
+        let other = plain.backend().stream_create(&spec).unwrap();
+        drop(Held::of_other(&plain, other, Arc::new(())));
+        assert!(pending(&others, raw).is_none() && pending(&others, other).is_some());
+        [raw, other].into_iter().for_each(|raw| plain.backend().stream_destroy(raw));
     }
 }
