@@ -24,6 +24,10 @@ use wakeline::{
     stream::{CompletionMode, Event},
 };
 
+/// Touches no memory: nothing keeps the stream's handle for it.
+#[kernel(unsafe(cuda = "kernels/nothing.cu"))]
+fn nothing(_n: u32) {}
+
 /// How many pieces the emulated device's queues take.
 const DEPTH: u64 = 256;
 /// More than any queue takes.
@@ -139,6 +143,46 @@ on_both_bounded!(streams_and_events_are_made_used_and_dropped, async |device: De
     .await;
     full.end().await;
     a.completed().await.unwrap();
+});
+
+/// Streams and events are made and dropped beside a default stream, the handles of which are dropped and made again.
+async fn the_default_stream_is_full(device: &Device, handles: Vec<Device>) {
+    let default = Stream::default_of(device).unwrap();
+    nothing::launch(&default, 0).unwrap();
+    default.completed().await.unwrap();
+    let held = hold(&default);
+    drop(default);
+    let mut next = handles.into_iter().cycle();
+    let full = Full::of(held, move || {
+        let default = Stream::default_of(&next.next().unwrap()).unwrap();
+        nothing::launch(&default, 0).unwrap();
+    })
+    .await;
+    let of = device.clone();
+    full.beside("streams and events", move |_| {
+        let event = Event::timed();
+        event.record(&Stream::new(&of).unwrap()).unwrap();
+    })
+    .await;
+    full.end().await;
+    Stream::default_of(device).unwrap().completed().await.unwrap();
+}
+
+on_both_bounded!(handles_of_the_default_stream_are_dropped, async |device: Device| {
+    the_default_stream_is_full(&device, vec![device.clone()]).await;
+});
+
+// Handles with the race checker and without it have one default stream.
+on_both_bounded!(handles_with_the_race_checker_and_without_fill_one_queue, async |device: Device| {
+    let plain = if device.is_cuda() {
+        Device::cuda(0).unwrap()
+    } else {
+        Device::emulated(Emulated::new().workers(4).queue_depth(DEPTH))
+    };
+    let handles = vec![plain.clone().race_checked(), plain.clone(), plain.clone().race_checked()];
+    // Each stays, so that none of them forgets what it has counted.
+    let _kept: Vec<_> = handles.iter().map(|handle| Stream::default_of(handle).unwrap()).collect();
+    the_default_stream_is_full(&plain, handles).await;
 });
 
 on_both_bounded!(memory_that_the_full_stream_uses_is_dropped, async |device: Device| {

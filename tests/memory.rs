@@ -6,6 +6,7 @@ use common::{add_one, emulated_with, freed, hold, increment, on_both, streams, u
 use futures::FutureExt;
 use wakeline::{
     device::{Emulated, Faults},
+    graph::Graph,
     memory::{Allocator, MemoryStats},
     prelude::*,
 };
@@ -511,6 +512,49 @@ async fn m13_who_waits_hears_of_an_allocator_that_is_gone() {
     within(waits).await.unwrap().unwrap();
     drop(some);
     common::at_rest(&device).await;
+}
+
+/// A graph of which nodes make 4,096 bytes, and give them back.
+fn makes_memory(device: &Device) -> Graph {
+    let mut graph = Graph::builder(device).unwrap();
+    let (_, mut scratch) = graph.alloc::<u8>(&[], 4096).unwrap();
+    graph.add(&[], |stream| stream.fill(&mut scratch, 1)).unwrap();
+    graph.build().unwrap()
+}
+
+// The driver has the memory of a graph's nodes back when the graph and its exec are gone.
+#[tokio::test]
+async fn m13_the_tasks_that_wait_are_woken_when_a_graph_gives_memory_back() {
+    for last in ["exec", "graph", "launch", "builder"] {
+        let device = emulated_with(Emulated::new().memory(8192));
+        let [a, b] = streams(&device);
+        let some = Buffer::<u8>::new(&device, 2048).unwrap();
+        let all = Allocator::unbounded(&device);
+        if last == "builder" {
+            let mut graph = Graph::builder(&device).unwrap();
+            let scratch = graph.alloc::<u8>(&[], 4096).unwrap();
+            let waits = asks(&all, &a, 4096).await;
+            drop((scratch, graph));
+            within(waits).await.unwrap().unwrap();
+            continue;
+        }
+        let graph = makes_memory(&device);
+        let exec = graph.instantiate().unwrap();
+        let held = hold(&b);
+        if last == "launch" {
+            exec.launch(&b).unwrap();
+        }
+        let waits = asks(&all, &a, 4096).await;
+        match last {
+            "graph" => drop((exec, graph)),
+            _ => drop((graph, exec)),
+        }
+        // Not before the launch is done.
+        drop(held);
+        within(waits).await.unwrap().unwrap();
+        drop(some);
+        common::at_rest(&device).await;
+    }
 }
 
 // Whoever has the memory need not drop it for that.

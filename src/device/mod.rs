@@ -81,8 +81,8 @@ struct Inner {
     /// It works in the process that has opened it, and in no fork of that.
     of_process: bool,
     id: u64,
-    /// The `id` of the first handle of the same hardware: one with the race checker before it has an `id` of its own.
-    hardware: u64,
+    /// The handle that this one puts the race checker before.
+    unchecked: Option<Device>,
     /// Set once, by whoever learns of the fault first.
     lost: OnceLock<Error>,
     /// Who is told of that.
@@ -116,8 +116,8 @@ impl Device {
         Self::over(backend, kind, of_process, None)
     }
 
-    /// Over the hardware of another handle, or over hardware that has none.
-    fn over(backend: Arc<dyn Backend>, kind: Kind, of_process: bool, hardware: Option<u64>) -> Self {
+    /// Over what another handle is for, with the race checker before it, or over a device that has no handle yet.
+    fn over(backend: Arc<dyn Backend>, kind: Kind, of_process: bool, unchecked: Option<Device>) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let checked = kind != Kind::Host && std::env::var(CHECK_VARIABLE).is_ok_and(|value| value != "0");
@@ -127,7 +127,7 @@ impl Device {
             kind,
             of_process,
             id,
-            hardware: hardware.unwrap_or(id),
+            unchecked,
             lost: OnceLock::new(),
             hearers: Mutex::default(),
             tracked: AtomicBool::new(true),
@@ -228,7 +228,7 @@ impl Device {
             return self;
         }
         let backend = check::checked(self.0.backend.clone());
-        let device = Self::over(backend, self.0.kind, self.0.of_process, Some(self.0.hardware));
+        let device = Self::over(backend, self.0.kind, self.0.of_process, Some(self.clone()));
         if let Some(lost) = self.0.lost.get() {
             device.set_lost(lost.again());
         }
@@ -324,6 +324,11 @@ impl Device {
         }
     }
 
+    /// The handle without the race checker: one for all handles of the same hardware.
+    pub(crate) fn unchecked(&self) -> &Self {
+        self.0.unchecked.as_ref().unwrap_or(self)
+    }
+
     #[inline]
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
         &self.0.backend
@@ -332,7 +337,7 @@ impl Device {
     /// Whether both are handles of the same hardware: a stream of one reaches memory of the other at its address.
     #[inline]
     pub(crate) fn shares_hardware_with(&self, other: &Self) -> bool {
-        self.0.hardware == other.0.hardware
+        self.unchecked() == other.unchecked()
     }
 
     /// Whether copies run directly between memories of the two: both are GPUs, or one engine runs both. Each simulation

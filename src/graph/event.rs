@@ -3,7 +3,10 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    device::{Device, backend::RawEvent},
+    device::{
+        Device,
+        backend::{Backend, RawEvent, RawStream},
+    },
     error::{Error, ErrorKind, Result},
     stream::{Stream, Streams},
 };
@@ -64,8 +67,7 @@ impl GraphEvent {
             let text = format!("an event of {} on a stream of {}", self.0.device, stream.device());
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        self.keep_for(stream);
-        stream.enqueue_point(|backend, raw| backend.event_record(self.0.raw, raw)).map(drop)
+        self.enqueued(stream, |backend, raw| backend.event_record(self.0.raw, raw))
     }
 
     /// Work enqueued into the stream from now on waits for the last record as it is now; in a graph, what comes after its
@@ -81,8 +83,7 @@ impl GraphEvent {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.0.device.check()?;
-        self.keep_for(stream);
-        let waited = stream.enqueue_point(|backend, raw| backend.stream_wait(raw, self.0.raw)).map(drop);
+        let waited = self.enqueued(stream, |backend, raw| backend.stream_wait(raw, self.0.raw));
         // Either device may be the one that is lost.
         if waited.is_err() {
             return stream.streams().heed(Streams::of(&self.0.device).heed(waited));
@@ -99,11 +100,16 @@ impl GraphEvent {
         Streams::of(&self.0.device).heed(self.0.device.backend().event_query(self.0.raw))
     }
 
-    /// A graph's node uses it as long as there is the graph.
-    fn keep_for(&self, stream: &Stream) {
+    /// Enqueues a use of it. A graph keeps it for a node of its own.
+    fn enqueued(&self, stream: &Stream, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<()> {
         if let Some(capture) = stream.capture() {
             capture.keep(self.0.clone());
         }
+        let ticket = stream.enqueue_point(work);
+        if let (Some(capture), Err(_)) = (stream.capture(), &ticket) {
+            capture.release(&self.0);
+        }
+        ticket.map(drop)
     }
 }
 

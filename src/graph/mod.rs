@@ -57,7 +57,11 @@ pub use crate::device::draft::Kind as NodeKind;
 use crate::{
     device::{Device, draft, recorder::Recorder},
     error::{Error, ErrorKind, Result},
-    memory::{Memory, execution::Opening, hold::Hold},
+    memory::{
+        Memory,
+        execution::{Opening, graph_ended},
+        hold::Hold,
+    },
     stream::{
         Streams,
         capture::{Capture, Kept},
@@ -258,6 +262,7 @@ impl Drop for Sketch {
         self.end();
         if self.owns {
             self.recorder.retire();
+            graph_ended(self.capture.device());
         }
     }
 }
@@ -266,6 +271,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // Streams of its capture may have been kept.
         self.recorder.retire();
+        graph_ended(&self.device);
     }
 }
 
@@ -351,6 +357,11 @@ impl Graph {
             first_of_others(&mine, &theirs, |one, other| (&one.name, one.digest) == (&other.name, other.digest))
         });
         of_one.or(Some(anywhere))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.0.hold
     }
 
     /// Its own, and those of its children, and of theirs: each once.

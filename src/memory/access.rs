@@ -14,8 +14,8 @@ use super::shelves::Bound;
 use crate::{
     error::{CallerErrors, Result},
     planted::{self, Planted},
-    stream::{Completed, Stream, Ticket},
-    sync::{Level, Mutex},
+    stream::{Completed, Stream, Ticket, capture::Capture},
+    sync::{Deferred, Level, Mutex, discard_all},
 };
 
 /// The last write and the reads since.
@@ -26,11 +26,24 @@ pub(super) struct Uses {
     /// the write is spoilt by the loss of another device, and it is waited for all the same.
     worthless: bool,
     /// One a stream, its latest.
-    reads: SmallVec<[Ticket; 2]>,
+    reads: Reads,
 }
 
-/// Tickets of uses that are no longer kept.
-pub(super) type Forgotten = SmallVec<[Ticket; 2]>;
+type Reads = SmallVec<[Ticket; 2]>;
+
+/// With more readers than this, the device is asked which are done.
+const MANY: usize = 16;
+
+/// What the note of a read leaves to be done without the lock.
+#[must_use]
+pub(super) struct Noted {
+    /// They may be the last to hold a stream.
+    #[allow(dead_code, reason = "dropped without the lock")]
+    forgotten: Reads,
+    /// There are so many reads that [`ask_readers`] is to be called: a stream that is not asked for its work any more would
+    /// stay here, and alive, for ever. That is seldom: each time only after as many more reads as stayed the last time.
+    pub(super) are_many: bool,
+}
 
 impl Uses {
     /// Behind the lock that all who use the memory share.
@@ -39,10 +52,8 @@ impl Uses {
         Mutex::at(Level::MemoryUses, self)
     }
 
-    /// Tickets that it forgets may be the last to hold a stream: they are to be dropped without a lock.
-    #[must_use]
-    pub(super) fn read_by(&mut self, ticket: Ticket) -> Forgotten {
-        let mut forgotten = Forgotten::new();
+    pub(super) fn read_by(&mut self, ticket: Ticket) -> Noted {
+        let mut noted = Noted { forgotten: Reads::new(), are_many: false };
         if planted::is(Planted::EarlierReader) {
             self.reads.clear();
         }
@@ -52,12 +63,22 @@ impl Uses {
             None => {
                 let mut at = 0;
                 while let Some(read) = self.reads.get(at) {
-                    if read.has_passed() { forgotten.push(self.reads.swap_remove(at)) } else { at += 1 }
+                    if read.has_passed() { noted.forgotten.push(self.reads.swap_remove(at)) } else { at += 1 }
                 }
+                noted.are_many = self.reads.len() >= MANY && self.reads.len() == self.reads.capacity();
                 self.reads.push(ticket);
             }
         }
-        forgotten
+        noted
+    }
+
+    /// The reads that have passed, to be dropped without the lock. There is room for as many again as stay.
+    fn take_passed_reads(&mut self) -> Reads {
+        let (passed, mut open): (Reads, Reads) =
+            std::mem::take(&mut self.reads).into_iter().partition(Ticket::has_passed);
+        open.reserve(open.len());
+        self.reads = open;
+        passed
     }
 
     #[inline]
@@ -174,6 +195,25 @@ impl Uses {
     }
 }
 
+/// Asks the device which of many reads are done, and forgets those. `with` gives access to the uses under their lock; the
+/// device is asked without it.
+#[cold]
+pub(super) fn ask_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
+    if Capture::current().is_some() {
+        // The device is not asked within a capture.
+        return;
+    }
+    let _later = Deferred::new();
+    let mut reads = Reads::new();
+    with(&mut |uses| reads.clone_from(&uses.reads));
+    // One of a lost device stays: it will never have passed.
+    reads.iter_mut().for_each(|read| _ = read.look());
+    let mut passed = Reads::new();
+    with(&mut |uses| passed = uses.take_passed_reads());
+    // Either may be the last handle of its stream.
+    discard_all(reads.into_iter().chain(passed));
+}
+
 /// Resolves when the uses of a piece of memory that were asked about are over: those that the host must not touch it
 /// during, or its writes alone.
 ///
@@ -256,8 +296,10 @@ mod tests {
 
     use super::*;
     use crate::{
+        Buffer,
         device::{Device, Emulated},
         hub::ChunkHub,
+        memory::DeviceSlice,
         stream::Stream,
         sync::assert_unlocked,
     };
@@ -297,6 +339,45 @@ mod tests {
             let waker = asserting();
             assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
+    }
+
+    #[test]
+    fn readers_that_are_not_asked_any_more_do_not_stay() {
+        let device = Device::emulated(Emulated::new());
+        let main = Stream::new(&device).unwrap();
+        let weights = Buffer::from_slice(&main, &[1_u32; 4]).unwrap();
+        let mut staging = Buffer::<u32>::new(&device, 4).unwrap();
+        for _ in 0..1000 {
+            Stream::new(&device).unwrap().copy(&weights, &mut staging).unwrap();
+            main.copy(&staging, &mut Buffer::new(&device, 4).unwrap()).unwrap();
+            // Known of this stream only.
+            main.synchronize_blocking().unwrap();
+            assert!(weights.view().memory.uses().reads.len() <= 2 * MANY);
+        }
+    }
+
+    #[test]
+    fn many_readers_stay_while_they_read_and_are_asked_seldom() {
+        let device = Device::emulated(Emulated::new().workers(1));
+        let main = Stream::new(&device).unwrap();
+        let mut data = Buffer::<u32>::pinned(&device, 4).unwrap();
+        let (go, held) = mpsc::channel::<()>();
+        main.host_function(move || _ = held.recv()).unwrap();
+        let mut asked = 0;
+        for _ in 0..200 {
+            let own = Stream::new(&device).unwrap();
+            own.wait_for(&main).unwrap();
+            let reads = data.view().memory.uses().reads.capacity();
+            own.copy(&data, &mut Buffer::new(&device, 4).unwrap()).unwrap();
+            asked += usize::from(data.view().memory.uses().reads.capacity() > reads.max(MANY));
+        }
+        assert_eq!(data.view().memory.uses().reads.len(), 200);
+        assert!(asked <= 4, "{asked} times");
+        // The host waits for all of them.
+        let writing = data.as_mut_slice().is_ok();
+        drop(go);
+        assert!(!writing);
+        futures::executor::block_on(data.write()).unwrap();
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl Stream {
             raw => {
                 let name = format!("cudarc {raw:#x}");
                 let held = Held::of_other(device, RawStream(raw as u64), stream);
-                held.rename(&name);
+                device.backend().stream_rename(held.raw, &name);
                 Self::over(device, name, held)
             }
         }

@@ -25,6 +25,7 @@ use super::{
     Buffer, Home, Memory, Origin, Owned, Plain,
     buffer::{View, bytes_of},
     hold::{Hold, Turn},
+    ledger::{Arena, Ledger},
 };
 use crate::{
     device::{
@@ -395,6 +396,7 @@ pub(crate) fn add_conditional(
 /// What is left of one that was dropped while launches of it run.
 struct Ending {
     backend: Arc<dyn Backend>,
+    ledger: Arc<Ledger>,
     /// None once it is over.
     raw: Option<RawExec>,
     uses: Uses,
@@ -418,9 +420,10 @@ impl Ending {
             // again, and it was taken.
             unsafe { this.backend.exec_destroy(raw) };
         }
-        let uses = std::mem::take(&mut this.uses);
+        let (uses, ledger) = (std::mem::take(&mut this.uses), this.ledger.clone());
         drop(this);
         discard(uses);
+        ledger.tell_later();
         true
     }
 
@@ -438,6 +441,12 @@ impl Ending {
     }
 }
 
+/// A graph was destroyed, and the driver has the memory back that its nodes made, unless an exec still has it: the tasks that
+/// wait for memory look again.
+pub(crate) fn graph_ended(device: &Device) {
+    Arena::of(device).ledger.tell_later();
+}
+
 /// Ends what was dropped while its launches ran, as far as they are done by now.
 pub(super) fn end_what_is_over(device: &Device) {
     Ending::look_at_all(device);
@@ -447,8 +456,9 @@ impl Drop for Execution {
     fn drop(&mut self) {
         let open = self.open_launches();
         let uses = std::mem::take(self.uses.get_mut());
-        let backend = self.device.backend().clone();
-        let ending = Arc::new(Mutex::at(Level::EndingExec, Ending { backend, raw: Some(self.raw), uses, open }));
+        let (backend, ledger) = (self.device.backend().clone(), Arena::of(&self.device).ledger.clone());
+        let ending =
+            Arc::new(Mutex::at(Level::EndingExec, Ending { backend, ledger, raw: Some(self.raw), uses, open }));
         if !Ending::look(&ending) {
             let mut endings = lock(&ENDINGS);
             endings.retain(|ending| ending.strong_count() > 0);

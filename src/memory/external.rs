@@ -24,6 +24,7 @@ use smallvec::SmallVec;
 use super::{
     DeviceSlice, DeviceSliceMut, Plain,
     buffer::Access,
+    execution,
     hold::{Lent, Turn},
 };
 use crate::{
@@ -183,6 +184,10 @@ impl<A: Addresses> External<'_, A> {
         // this device (`reachable`); it stays valid until the work is done, as a ticket of after it is noted in it below
         // and memory with an open ticket is parked, not freed.
         let taken = unsafe { stream.streams().backend().external(stream.raw(), external) };
+        if stream.capture().is_some() {
+            // The end of its capture destroys a graph that was dropped meanwhile.
+            execution::graph_ended(stream.device());
+        }
         // If the device did not take it, nothing was enqueued.
         stream.streams().heed(taken).map_err(|error| error.at(place()))?;
         // How much it enqueues is not known: that of a few calls.

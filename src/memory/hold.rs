@@ -27,7 +27,12 @@ use std::{
 use smallvec::SmallVec;
 pub(super) use tie::{Lent, Tie, Turn};
 
-use super::{Home, Memory, Origin, Owned, access::Uses, buffer::View, heap::Heap};
+use super::{
+    Home, Memory, Origin, Owned,
+    access::{Uses, ask_readers},
+    buffer::View,
+    heap::Heap,
+};
 use crate::{
     device::{
         Device,
@@ -440,10 +445,12 @@ impl Hold {
 
     /// Within a turn, as [`before_launch`](Self::before_launch).
     pub(super) fn note_launch(&self, ticket: &Ticket) {
+        let mut are_many = false;
+        let mut to_ask: SmallVec<[Arc<Tie>; 1]> = SmallVec::new();
         let mut state = lock(&self.state);
         if state.shelf.is_empty() {
             // Nothing is written that only launches know of: they may run beside each other.
-            let _ = state.launches.read_by(ticket.clone());
+            are_many = state.launches.read_by(ticket.clone()).are_many;
         } else {
             state.launches.written_by(ticket.clone());
         }
@@ -451,9 +458,16 @@ impl Hold {
             let mut uses = lock(&tied.tie.uses);
             if tied.writes {
                 uses.written_by(ticket.clone());
-            } else {
-                let _ = uses.read_by(ticket.clone());
+            } else if uses.read_by(ticket.clone()).are_many {
+                to_ask.push(tied.tie.clone());
             }
+        }
+        drop(state);
+        if are_many {
+            ask_readers(|with| with(&mut lock(&self.state).launches));
+        }
+        for tie in to_ask {
+            ask_readers(|with| with(&mut lock(&tie.uses)));
         }
     }
 
@@ -562,8 +576,10 @@ mod tests {
 
     use super::*;
     use crate::{
+        Buffer,
         device::{Emulated, Faults},
-        memory::transfer,
+        graph::Graph,
+        memory::{DeviceSlice, transfer},
     };
 
     /// Notes whether the uses of memory may be looked at when it is woken.
@@ -573,6 +589,25 @@ mod tests {
         fn wake(self: Arc<Self>) {
             lock(&self.1).push(self.0.uses.try_lock().is_some());
         }
+    }
+
+    #[test]
+    fn launches_on_a_stream_each_leave_few_reads_behind() {
+        let device = Device::emulated(Emulated::new());
+        let main = Stream::new(&device).unwrap();
+        let from = Buffer::from_slice(&main, &[1_u32; 4]).unwrap();
+        let mut to = Buffer::<u32>::new(&device, 4).unwrap();
+        let (graph, ()) = Graph::capture(&device, |capture| capture.stream().copy(&from, &mut to)).unwrap();
+        let exec = graph.instantiate().unwrap();
+        for _ in 0..200 {
+            exec.launch(&Stream::new(&device).unwrap()).unwrap();
+            main.copy(&to, &mut Buffer::new(&device, 4).unwrap()).unwrap();
+            main.synchronize_blocking().unwrap();
+        }
+        let hold = graph.hold();
+        let launches = lock(&hold.state).launches.all().len();
+        let reads = from.view().memory.uses().all().len();
+        assert!(launches <= 33 && reads <= 33, "{launches} launches, {reads} uses");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     device::{Device, HearsOfLoss},
-    sync::{Mutex, lock},
+    sync::{Mutex, later, lock},
 };
 
 /// See the [module](self).
@@ -126,6 +126,14 @@ impl Ledger {
     pub(super) fn tell(&self) {
         if self.is_hungry() {
             self.wake();
+        }
+    }
+
+    /// The same where a lock may be held: in a `Deferred` scope at its end.
+    pub(super) fn tell_later(self: &Arc<Self>) {
+        if self.is_hungry() {
+            let ledger = self.clone();
+            later("a waker panicked", move || ledger.tell());
         }
     }
 

@@ -408,8 +408,11 @@ impl Memory {
     pub(crate) fn note_read(&self, ticket: Ticket) {
         match ticket.stream().capture().cloned() {
             None => {
-                // Dropped without the lock.
-                let _forgotten = self.uses().read_by(ticket);
+                // What it forgets is dropped without the lock.
+                let noted = self.uses().read_by(ticket);
+                if noted.are_many {
+                    access::ask_readers(|with| with(&mut self.uses()));
+                }
             }
             Some(capture) => self.note_captured(ticket, &capture, false),
         }

@@ -26,7 +26,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::Message,
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket, capture::Capture},
-    sync::{Deferred, Level, Mutex, lock, log},
+    sync::{Deferred, Level, Mutex, discard_all, lock, log},
 };
 
 /// Where an operator on a device takes its streams from.
@@ -70,7 +70,7 @@ struct State {
     received: Tickets,
     /// This run's stream, for one that has none of its own; and whether it was received.
     borrowed: Option<(Stream, bool)>,
-    /// All that it has borrowed.
+    /// All that it has borrowed, but for those whose work was found to be done.
     lenders: SmallVec<[Stream; 1]>,
 }
 
@@ -82,6 +82,29 @@ fn note(tickets: &mut Tickets, ticket: &Ticket) {
         Some(_) => {}
         None => tickets.push(ticket.clone()),
     }
+}
+
+/// With more streams than this, the device is asked whose work is done.
+const MANY: usize = 16;
+
+/// To be called before another is added, within a `Deferred` scope: where there are many, those go whose work is done, so that
+/// a stream that is used once does not stay. The device is asked only after as many more as stayed the last time.
+fn forget_done<A: smallvec::Array>(all: &mut SmallVec<A>, last: impl Fn(&A::Item) -> Ticket)
+where
+    A::Item: 'static,
+{
+    if all.len() < MANY || all.len() < all.capacity() || Capture::current().is_some() {
+        return;
+    }
+    let is_done = |one: &A::Item| {
+        let mut last = last(one);
+        last.look().is_ok_and(|done| done) && last.sound().is_ok() && last.is_settled()
+    };
+    let (done, mut open): (SmallVec<A>, SmallVec<A>) = std::mem::take(all).into_iter().partition(is_done);
+    open.reserve(open.len());
+    *all = open;
+    // Not under the lock: each may be the last handle of its stream.
+    discard_all(done);
 }
 
 impl Lane {
@@ -166,6 +189,7 @@ impl Lane {
         stream.join(&state.received)?;
         stream.join(&state.loose)?;
         if !state.lenders.contains(&stream) {
+            forget_done(&mut state.lenders, Stream::ticket);
             state.lenders.push(stream.clone());
         }
         state.borrowed = Some((stream.clone(), received));
@@ -232,6 +256,9 @@ impl Lane {
         let mut state = lock(&self.state);
         note(&mut state.received, ticket);
         if loose {
+            if !state.loose.iter().any(|known| known.stream().is(ticket.stream())) {
+                forget_done(&mut state.loose, Ticket::clone);
+            }
             note(&mut state.loose, ticket);
         }
         match &state.borrowed {
@@ -330,4 +357,32 @@ fn carries_any<M: Message>(message: &mut M) -> bool {
         message.envelopes(&mut |_| any = true);
     }
     any
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Buffer, device::Emulated};
+
+    #[test]
+    fn streams_that_lend_themselves_once_do_not_stay() {
+        let device = Device::emulated(Emulated::new());
+        let lane = Lane::new(&"borrows".into(), &device, &OwnStreams::None, CompletionMode::default()).unwrap();
+        let main = Stream::new(&device).unwrap();
+        let mut data = Buffer::<u32>::new(&device, 4).unwrap();
+        for _ in 0..200 {
+            let theirs = Stream::new(&device).unwrap();
+            theirs.fill(&mut data, 1).unwrap();
+            lane.begin();
+            lane.received(&theirs.ticket(), true).unwrap();
+            assert!(lane.stream().unwrap().is(&theirs));
+            drop(theirs);
+            // It is known of this stream only that its work is done.
+            main.fill(&mut data, 2).unwrap();
+            main.synchronize_blocking().unwrap();
+        }
+        let state = lock(&lane.state);
+        let kept = (state.lenders.len(), state.loose.len());
+        assert!(kept.0 <= 2 * MANY && kept.1 <= 2 * MANY, "{kept:?}");
+    }
 }

@@ -19,7 +19,10 @@
 use std::{
     collections::VecDeque,
     fmt,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -96,10 +99,10 @@ impl Drop for Room<'_> {
 
 impl Backlog {
     /// `None` where the queue is not bounded.
-    pub(super) fn of(backend: &dyn Backend) -> Option<Box<Self>> {
+    pub(super) fn of(backend: &dyn Backend) -> Option<Arc<Self>> {
         let depth = backend.queue_depth()?.max(16);
         let most = depth - depth / 4;
-        Some(Box::new(Self {
+        Some(Arc::new(Self {
             most,
             step: (depth / 8).max(1),
             taken: AtomicU64::new(0),
@@ -208,6 +211,24 @@ impl Backlog {
         enqueued(self.taken.load(Ordering::Relaxed))
     }
 
+    /// Another library's stream, whose last handle here is dropped: an event after its last piece.
+    #[cfg(feature = "cuda")]
+    pub(super) fn mark_end(&self, backend: &dyn Backend, stream: RawStream) {
+        let events = lock(&self.events);
+        let marked = events.open.back().map_or(events.passed, |(pieces, _)| *pieces);
+        drop(events);
+        if marked < self.enqueued() {
+            // As in `grown`.
+            let _ = self.mark(backend, stream);
+        }
+    }
+
+    /// After [`mark_end`](Self::mark_end): true if all of it is done, or if it cannot be found out.
+    #[cfg(feature = "cuda")]
+    pub(super) fn is_over(&self, backend: &dyn Backend) -> bool {
+        self.look(backend).is_none() || lock(&self.events).open.is_empty()
+    }
+
     /// The stream is about to be ended.
     pub(super) fn close(&self, backend: &dyn Backend) {
         let Events { open, idle, .. } = std::mem::take(&mut *lock(&self.events));
@@ -240,7 +261,7 @@ mod tests {
             stream.fill(&mut buffer, 1).unwrap();
             stream.synchronize_blocking().unwrap();
         }
-        let backlog = stream.0.held.backlog().unwrap();
+        let backlog = stream.0.held.backlog().unwrap().0;
         let events = lock(&backlog.events);
         assert_eq!(backlog.taken.load(Ordering::Relaxed), 1000);
         assert!(events.open.len() + events.idle.len() <= 2, "{:?}", events.open);
@@ -256,7 +277,7 @@ mod tests {
             stream.host_function(|| ()).unwrap();
             stream.ticket().commit().unwrap();
         }
-        assert_eq!(stream.0.held.backlog().unwrap().taken.load(Ordering::Relaxed), 0);
+        assert_eq!(stream.0.held.backlog().unwrap().0.taken.load(Ordering::Relaxed), 0);
         drop(go);
         stream.synchronize_blocking().unwrap();
     }

@@ -40,11 +40,11 @@ pub(crate) struct Capture {
     /// Its streams, made with the first.
     streams: OnceLock<std::sync::Weak<Streams>>,
     made: Mutex<Vec<Stream>>,
-    /// Each stream's latest.
-    outside: Mutex<Vec<Ticket>>,
+    /// Each stream's latest. `None` once its launches come after nothing more.
+    outside: Mutex<Option<Vec<Ticket>>>,
     over: AtomicBool,
     /// What its nodes use beside memory.
-    kept: Mutex<Kept>,
+    kept: Mutex<Used>,
     /// Those of its graph.
     launches: OnceLock<Launches>,
     /// What the layers above keep with it.
@@ -56,6 +56,14 @@ type Launches = Box<dyn Fn() -> SmallVec<[Ticket; 3]> + Send + Sync>;
 
 /// To be kept as long as a graph.
 pub(crate) type Kept = Vec<Arc<dyn Any + Send + Sync>>;
+
+/// What the nodes of a capture use beside memory.
+#[derive(Default)]
+struct Used {
+    kept: Kept,
+    /// No node is added any more.
+    complete: bool,
+}
 
 thread_local! {
     /// Those that this thread is in, the innermost last. `ManuallyDrop`: without a destructor it stays usable while the
@@ -127,7 +135,7 @@ impl Capture {
             recorder,
             streams: OnceLock::new(),
             made: Mutex::at(Level::CaptureStreams, Vec::new()),
-            outside: Mutex::default(),
+            outside: Mutex::new(Some(Vec::new())),
             over: AtomicBool::new(false),
             kept: Mutex::default(),
             launches: OnceLock::new(),
@@ -186,6 +194,8 @@ impl Capture {
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.recorder.set_open(false);
+        // From here on every enqueue is refused: what is kept now is used by no node.
+        lock(&self.kept).complete = true;
         // Whoever waits is woken: not under the lock.
         let made = std::mem::take(&mut *lock(&self.made));
         for stream in made {
@@ -197,14 +207,26 @@ impl Capture {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Its nodes use this.
+    /// A node that is about to be added uses this. Not kept once the capture is over: the node is refused then.
     pub(crate) fn keep(&self, used: Arc<dyn Any + Send + Sync>) {
-        lock(&self.kept).push(used);
+        let mut state = lock(&self.kept);
+        if !state.complete {
+            state.kept.push(used);
+        }
     }
 
-    /// For whoever has the nodes from now on.
+    /// The node was refused.
+    pub(crate) fn release<T>(&self, used: &Arc<T>) {
+        let mut state = lock(&self.kept);
+        let at = state.kept.iter().rposition(|kept| std::ptr::addr_eq(Arc::as_ptr(kept), Arc::as_ptr(used)));
+        let released = at.map(|at| state.kept.swap_remove(at));
+        drop(state);
+        drop(released);
+    }
+
+    /// For the owner of the nodes from now on.
     pub(crate) fn take_kept(&self) -> Kept {
-        std::mem::take(&mut *lock(&self.kept))
+        std::mem::take(&mut lock(&self.kept).kept)
     }
 
     /// Who knows of its graph's launches.
@@ -214,11 +236,12 @@ impl Capture {
 
     /// What its launches have to come after: work of other streams that had not passed when it was met.
     pub(crate) fn take_outside(&self) -> Vec<Ticket> {
-        std::mem::take(&mut *lock(&self.outside))
+        lock(&self.outside).take().unwrap_or_default()
     }
 
     fn comes_after(&self, ticket: &Ticket) {
         let mut outside = lock(&self.outside);
+        let Some(outside) = &mut *outside else { return };
         match outside.iter_mut().find(|known| known.stream().is(ticket.stream())) {
             Some(known) if known.number() < ticket.number() => *known = ticket.clone(),
             Some(_) => {}
@@ -289,5 +312,66 @@ impl fmt::Debug for Capture {
             .field("device", &self.device.name())
             .field("over", &self.is_over())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::Emulated,
+        graph::{Graph, GraphEvent},
+        stream::Event,
+    };
+
+    fn kept(stream: &Stream) -> usize {
+        lock(&stream.capture().unwrap().kept).kept.len()
+    }
+
+    /// Each is a node of the graph, or refused.
+    fn use_events(stream: &Stream, event: &GraphEvent) -> [Result<()>; 3] {
+        [Event::timed().record(stream), event.record(stream), event.wait(stream)]
+    }
+
+    #[test]
+    fn a_capture_keeps_nothing_for_a_node_that_is_refused() {
+        let device = Device::emulated(Emulated::new());
+        let event = GraphEvent::new(&device).unwrap();
+        // Over; and open, with a stream that is closed.
+        let mut streams = Vec::new();
+        let (_graph, ()) = Graph::capture(&device, |capture| {
+            use_events(capture.stream(), &event).into_iter().collect::<Result<()>>()?;
+            assert_eq!(kept(capture.stream()), 3);
+            streams.push(capture.stream().clone());
+            Ok(())
+        })
+        .unwrap();
+        let mut builder = Graph::builder(&device).unwrap();
+        builder
+            .add(&[], |stream| {
+                streams.push(stream.clone());
+                event.record(stream)
+            })
+            .unwrap();
+        for (stream, used) in streams.iter().zip([0, 1]) {
+            for _ in 0..10 {
+                assert!(use_events(stream, &event).iter().all(Result::is_err));
+            }
+            assert_eq!(kept(stream), used);
+        }
+    }
+
+    #[test]
+    fn waits_on_a_stream_of_a_capture_that_is_over_keep_no_other_stream() {
+        let device = Device::emulated(Emulated::new());
+        let (_graph, captured) = Graph::capture(&device, |capture| Ok(capture.stream().clone())).unwrap();
+        let other = Stream::new(&device).unwrap();
+        let (go, held) = std::sync::mpsc::channel::<()>();
+        other.host_function(move || _ = held.recv()).unwrap();
+        let others = Arc::strong_count(&other.0);
+        captured.wait_for(&other).unwrap();
+        assert_eq!(Arc::strong_count(&other.0), others);
+        drop(go);
+        other.synchronize_blocking().unwrap();
     }
 }

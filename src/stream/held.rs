@@ -3,12 +3,18 @@
 //! Several [`Stream`]s may stand for one of these, one after the other or at once: a pool gives it out again under
 //! another name, and the default stream is everybody's. What they enqueue runs one after the other all the same, so an
 //! order between them that is not known here costs a wait and never a race.
+//!
+//! A [`Held`] counts what fills the driver's queue (its [`Backlog`]), so there is one for as long as the device has the
+//! stream. The default stream's lives as long as the device, and is the same for handles with the race checker and without.
+//! That of another library's stream is found again by the raw stream, until its work is done.
 
 #[cfg(feature = "cuda")]
 use std::any::Any;
 use std::{fmt, sync::Arc};
 
 use super::{Stream, Streams, backlog::Backlog};
+#[cfg(feature = "cuda")]
+use crate::sync::{Level, Mutex};
 use crate::{
     device::{
         Device,
@@ -26,7 +32,7 @@ pub(crate) struct Held {
     /// As it was asked for; the device clamps it.
     pub(crate) priority: i32,
     /// How much it has to do, where a driver's queue is bounded.
-    backlog: Option<Box<Backlog>>,
+    backlog: Option<Arc<Backlog>>,
     owner: Owner,
 }
 
@@ -49,6 +55,13 @@ impl Held {
         Ok(Arc::new(Self::of(device.backend().clone(), raw, spec.priority, Owner::Here)))
     }
 
+    /// The device's default stream: the same at every call, so that what it has to do is known when all handles are dropped.
+    fn default_of(device: &Device) -> Arc<Self> {
+        device
+            .unchecked()
+            .extension(|device| Arc::new(Self::of(device.backend().clone(), RawStream::DEFAULT, 0, Owner::Device)))
+    }
+
     /// A stream of a capture.
     pub(crate) fn captured(recorder: &Arc<Recorder>, raw: RawStream) -> Arc<Self> {
         Arc::new(Self::of(recorder.clone(), raw, 0, Owner::Here))
@@ -57,7 +70,10 @@ impl Held {
     /// Another library's stream, which `owner` keeps alive.
     #[cfg(feature = "cuda")]
     pub(crate) fn of_other(device: &Device, raw: RawStream, owner: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
-        Arc::new(Self::of(device.backend().clone(), raw, 0, Owner::Other(owner)))
+        let device = device.unchecked();
+        let backend = device.backend().clone();
+        let backlog = device.extension(|_| Arc::<Others>::default()).backlog_of(raw, &*backend);
+        Arc::new(Self { backend, raw, priority: 0, backlog, owner: Owner::Other(owner) })
     }
 
     fn of(backend: Arc<dyn Backend>, raw: RawStream, priority: i32, owner: Owner) -> Self {
@@ -65,9 +81,15 @@ impl Held {
         Self { backend, raw, priority, backlog, owner }
     }
 
+    /// What it has to do, and the backend that is asked about that.
     #[inline]
-    pub(super) fn backlog(&self) -> Option<&Backlog> {
-        self.backlog.as_deref()
+    pub(super) fn backlog(&self) -> Option<(&Backlog, &dyn Backend)> {
+        self.backlog.as_deref().map(|backlog| (backlog, &*self.backend))
+    }
+
+    #[inline]
+    pub(super) fn backend(&self) -> &dyn Backend {
+        &*self.backend
     }
 
     /// True if others put work into it, of which wakeline does not know.
@@ -83,12 +105,47 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(backlog) = &self.backlog {
-            backlog.close(&*self.backend);
+        match (&self.owner, &self.backlog) {
+            // Kept for the next handle of the same stream.
+            #[cfg(feature = "cuda")]
+            (Owner::Other(_), Some(backlog)) => backlog.mark_end(&*self.backend, self.raw),
+            (_, Some(backlog)) => backlog.close(&*self.backend),
+            (_, None) => {}
         }
         if let Owner::Here = self.owner {
             self.backend.stream_destroy(self.raw);
         }
+    }
+}
+
+/// What other libraries' streams have to do: by raw stream, however many handles were made of one, and after the last of them
+/// until the work is done.
+#[cfg(feature = "cuda")]
+struct Others(Mutex<Vec<(RawStream, Arc<Backlog>)>>);
+
+#[cfg(feature = "cuda")]
+impl Others {
+    fn backlog_of(&self, raw: RawStream, backend: &dyn Backend) -> Option<Arc<Backlog>> {
+        let _later = Deferred::new();
+        let mut all = lock(&self.0);
+        let over = |(_, backlog): &mut (RawStream, Arc<Backlog>)| {
+            // One here.
+            Arc::strong_count(backlog) == 1 && backlog.is_over(backend)
+        };
+        all.extract_if(.., over).for_each(|(_, backlog)| backlog.close(backend));
+        if let Some((_, known)) = all.iter().find(|(of, _)| *of == raw) {
+            return Some(known.clone());
+        }
+        let new = Backlog::of(backend)?;
+        all.push((raw, new.clone()));
+        Some(new)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Default for Others {
+    fn default() -> Self {
+        Self(Mutex::at(Level::OtherStreams, Vec::new()))
     }
 }
 
@@ -124,9 +181,7 @@ impl Stream {
         if let Some(inner) = known.upgrade() {
             return Ok(Self(inner));
         }
-        let backend = device.backend().clone();
-        let held = Held::of(backend, RawStream::DEFAULT, 0, Owner::Device);
-        let stream = Self::over(device, "default".into(), Arc::new(held))?;
+        let stream = Self::over(device, "default".into(), Held::default_of(device))?;
         *known = Arc::downgrade(&stream.0);
         Ok(stream)
     }
@@ -135,5 +190,42 @@ impl Stream {
     pub fn priority(&self) -> i32 {
         let range = self.device().stream_priorities();
         self.0.held.priority.clamp(*range.start(), *range.end())
+    }
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::device::{Emulated, backend::RawStream};
+
+    fn pending(others: &Others, raw: RawStream) -> Option<Arc<Backlog>> {
+        lock(&others.0).iter().find(|(of, _)| *of == raw).map(|(_, backlog)| backlog.clone())
+    }
+
+    #[test]
+    fn handles_of_another_librarys_stream_count_its_work_together() {
+        let plain = Device::emulated(Emulated::new().queue_depth(64));
+        let checked = plain.clone().race_checked();
+        let spec = StreamSpec { name: "theirs".into(), priority: 0, non_blocking: true };
+        let raw = plain.backend().stream_create(&spec).unwrap();
+        let handle = |device: &Device| Held::of_other(device, raw, Arc::new(()));
+        let others = plain.extension(|_| Arc::<Others>::default());
+        let (go, wait) = mpsc::channel::<()>();
+        plain.backend().host_function(raw, &mut Some(Box::new(move || _ = wait.recv()))).unwrap();
+        for round in 0..20 {
+            let held = handle(if round % 2 == 0 { &plain } else { &checked });
+            let (backlog, backend) = held.backlog().unwrap();
+            backlog.keep().unwrap().taken(backend, raw);
+            assert_eq!(format!("{backlog:?}"), format!("Backlog {{ enqueued: {}, most: 48, .. }}", round + 1));
+        }
+        drop(go);
+        plain.backend().stream_synchronize(raw).unwrap();
+        // Nothing is known of it any more, once another handle is made.
+        let other = plain.backend().stream_create(&spec).unwrap();
+        drop(Held::of_other(&plain, other, Arc::new(())));
+        assert!(pending(&others, raw).is_none() && pending(&others, other).is_some());
+        [raw, other].into_iter().for_each(|raw| plain.backend().stream_destroy(raw));
     }
 }

@@ -91,7 +91,9 @@ impl Event {
                 // A node records it at each launch. Before there is the node: another thread may end the capture.
                 capture.keep(clock.clone());
             }
-            let ticket = stream.enqueue_point(|backend, stream| backend.event_record(raw, stream))?;
+            let ticket = stream.enqueue_point(|backend, stream| backend.event_record(raw, stream));
+            let ticket =
+                ticket.inspect_err(|_| stream.capture().into_iter().for_each(|capture| capture.release(&clock)))?;
             Record { ticket, clock: Some(clock) }
         } else {
             Record { ticket: stream.ticket(), clock: None }

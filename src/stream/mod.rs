@@ -349,7 +349,7 @@ impl Stream {
     #[inline]
     pub(crate) fn make_room<L>(&self, mut locks: impl FnMut() -> L) -> Result<(Leave<'_>, L)> {
         assert_unlocked();
-        let Some(backlog) = self.0.held.backlog() else {
+        let Some((backlog, backend)) = self.0.held.backlog() else {
             let taken = locks();
             return Ok((Leave::new(Room::ENDLESS, self), taken));
         };
@@ -360,7 +360,7 @@ impl Stream {
                 return Ok((Leave::new(room, self), taken));
             }
             drop(taken);
-            if !backlog.wait(self.0.streams.backend(), || self.0.device.check_process())? {
+            if !backlog.wait(backend, || self.0.device.check_process())? {
                 let taken = locks();
                 return Ok((Leave::new(backlog.keep_beyond(), self), taken));
             }
@@ -375,7 +375,7 @@ impl Stream {
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
         let ticket = self.put(0, leave.losses, work)?;
-        leave.room.taken(self.0.streams.backend(), self.0.raw);
+        leave.room.taken(self.0.held.backend(), self.0.raw);
         Ok(ticket)
     }
 
@@ -422,9 +422,9 @@ impl Stream {
         inner.issued.store(number, Ordering::Release);
         drop(order);
         if pieces > 0
-            && let Some(backlog) = inner.held.backlog()
+            && let Some((backlog, backend)) = inner.held.backlog()
         {
-            backlog.grew(inner.streams.backend(), inner.raw, pieces);
+            backlog.grew(backend, inner.raw, pieces);
         }
         Ok(Ticket::new(self.clone(), number))
     }

@@ -331,9 +331,9 @@ mod tests {
         let mut leave = None;
         come_after_a_loss(&stream, || leave = Some(stream.make_room(|| ()).unwrap().0));
         let noted = stream.enqueue_point(|_, _| Ok(())).unwrap();
-        let prepared = stream.enqueue(&leave.unwrap(), |_, _| Ok(())).unwrap();
+        let prepared = stream.enqueue(leave.unwrap(), |_, _| Ok(())).unwrap();
         let (leave, ()) = stream.make_room(|| ()).unwrap();
-        let next = stream.enqueue(&leave, |_, _| Ok(())).unwrap();
+        let next = stream.enqueue(leave, |_, _| Ok(())).unwrap();
         stream.synchronize_blocking().unwrap();
         assert!(prepared.sound().is_err() && next.sound().is_ok());
         // In the span with the other one, though it reads nothing.

@@ -29,6 +29,8 @@ pub(crate) enum Level {
     CopyStreams,
     /// `stream/held`: a device's default stream, while it is made.
     DefaultStream,
+    /// `stream/held`: what other libraries' streams have to do, while the device is asked about those that are not used.
+    OtherStreams,
     /// `graph/exec`: what the nodes of an exec were set to.
     ExecChanges,
     /// `memory/wrapped`: what has come for memory of the user's and is not brought over.
