@@ -59,6 +59,63 @@ fn what_is_woken_and_dropped_within_a_scope_waits_for_its_end() {
     assert_eq!(count.load(Ordering::Relaxed), 12);
 }
 
+/// Wakes the next one, notes whether that was woken at once, and panics.
+struct WakesTheNext {
+    next: Option<Arc<Waker>>,
+    how: fn(&Arc<Waker>),
+    woken: Arc<AtomicUsize>,
+    nested: Arc<AtomicUsize>,
+}
+
+impl Wake for WakesTheNext {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let before = self.woken.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(next) = &self.next {
+            (self.how)(next);
+            let at_once = self.woken.load(Ordering::Relaxed) > before;
+            self.nested.fetch_add(usize::from(at_once), Ordering::Relaxed);
+        }
+        panic!("from a waker");
+    }
+}
+
+#[test]
+fn wakes_within_wakes_are_made_at_once_up_to_a_depth_and_all_of_them_before_the_first_returns() {
+    let ways: [fn(&Arc<Waker>); 4] = [
+        |next| wake(Waker::clone(next)),
+        wake_shared,
+        |next| WakeList::from_iter([Waker::clone(next)]).wake(),
+        |next| {
+            let _later = Deferred::new();
+            wake(Waker::clone(next));
+        },
+    ];
+    for (way, how) in ways.into_iter().enumerate() {
+        for (chain, at_once) in [(1, 0), (2, 1), (8, 7), (9, 7), (1000, 7)] {
+            let (woken, nested) = (Arc::default(), Arc::default());
+            let next = |next| {
+                Some(Arc::new(Waker::from(Arc::new(WakesTheNext {
+                    next,
+                    how,
+                    woken: Arc::clone(&woken),
+                    nested: Arc::clone(&nested),
+                }))))
+            };
+            let first = (0..chain).fold(None, |then, _| next(then)).unwrap();
+            how(&first);
+            let counts = (woken.load(Ordering::Relaxed), nested.load(Ordering::Relaxed));
+            assert_eq!(counts, (chain, at_once), "way {way}, {chain}");
+            // The depth is as before, though each has panicked.
+            drop(first);
+            assert_eq!(Arc::strong_count(&woken), 1, "way {way}, {chain}");
+        }
+    }
+}
+
 #[test]
 fn a_scope_works_in_a_destructor_at_the_threads_end() {
     struct AtTheEnd(Arc<AtomicUsize>);

@@ -13,6 +13,16 @@
 //!                                   └── yes ──> queued ──> end of the outermost scope ──^
 //! ```
 //!
+//! A waker may drop a future, whose destructor wakes the next waiter, whose waker drops a future: a chain as long as there are
+//! waiters, though no value owns the next. So wakes nest [`DEEPEST`] deep on a thread's stack; one that is made within those is
+//! queued until the innermost has returned. A shorter chain runs as if this was not there: what a waker does may be waited for
+//! by the code that made the wake.
+//!
+//! ```text
+//!   wake ──> fewer than DEEPEST on this thread's stack? ── yes ──> woken now
+//!                            └── no ──> queued ──> the innermost wake has returned: woken in a loop
+//! ```
+//!
 //! A function that wakes and may be called under its caller's lock needs no list handed back: the caller opens a [`Deferred`]
 //! scope before it acquires the lock.
 
@@ -38,10 +48,15 @@ pub(crate) struct WakeList(SmallVec<[Waker; 4]>);
 
 /// What a scope holds back.
 enum Held {
-    Wake(Waker),
-    WakeShared(Arc<Waker>),
+    Wake(Woken),
     Drop(#[allow(dead_code, reason = "dropped")] Box<dyn Any>),
     Call(&'static str, Box<dyn FnOnce()>),
+}
+
+/// A wake that is made later.
+enum Woken {
+    Taken(Waker),
+    Shared(Arc<Waker>),
 }
 
 /// What one scope adds to [`SCOPES`].
@@ -56,7 +71,17 @@ thread_local! {
     /// What they hold back. Without a destructor, so that it is there for destructors that run at the thread's end; the
     /// outermost scope leaves it empty.
     static QUEUE: RefCell<ManuallyDrop<Vec<Held>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
+    /// Wakes on this thread's stack.
+    static WAKES: Cell<usize> = const { Cell::new(0) };
+    /// Wakes that wait for the innermost of those to return, which leaves this empty. Without a destructor, as above.
+    static TOO_DEEP: RefCell<ManuallyDrop<Vec<Woken>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
+
+/// Wakes on one stack. A level is a few KiB in a debug build, and what the waker's own code takes.
+const DEEPEST: usize = 8;
+
+/// One of the wakes on the stack.
+struct Nested(PhantomData<*mut ()>);
 
 /// While one of these is open on a thread, what is woken or discarded there is held back; the end of the outermost one runs
 /// it. Open it before the lock that it is for, so that it ends after that.
@@ -111,9 +136,17 @@ pub(crate) fn wake(waker: Waker) {
 /// False if it has panicked.
 fn wake_one(waker: Waker) -> bool {
     if SCOPES.get() > 0 {
-        hold_back(Held::Wake(waker));
+        hold_back(Held::Wake(Woken::Taken(waker)));
         return true;
     }
+    let Some(_nested) = Nested::enter() else {
+        queue(Woken::Taken(waker));
+        return true;
+    };
+    wake_now(waker)
+}
+
+fn wake_now(waker: Waker) -> bool {
     // By reference: were it dropped as its panic unwinds, a panic of its destructor would be the second at a time, an abort.
     let woken = contained("a waker panicked", || waker.wake_by_ref());
     contained("a destructor panicked", || drop(waker)) && woken
@@ -123,9 +156,59 @@ fn wake_one(waker: Waker) -> bool {
 /// which is user code.
 pub(crate) fn wake_shared(waker: &Arc<Waker>) {
     if SCOPES.get() > 0 {
-        hold_back(Held::WakeShared(waker.clone()));
-    } else {
+        hold_back(Held::Wake(Woken::Shared(waker.clone())));
+    } else if let Some(_nested) = Nested::enter() {
         contained("a waker panicked", || waker.wake_by_ref());
+    } else {
+        queue(Woken::Shared(waker.clone()));
+    }
+}
+
+impl Nested {
+    /// `None` if as many as may be are on the stack.
+    #[inline]
+    fn enter() -> Option<Self> {
+        let wakes = WAKES.get();
+        if wakes == DEEPEST {
+            return None;
+        }
+        WAKES.set(wakes + 1);
+        Some(Self(PhantomData))
+    }
+}
+
+impl Drop for Nested {
+    #[inline]
+    fn drop(&mut self) {
+        if WAKES.get() == DEEPEST {
+            wake_queued();
+        }
+        WAKES.set(WAKES.get() - 1);
+    }
+}
+
+#[cold]
+fn queue(woken: Woken) {
+    TOO_DEEP.with_borrow_mut(|queue| queue.push(woken));
+}
+
+/// Still within the innermost wake: what is woken here queues what it wakes.
+#[cold]
+fn wake_queued() {
+    loop {
+        let queue = TOO_DEEP.with_borrow_mut(|queue| std::mem::take(&mut **queue));
+        if queue.is_empty() {
+            return;
+        }
+        for woken in queue {
+            match woken {
+                Woken::Taken(waker) => _ = wake_now(waker),
+                Woken::Shared(waker) => {
+                    contained("a waker panicked", || waker.wake_by_ref());
+                    discard(waker);
+                }
+            }
+        }
     }
 }
 
@@ -285,8 +368,8 @@ fn run_held() {
     let queue = QUEUE.with_borrow_mut(|queue| std::mem::take(&mut **queue));
     for held in queue {
         match held {
-            Held::Wake(waker) => wake(waker),
-            Held::WakeShared(waker) => {
+            Held::Wake(Woken::Taken(waker)) => wake(waker),
+            Held::Wake(Woken::Shared(waker)) => {
                 wake_shared(&waker);
                 discard(waker);
             }
