@@ -231,42 +231,78 @@ impl Waiters {
     fn insert(&mut self, ticket: u64, kept: Kept) -> Key {
         let key = (ticket, self.next);
         self.next += 1;
-        let above = match &mut self.lowest {
-            // Of two with one ticket, the one that was there has the lower number.
-            Some(lowest) if lowest.0 < key => (key, kept),
-            Some(lowest) => std::mem::replace(lowest, (key, kept)),
-            None => {
-                self.lowest = Some((key, kept));
-                return key;
-            }
-        };
-        self.others.insert(above.0, above.1);
+        if self.lowest.is_none() {
+            self.lowest = Some((key, kept));
+        } else {
+            self.insert_beside(key, kept);
+        }
         key
     }
 
+    // A lone waiter gets to none of the functions that are `cold`: inlined, they would lengthen its path.
+    #[cold]
+    #[inline(never)]
+    fn insert_beside(&mut self, key: Key, kept: Kept) {
+        let above = match &mut self.lowest {
+            Some(lowest) if key < lowest.0 => std::mem::replace(lowest, (key, kept)),
+            _ => (key, kept),
+        };
+        self.others.insert(above.0, above.1);
+    }
+
+    #[inline]
     fn get_mut(&mut self, key: Key) -> Option<&mut Kept> {
         match &mut self.lowest {
             Some(lowest) if lowest.0 == key => Some(&mut lowest.1),
-            _ => self.others.get_mut(&key),
+            _ => Self::other(&mut self.others, key),
         }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn other(others: &mut BTreeMap<Key, Kept>, key: Key) -> Option<&mut Kept> {
+        others.get_mut(&key)
+    }
+
+    #[inline]
     fn remove(&mut self, key: Key) -> Option<Kept> {
         match self.lowest.take_if(|lowest| lowest.0 == key) {
             Some((_, kept)) => {
-                self.lowest = self.others.pop_first();
+                if !self.others.is_empty() {
+                    self.next_is_lowest();
+                }
                 Some(kept)
             }
-            None => self.others.remove(&key),
+            None => self.remove_other(key),
         }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn next_is_lowest(&mut self) {
+        self.lowest = self.others.pop_first();
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn remove_other(&mut self, key: Key) -> Option<Kept> {
+        self.others.remove(&key)
+    }
+
     /// The lowest that has not passed.
+    #[inline]
     fn front(&mut self, passed: u64) -> Option<(u64, &mut Kept)> {
         match &mut self.lowest {
             Some(lowest) if lowest.0.0 > passed => Some((lowest.0.0, &mut lowest.1)),
-            _ => self.others.range_mut((passed.checked_add(1)?, 0)..).next().map(|(key, kept)| (key.0, kept)),
+            Some(_) => Self::front_of(&mut self.others, passed),
+            None => None,
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn front_of(others: &mut BTreeMap<Key, Kept>, passed: u64) -> Option<(u64, &mut Kept)> {
+        others.range_mut((passed.checked_add(1)?, 0)..).next().map(|(key, kept)| (key.0, kept))
     }
 
     /// The front's waker, if the front is at or above `ticket`.
@@ -277,8 +313,11 @@ impl Waiters {
 
     /// The wakers of all up to `ticket`; they keep their places until they poll or leave.
     fn take(&mut self, ticket: u64) -> WakeList {
-        let lowest = self.lowest.as_mut().filter(|lowest| lowest.0.0 <= ticket);
-        let others = self.others.range_mut(..=(ticket, u64::MAX)).map(|(_, kept)| kept);
-        lowest.map(|lowest| &mut lowest.1).into_iter().chain(others).filter_map(Option::take).collect()
+        let Some(lowest) = self.lowest.as_mut().filter(|lowest| lowest.0.0 <= ticket) else { return WakeList::new() };
+        let mut woken: WakeList = lowest.1.take().into_iter().collect();
+        if !self.others.is_empty() {
+            woken.extend(self.others.range_mut(..=(ticket, u64::MAX)).filter_map(|(_, kept)| kept.take()));
+        }
+        woken
     }
 }
