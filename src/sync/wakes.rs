@@ -59,29 +59,27 @@ enum Woken {
     Shared(Arc<Waker>),
 }
 
-/// What one scope adds to [`SCOPES`].
+/// What one scope adds to [`OPEN`].
 const SCOPE: usize = 2;
-/// Set in [`SCOPES`] while something is held back.
+/// Set in [`OPEN`] while something is held back.
 const HELD_BACK: usize = 1;
+/// What one wake adds to [`OPEN`]; below it are the scopes.
+const WAKE: usize = 1 << 16;
+const SCOPES: usize = WAKE - 1;
 
 thread_local! {
-    /// Scopes that are open on this thread, and whether they hold something back: one word, as most hold back nothing and end
-    /// on the path of a launch.
-    static SCOPES: Cell<usize> = const { Cell::new(0) };
+    /// Scopes that are open on this thread, whether they hold something back, and wakes that are on its stack: one word, as most
+    /// scopes hold back nothing and end on the path of a launch, and most wakes lead to no other.
+    static OPEN: Cell<usize> = const { Cell::new(0) };
     /// What they hold back. Without a destructor, so that it is there for destructors that run at the thread's end; the
     /// outermost scope leaves it empty.
     static QUEUE: RefCell<ManuallyDrop<Vec<Held>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
-    /// Wakes on this thread's stack.
-    static WAKES: Cell<usize> = const { Cell::new(0) };
     /// Wakes that wait for the innermost of those to return, which leaves this empty. Without a destructor, as above.
     static TOO_DEEP: RefCell<ManuallyDrop<Vec<Woken>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// Wakes on one stack. A level is a few KiB in a debug build, and what the waker's own code takes.
 const DEEPEST: usize = 8;
-
-/// One of the wakes on the stack.
-struct Nested(PhantomData<*mut ()>);
 
 /// While one of these is open on a thread, what is woken or discarded there is held back; the end of the outermost one runs
 /// it. Open it before the lock that it is for, so that it ends after that.
@@ -135,15 +133,14 @@ pub(crate) fn wake(waker: Waker) {
 
 /// False if it has panicked.
 fn wake_one(waker: Waker) -> bool {
-    if SCOPES.get() > 0 {
-        hold_back(Held::Wake(Woken::Taken(waker)));
-        return true;
+    assert_may_wake();
+    if OPEN.get() > 0 {
+        return wake_within(Woken::Taken(waker));
     }
-    let Some(_nested) = Nested::enter() else {
-        queue(Woken::Taken(waker));
-        return true;
-    };
-    wake_now(waker)
+    OPEN.set(WAKE);
+    let woken = wake_now(waker);
+    OPEN.set(OPEN.get() - WAKE);
+    woken
 }
 
 fn wake_now(waker: Waker) -> bool {
@@ -155,36 +152,54 @@ fn wake_now(waker: Waker) -> bool {
 /// Wakes one that stays. It is shared so that it can be held back, or taken out under a lock, without a clone of the waker,
 /// which is user code.
 pub(crate) fn wake_shared(waker: &Arc<Waker>) {
-    if SCOPES.get() > 0 {
-        hold_back(Held::Wake(Woken::Shared(waker.clone())));
-    } else if let Some(_nested) = Nested::enter() {
-        contained("a waker panicked", || waker.wake_by_ref());
-    } else {
-        queue(Woken::Shared(waker.clone()));
+    assert_may_wake();
+    if OPEN.get() > 0 {
+        wake_within(Woken::Shared(waker.clone()));
+        return;
+    }
+    OPEN.set(WAKE);
+    contained("a waker panicked", || waker.wake_by_ref());
+    OPEN.set(OPEN.get() - WAKE);
+}
+
+/// Within a scope or another wake.
+#[cold]
+fn wake_within(woken: Woken) -> bool {
+    if is_deferred() {
+        hold_back(Held::Wake(woken));
+        return true;
+    }
+    if OPEN.get() / WAKE == DEEPEST {
+        queue(woken);
+        return true;
+    }
+    OPEN.set(OPEN.get() + WAKE);
+    let outcome = woken.now();
+    if OPEN.get() / WAKE == DEEPEST {
+        wake_queued();
+    }
+    OPEN.set(OPEN.get() - WAKE);
+    outcome
+}
+
+impl Woken {
+    /// False if it has panicked.
+    fn now(self) -> bool {
+        match self {
+            Self::Taken(waker) => wake_now(waker),
+            Self::Shared(waker) => {
+                let woken = contained("a waker panicked", || waker.wake_by_ref());
+                discard(waker);
+                woken
+            }
+        }
     }
 }
 
-impl Nested {
-    /// `None` if as many as may be are on the stack.
-    #[inline]
-    fn enter() -> Option<Self> {
-        let wakes = WAKES.get();
-        if wakes == DEEPEST {
-            return None;
-        }
-        WAKES.set(wakes + 1);
-        Some(Self(PhantomData))
-    }
-}
-
-impl Drop for Nested {
-    #[inline]
-    fn drop(&mut self) {
-        if WAKES.get() == DEEPEST {
-            wake_queued();
-        }
-        WAKES.set(WAKES.get() - 1);
-    }
+/// True while what is woken or discarded is held back.
+#[inline]
+fn is_deferred() -> bool {
+    OPEN.get() & SCOPES > 0
 }
 
 #[cold]
@@ -201,13 +216,7 @@ fn wake_queued() {
             return;
         }
         for woken in queue {
-            match woken {
-                Woken::Taken(waker) => _ = wake_now(waker),
-                Woken::Shared(waker) => {
-                    contained("a waker panicked", || waker.wake_by_ref());
-                    discard(waker);
-                }
-            }
+            woken.now();
         }
     }
 }
@@ -217,7 +226,7 @@ pub(crate) fn discard<T: 'static>(value: T) {
     if !std::mem::needs_drop::<T>() {
         return;
     }
-    if SCOPES.get() > 0 {
+    if is_deferred() {
         hold_back(Held::Drop(Box::new(value)));
     } else {
         contained("a destructor panicked", || drop(value));
@@ -227,7 +236,7 @@ pub(crate) fn discard<T: 'static>(value: T) {
 /// The same for the cause of an error. Most are the crate's own, and dropped wherever that is: so it is not asserted that no
 /// lock is held.
 pub(crate) fn discard_cause<T: 'static>(cause: T) {
-    if SCOPES.get() > 0 {
+    if is_deferred() {
         hold_back(Held::Drop(Box::new(cause)));
     } else {
         caught("a destructor panicked", || drop(cause));
@@ -247,7 +256,7 @@ pub(crate) fn log(event: impl FnOnce() + 'static) {
 
 /// Calls a function that takes locks of any level, or leads to user code: in a [`Deferred`] scope at its end.
 pub(crate) fn later(what: &'static str, call: impl FnOnce() + 'static) {
-    if SCOPES.get() > 0 {
+    if is_deferred() {
         hold_back(Held::Call(what, Box::new(call)));
     } else {
         contained(what, call);
@@ -292,7 +301,7 @@ impl<T: 'static> Drop for Discarded<T> {
 #[inline]
 #[track_caller]
 pub(crate) fn assert_may_wake() {
-    if cfg!(debug_assertions) && !is_unlocked() && SCOPES.get() == 0 {
+    if cfg!(debug_assertions) && !is_unlocked() && !is_deferred() {
         assert_unlocked();
     }
 }
@@ -333,14 +342,14 @@ fn report(what: &'static str, payload: Box<dyn Any + Send>) {
 
 #[cold]
 fn hold_back(held: Held) {
-    SCOPES.set(SCOPES.get() | HELD_BACK);
+    OPEN.set(OPEN.get() | HELD_BACK);
     QUEUE.with_borrow_mut(|queue| queue.push(held));
 }
 
 impl Deferred {
     #[inline]
     pub(crate) fn new() -> Self {
-        SCOPES.set(SCOPES.get() + SCOPE);
+        OPEN.set(OPEN.get() + SCOPE);
         Self(PhantomData)
     }
 }
@@ -348,14 +357,14 @@ impl Deferred {
 impl Drop for Deferred {
     #[inline]
     fn drop(&mut self) {
-        let outer = SCOPES.get() - SCOPE;
-        if outer == HELD_BACK {
-            SCOPES.set(0);
+        let outer = OPEN.get() - SCOPE;
+        if outer & SCOPES == HELD_BACK {
+            OPEN.set(outer - HELD_BACK);
             assert_unlocked();
             run_held();
         } else {
-            SCOPES.set(outer);
-            if outer == 0 {
+            OPEN.set(outer);
+            if outer & SCOPES == 0 {
                 assert_unlocked();
             }
         }

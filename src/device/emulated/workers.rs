@@ -163,10 +163,8 @@ impl Engine {
         }
     }
 
-    /// One entry of a stream, for a simulation: `note` gets its description. `now` is read before the machine is locked, as the
-    /// clock is not the crate's.
-    pub(super) fn step_one(&self, stream: StreamId, now: Duration, note: impl FnOnce(String)) {
-        let now = || now;
+    /// One entry of a stream, for a simulation: `note` hears what it is.
+    pub(super) fn step_one(&self, stream: StreamId, now: impl FnOnce() -> Duration, note: impl FnOnce(String)) {
         let state = self.step(lock(&self.state), stream, now, |state, begun| {
             let device = state.machine.device_of(stream).and_then(|device| state.crews.get(&device));
             let device = device.map_or("?", |crew| &crew.name);

@@ -333,7 +333,7 @@ impl Core {
     }
 
     fn step_stream(&self, stream: StreamId) {
-        self.engine.step_one(stream, self.now(), |line| self.note(line));
+        self.engine.step_one(stream, || self.now(), |line| self.note(line));
     }
 
     /// One entry of some stream, for a call that waits. False if there is none.
