@@ -133,12 +133,28 @@ pub(crate) fn wake(waker: Waker) {
 
 /// False if it has panicked.
 fn wake_one(waker: Waker) -> bool {
-    assert_may_wake();
-    if OPEN.get() > 0 {
-        return wake_within(Woken::Taken(waker));
+    let open = OPEN.get();
+    if is_put_off(open) {
+        return put_off(Woken::Taken(waker));
     }
-    OPEN.set(WAKE);
-    let woken = wake_now(waker);
+    nested(open, || wake_now(waker))
+}
+
+/// True within a scope, or within as many wakes as may be on the stack.
+#[inline]
+fn is_put_off(open: usize) -> bool {
+    open & SCOPES > 0 || open >= DEEPEST * WAKE
+}
+
+/// Wakes with one more on the stack.
+#[inline]
+fn nested(open: usize, wake: impl FnOnce() -> bool) -> bool {
+    assert_unlocked();
+    OPEN.set(open + WAKE);
+    let woken = wake();
+    if open == (DEEPEST - 1) * WAKE {
+        wake_queued();
+    }
     OPEN.set(OPEN.get() - WAKE);
     woken
 }
@@ -152,34 +168,23 @@ fn wake_now(waker: Waker) -> bool {
 /// Wakes one that stays. It is shared so that it can be held back, or taken out under a lock, without a clone of the waker,
 /// which is user code.
 pub(crate) fn wake_shared(waker: &Arc<Waker>) {
-    assert_may_wake();
-    if OPEN.get() > 0 {
-        wake_within(Woken::Shared(waker.clone()));
-        return;
+    let open = OPEN.get();
+    if is_put_off(open) {
+        put_off(Woken::Shared(waker.clone()));
+    } else {
+        nested(open, || contained("a waker panicked", || waker.wake_by_ref()));
     }
-    OPEN.set(WAKE);
-    contained("a waker panicked", || waker.wake_by_ref());
-    OPEN.set(OPEN.get() - WAKE);
 }
 
-/// Within a scope or another wake.
+/// True, as it has not panicked so far.
 #[cold]
-fn wake_within(woken: Woken) -> bool {
+fn put_off(woken: Woken) -> bool {
     if is_deferred() {
         hold_back(Held::Wake(woken));
-        return true;
-    }
-    if OPEN.get() / WAKE == DEEPEST {
+    } else {
         queue(woken);
-        return true;
     }
-    OPEN.set(OPEN.get() + WAKE);
-    let outcome = woken.now();
-    if OPEN.get() / WAKE == DEEPEST {
-        wake_queued();
-    }
-    OPEN.set(OPEN.get() - WAKE);
-    outcome
+    true
 }
 
 impl Woken {
