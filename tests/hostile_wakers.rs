@@ -14,7 +14,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     task::{Context, Poll, Wake, Waker},
@@ -22,9 +22,9 @@ use std::{
 };
 
 use alone::case_within_bound;
-use futures::executor::block_on;
+use futures::{FutureExt, executor::block_on};
 use wakeline::{
-    Egress, Ingress,
+    CompletionMode, Egress, Ingress,
     device::{Emulated, Faults},
     graph::Graph,
     memory::Allocator,
@@ -675,5 +675,103 @@ fn wakers_of_a_workers_blanks_do_not_pile_up() {
             flow.connect(piles.out, end.input);
             flow.run().await.unwrap();
         });
+    });
+}
+
+/// A task of an executor that ends a task where it is woken: its waker drops its own future.
+struct EndsWhenWoken {
+    future: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
+    ended: Arc<AtomicUsize>,
+}
+
+impl Wake for EndsWhenWoken {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let future = lock(&self.future).take();
+        self.ended.fetch_add(usize::from(future.is_some()), Ordering::SeqCst);
+        drop(future);
+    }
+}
+
+/// Wakes the first of so many tasks that wait side by side, each of which is woken by the end of the one before it.
+fn end_one_after_the_other<F: Future<Output = ()> + Send + 'static>(count: usize, mut wait: impl FnMut() -> F) {
+    let ended = Arc::new(AtomicUsize::new(0));
+    let tasks: Vec<_> = (0..count)
+        .map(|_| {
+            let task = Arc::new(EndsWhenWoken { future: Mutex::default(), ended: ended.clone() });
+            let mut future: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(wait());
+            assert!(future.as_mut().poll(&mut Context::from_waker(&task.clone().into())).is_pending());
+            *lock(&task.future) = Some(future);
+            task
+        })
+        .collect();
+    tasks[0].wake_by_ref();
+    assert_eq!(ended.load(Ordering::SeqCst), count, "all have ended when the first wake has returned");
+}
+
+/// Futures beside each other. A wake within each wake would use up the stack.
+const SIDE_BY_SIDE: usize = 20_000;
+
+#[test]
+fn a_chain_of_wakers_at_a_stream_has_a_stack_of_any_size() {
+    case_within_bound("wakers at a stream", || {
+        let device = Device::emulated(Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        stream.set_completion_mode(CompletionMode::Quiet);
+        let go = hold(&stream);
+        end_one_after_the_other(SIDE_BY_SIDE, || stream.completed().map(|done| done.unwrap()));
+        drop(go);
+        block_on(stream.completed()).unwrap();
+    });
+}
+
+#[test]
+fn a_chain_of_wakers_at_an_allocator_has_a_stack_of_any_size() {
+    case_within_bound("wakers at an allocator", || {
+        let device = Device::emulated(Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let blocks = Allocator::blocks(&device, 256, 1).unwrap();
+        let taken = blocks.alloc::<u8>(&stream, 1).unwrap();
+        end_one_after_the_other(SIDE_BY_SIDE, || {
+            let (blocks, stream) = (blocks.clone(), stream.clone());
+            async move { _ = blocks.alloc_when_free::<u8>(&stream, 1).await }
+        });
+        drop(taken);
+        block_on(blocks.alloc_when_free::<u8>(&stream, 1)).unwrap();
+    });
+}
+
+/// Each drops a buffer when it is woken, and so wakes the next.
+#[test]
+fn a_chain_of_wakers_that_drop_buffers_has_a_stack_of_any_size() {
+    const CHAIN: usize = 400;
+    let body = || {
+        let device = Device::emulated(Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let allocators: Vec<_> = (0..CHAIN).map(|_| Allocator::blocks(&device, 256, 1).unwrap()).collect();
+        let mut taken: Vec<_> = allocators.iter().map(|one| one.alloc::<u8>(&stream, 1).unwrap()).collect();
+        let first = taken.remove(0);
+        let wakers: Vec<(Waker, _)> = taken
+            .into_iter()
+            .map(|buffer| {
+                let was_woken = Arc::new(AtomicBool::new(false));
+                let woken: Deed = Box::new(|| drop(buffer));
+                let (woken, dropped) = (Mutex::new(Some(woken)), Mutex::default());
+                (Arc::new(Hostile { woken, dropped, was_woken: was_woken.clone() }).into(), was_woken)
+            })
+            .collect();
+        let mut waits: Vec<_> = allocators.iter().map(|one| Box::pin(one.alloc_when_free::<u8>(&stream, 1))).collect();
+        for (wait, (waker, _)) in waits.iter_mut().zip(&wakers) {
+            assert!(wait.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+        }
+        drop(first);
+        let all = wakers.iter().all(|(_, woken)| woken.load(Ordering::SeqCst));
+        assert!(all, "all were woken when the drop has returned");
+    };
+    case_within_bound("wakers that drop buffers", move || {
+        thread::Builder::new().stack_size(256 << 10).spawn(body).unwrap().join().unwrap();
     });
 }

@@ -106,7 +106,7 @@ impl Future for Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        self.device.completion.leave(&mut self.place);
+        self.device.completion.leave(&mut self.place).wake();
     }
 }
 

@@ -65,7 +65,7 @@ impl Heap {
     /// As `Ledger::tell`.
     fn tell(&self) {
         if self.hunger.is_any() {
-            self.line.wake();
+            self.line.first().wake();
         }
     }
 
@@ -148,7 +148,7 @@ impl Heap {
 
     fn leave(&self, place: &mut Place) {
         if self.line.leave(&self.hunger, place) {
-            self.line.wake();
+            self.line.first().wake();
         }
     }
 }

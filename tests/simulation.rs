@@ -1,10 +1,21 @@
 //! Flows under simulation: no threads, virtual time, and the same seed gives the same events every time.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    cell::RefCell,
+    future::pending,
+    panic::AssertUnwindSafe,
+    pin::pin,
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
 
+use futures::{FutureExt, poll};
+use tokio::time::sleep;
 use wakeline::{
     device::{Device, Emulated, Faults, Simulation},
     prelude::*,
+    stream::Timer,
 };
 
 #[kernel]
@@ -175,4 +186,64 @@ async fn a_fault_that_an_allocation_hears_of_first_ends_the_device_for_everybody
             assert_eq!(device.lost().map(|lost| lost.to_string()), Some(error.to_string()));
         })
         .await;
+}
+
+/// A second one would take the wakes of the first.
+#[tokio::test(start_paused = true)]
+async fn a_simulation_that_is_running_panics_when_it_is_run_again() {
+    let simulation = Simulation::new(1);
+    let mut first = pin!(simulation.run(async {
+        sleep(Duration::from_secs(1)).await;
+        "the first"
+    }));
+    assert!(poll!(&mut first).is_pending());
+    for _ in 0..2 {
+        assert!(AssertUnwindSafe(simulation.run(async { "another" })).catch_unwind().await.is_err());
+    }
+    assert_eq!(first.await, "the first");
+    // A run that is dropped, or panics, is over.
+    assert!(pin!(simulation.run(pending::<()>())).now_or_never().is_none());
+    assert!(AssertUnwindSafe(simulation.run(async { panic!("on purpose") })).catch_unwind().await.is_err());
+    assert_eq!(simulation.run(async { "the last" }).await, "the last");
+}
+
+/// Calls a closure when it is dropped.
+struct OnDrop(Option<Box<dyn FnOnce()>>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(|call| call());
+    }
+}
+
+thread_local!(static AT_THE_END: RefCell<OnDrop> = const { RefCell::new(OnDrop(None)) });
+
+/// tokio's clock is gone there. A panic in such a destructor would end the process.
+#[test]
+fn the_destructor_of_a_thread_local_may_wait_for_a_timed_simulated_stream() {
+    let (ended, end) = std::sync::mpsc::channel();
+    let at_the_end = move || {
+        // Before tokio's, whose destructor runs before this one then.
+        AT_THE_END.with_borrow_mut(|_| ());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let simulation = Simulation::new(1);
+        let stream = Stream::new(&Device::simulated(&simulation, Emulated::new())).unwrap();
+        let timer = runtime.block_on(simulation.run(async {
+            let timer = Timer::start(&stream).unwrap();
+            sleep(Duration::from_secs(1)).await;
+            stream.completed().await.unwrap();
+            timer
+        }));
+        let waits = move || {
+            assert!(tokio::runtime::Handle::try_current().unwrap_err().is_thread_local_destroyed());
+            let span = timer.stop().unwrap();
+            stream.synchronize_blocking().unwrap();
+            ended.send((span, simulation)).unwrap();
+        };
+        AT_THE_END.with_borrow_mut(|last| last.0 = Some(Box::new(waits)));
+    };
+    thread::spawn(at_the_end).join().unwrap();
+    let (span, _simulation) = end.recv().unwrap();
+    // The latest time that was known is the end's.
+    span.now_or_never().expect("it is done").unwrap();
 }

@@ -5,8 +5,15 @@
 
 mod common;
 
+use std::{
+    sync::mpsc,
+    task::{Context, Waker},
+};
+
 use common::*;
+use futures::{FutureExt, executor::block_on};
 use wakeline::{
+    CompletionMode,
     device::{Emulated, Faults},
     memory::Allocator,
     prelude::*,
@@ -571,4 +578,59 @@ async fn s6_a_fill_of_another_devices_memory_is_refused() {
     let mut own = Buffer::<u32>::new(&device.clone().race_checked(), 4).unwrap();
     stream.fill(&mut own, 1).unwrap();
     assert_eq!(within(own.to_vec(&stream)).await.unwrap(), [1; 4]);
+}
+
+/// What a wait costs does not depend on how many wait beside it, or have waited: with a walk over all of them, each half of this
+/// would take minutes.
+#[test]
+fn a_wait_costs_the_same_beside_many_others_and_after_them() {
+    const MANY: usize = 100_000;
+    let device = common::emulated();
+    let stream = Stream::new(&device).unwrap();
+    stream.set_completion_mode(CompletionMode::Quiet);
+    let hold = || {
+        let (go, held) = mpsc::channel::<()>();
+        stream.host_function(move || _ = held.recv()).unwrap();
+        go
+    };
+    let mut cx = Context::from_waker(Waker::noop());
+    let go = hold();
+    let mut waits: Vec<_> = (0..MANY).map(|_| stream.completed()).collect();
+    for wait in &mut waits {
+        assert!(wait.poll_unpin(&mut cx).is_pending());
+    }
+    // In an order that is not that of their arrival: the front leaves, and its last is woken in its place, say.
+    let others = waits.split_off(MANY / 2);
+    drop(others);
+    drop(go);
+    for wait in waits {
+        block_on(wait).unwrap();
+    }
+    let go = hold();
+    for _ in 0..MANY {
+        assert!(stream.completed().poll_unpin(&mut cx).is_pending());
+    }
+    drop(go);
+    block_on(stream.completed()).unwrap();
+}
+
+/// The same for memory.
+#[test]
+fn a_wait_for_memory_costs_the_same_beside_many_others() {
+    const MANY: usize = 100_000;
+    let device = common::emulated();
+    let stream = Stream::new(&device).unwrap();
+    let blocks = Allocator::blocks(&device, 256, 1).unwrap();
+    let taken = blocks.alloc::<u8>(&stream, 1).unwrap();
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut waits: Vec<_> = (0..MANY).map(|_| Box::pin(blocks.alloc_when_free::<u8>(&stream, 1))).collect();
+    for _ in 0..2 {
+        for wait in &mut waits {
+            assert!(wait.as_mut().poll(&mut cx).is_pending());
+        }
+    }
+    drop(taken);
+    for wait in waits {
+        drop(block_on(wait).unwrap());
+    }
 }

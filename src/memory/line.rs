@@ -19,9 +19,7 @@
 //!
 //! Knows no device: `tests/loom_memory.rs` includes it as it stands.
 
-use std::{collections::VecDeque, task::Waker};
-
-use slab::Slab;
+use std::{collections::BTreeMap, task::Waker};
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, WakeList, discard, lock};
 
@@ -35,10 +33,11 @@ pub(super) struct Line(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// `None` while its task is being woken.
-    line: VecDeque<(u64, Option<Waker>)>,
+    /// In the order of arrival. `None` while its task is being woken.
+    line: BTreeMap<u64, Option<Waker>>,
+    aside: BTreeMap<u64, Option<Waker>>,
+    /// The number of the next place, of either kind.
     next: u64,
-    aside: Slab<Option<Waker>>,
 }
 
 /// A task's place, in the line or at its side, while it has one.
@@ -48,7 +47,7 @@ pub(super) struct Place(Option<At>);
 #[derive(Clone, Copy, Debug)]
 enum At {
     Line(u64),
-    Side(usize),
+    Side(u64),
 }
 
 impl Hunger {
@@ -70,25 +69,26 @@ impl Default for Hunger {
 
 impl Line {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(State { line: VecDeque::new(), next: 0, aside: Slab::new() }))
+        Self(Mutex::new(State { line: BTreeMap::new(), aside: BTreeMap::new(), next: 0 }))
     }
 
     /// Registers the waker, at the line's end if the task has no place in it. True if the task is the first.
     pub(super) fn join(&self, hunger: &Hunger, place: &mut Place, waker: &Waker) -> bool {
-        self.register(hunger, place, waker, |state| {
-            let number = state.next;
-            state.next += 1;
-            state.line.push_back((number, None));
+        self.register(hunger, place, waker, |state, number| {
+            state.line.insert(number, None);
             At::Line(number)
         })
     }
 
     /// Registers the waker at the line's side.
     pub(super) fn watch(&self, hunger: &Hunger, place: &mut Place, waker: &Waker) {
-        self.register(hunger, place, waker, |state| At::Side(state.aside.insert(None)));
+        self.register(hunger, place, waker, |state, number| {
+            state.aside.insert(number, None);
+            At::Side(number)
+        });
     }
 
-    fn register(&self, hunger: &Hunger, place: &mut Place, waker: &Waker, enter: fn(&mut State) -> At) -> bool {
+    fn register(&self, hunger: &Hunger, place: &mut Place, waker: &Waker, enter: fn(&mut State, u64) -> At) -> bool {
         let mut state = lock(&self.0);
         let mut replaced = None;
         if !state.waker_of(place).is_some_and(|known| known.as_ref().is_some_and(|known| known.will_wake(waker))) {
@@ -96,12 +96,15 @@ impl Line {
             let new = waker.clone();
             state = lock(&self.0);
             if place.0.is_none() {
-                place.0 = Some(enter(&mut state));
+                let number = state.next;
+                state.next += 1;
+                place.0 = Some(enter(&mut state, number));
                 hunger.0.fetch_add(1, Ordering::SeqCst);
             }
             replaced = state.waker_of(place).and_then(|known| known.replace(new));
         }
-        let first = matches!((state.line.front(), place.0), (Some((first, _)), Some(At::Line(own))) if *first == own);
+        let front = state.line.first_key_value().map(|(front, _)| *front);
+        let first = matches!((front, place.0), (Some(front), Some(At::Line(own))) if front == own);
         drop(state);
         replaced.into_iter().for_each(discard);
         first
@@ -113,34 +116,30 @@ impl Line {
         let Some(at) = place.0.take() else { return false };
         let mut state = lock(&self.0);
         let left = match at {
-            At::Line(number) => {
-                let at = state.line.iter().position(|(other, _)| *other == number);
-                at.and_then(|at| state.line.remove(at)).and_then(|(_, waker)| waker)
-            }
-            At::Side(at) => state.aside.try_remove(at).flatten(),
+            At::Line(number) => state.line.remove(&number),
+            At::Side(number) => state.aside.remove(&number),
         };
         drop(state);
         hunger.0.fetch_sub(1, Ordering::SeqCst);
-        left.into_iter().for_each(discard);
+        left.flatten().into_iter().for_each(discard);
         matches!(at, At::Line(_))
     }
 
-    /// Wakes the first of the line, and all at its side.
-    pub(super) fn wake(&self) {
+    /// The first of the line, and all at its side, to be woken.
+    pub(super) fn first(&self) -> WakeList {
         let mut state = lock(&self.0);
         let State { line, aside, .. } = &mut *state;
-        let first = line.front_mut().and_then(|(_, waker)| waker.take());
-        let woken: WakeList = first.into_iter().chain(aside.iter_mut().filter_map(|(_, waker)| waker.take())).collect();
+        let first = line.values_mut().next().and_then(Option::take);
+        let woken: WakeList = first.into_iter().chain(aside.values_mut().filter_map(Option::take)).collect();
         drop(state);
-        woken.wake();
+        woken
     }
 
     /// Wakes all of the line, and all at its side: what they wait for will not come, whether or not they are the first.
     pub(super) fn wake_all(&self) {
         let mut state = lock(&self.0);
         let State { line, aside, .. } = &mut *state;
-        let waiting = line.iter_mut().map(|(_, waker)| waker).chain(aside.iter_mut().map(|(_, waker)| waker));
-        let woken: WakeList = waiting.filter_map(Option::take).collect();
+        let woken: WakeList = line.values_mut().chain(aside.values_mut()).filter_map(Option::take).collect();
         drop(state);
         woken.wake();
     }
@@ -154,8 +153,8 @@ impl Line {
 impl State {
     fn waker_of(&mut self, place: &Place) -> Option<&mut Option<Waker>> {
         match place.0? {
-            At::Line(number) => self.line.iter_mut().find(|(other, _)| *other == number).map(|(_, waker)| waker),
-            At::Side(at) => self.aside.get_mut(at),
+            At::Line(number) => self.line.get_mut(&number),
+            At::Side(number) => self.aside.get_mut(&number),
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::{
     device::Device,
     error::Result,
     stream::{Stream, Ticket},
+    sync::{Chain, limit_depth},
 };
 
 /// A place in the line. Given up when it is dropped.
@@ -33,7 +34,7 @@ struct InLine<'a> {
 impl Drop for InLine<'_> {
     fn drop(&mut self) {
         if self.heap.line.leave(&self.heap.ledger.hunger, &mut self.place) {
-            self.heap.line.wake();
+            self.heap.wake();
         }
     }
 }
@@ -78,7 +79,8 @@ impl Heap {
 
     /// Wakes the first of the line, and all at its side.
     pub(super) fn wake(&self) {
-        self.line.wake();
+        let woken = self.line.first();
+        limit_depth(Chain::Wakes, move || woken.wake());
     }
 
     /// Wakes all of the line, and all at its side: the device is lost.

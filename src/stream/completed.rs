@@ -17,7 +17,10 @@ use super::{
     effort::Effort,
     lookout::Lookout,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    sync::{Chain, limit_depth},
+};
 
 /// Resolves when the work up to a ticket is done, or with the error that ended the device.
 ///
@@ -84,7 +87,10 @@ impl Future for Completed {
 
 impl Drop for Completed {
     fn drop(&mut self) {
-        self.ticket.stream().0.completion.leave(&mut self.place);
+        let next = self.ticket.stream().0.completion.leave(&mut self.place);
+        if !next.is_empty() {
+            limit_depth(Chain::Wakes, move || next.wake());
+        }
     }
 }
 

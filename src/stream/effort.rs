@@ -61,7 +61,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{CompletionMode, Stream, Streams, forecast::Expected, lookout::Scan, mark::Mark};
+use super::{
+    CompletionMode, Stream, Streams,
+    forecast::Expected,
+    lookout::{Alarm, Scan},
+    mark::Mark,
+};
 use crate::{error::Result, sync::contained};
 
 /// Tasks of one device that poll at once.
@@ -93,6 +98,7 @@ enum State {
     },
     Sleep {
         until: Instant,
+        _alarm: Alarm,
     },
     Scan,
     Called,
@@ -168,7 +174,7 @@ impl Effort {
                     self.state = State::Poll { until: None, _seat: seat };
                 }
             }
-            (State::Sleep { until }, _) if now < *until => return Ok(()),
+            (State::Sleep { until, .. }, _) if now < *until => return Ok(()),
             (State::Poll { until, .. }, _) if until.is_none_or(|until| now < until) => {}
             (State::Poll { .. }, _) => return self.call(stream, mark),
             (State::None | State::Sleep { .. }, _) => return self.choose(stream, mark, waker, began, now),
@@ -190,8 +196,9 @@ impl Effort {
                 if let Some(from) = at.checked_sub(lead)
                     && from > now
                 {
-                    self.state = State::Sleep { until: from };
-                    return if lookout.alarm(from, stream, mark.ticket) { Ok(()) } else { self.call(stream, mark) };
+                    let Some(alarm) = lookout.alarm(from, stream, mark.ticket) else { return self.call(stream, mark) };
+                    self.state = State::Sleep { until: from, _alarm: alarm };
+                    return Ok(());
                 }
                 at.max(now) + lead
             }

@@ -13,8 +13,7 @@
 //! waits has no thread at all: its loop keeps the beat, in virtual time, and there are no alarms and no scans.
 
 use std::{
-    cmp::Reverse,
-    collections::BinaryHeap,
+    collections::BTreeMap,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -60,17 +59,21 @@ struct List {
     /// The streams that are asked at every beat, and whether one is kept.
     visits: Visits<Weak<Inner>>,
     sweeps: Vec<Sweep>,
-    alarms: BinaryHeap<Reverse<Alarm>>,
+    alarms: BTreeMap<AlarmKey, (Arc<Completion>, u64)>,
+    next_alarm: u64,
     scans: Vec<Scan>,
     /// Until when the thread sleeps; `None` while it is awake.
     asleep: Option<Instant>,
     closed: bool,
 }
 
-struct Alarm {
-    at: Instant,
-    whom: Arc<Completion>,
-    ticket: u64,
+/// When, and a number that no other alarm has.
+type AlarmKey = (Instant, u64);
+
+/// An alarm that was set. Taken back when this is dropped.
+pub(super) struct Alarm {
+    shared: Weak<Shared>,
+    key: AlarmKey,
 }
 
 pub(super) struct Scan {
@@ -113,17 +116,21 @@ impl Lookout {
         self.begin(list);
     }
 
-    /// Wakes who waits for `ticket`, at that time. False if it cannot.
-    pub(super) fn alarm(&self, at: Instant, stream: &Stream, ticket: u64) -> bool {
+    /// Wakes the waiters of `ticket` at that time, unless what it returns is dropped before. `None` if it cannot.
+    pub(super) fn alarm(&self, at: Instant, stream: &Stream, ticket: u64) -> Option<Alarm> {
         let mut list = lock(&self.shared.list);
-        list.alarms.push(Reverse(Alarm { at, whom: stream.0.completion.clone(), ticket }));
+        let key = (at, list.next_alarm);
+        list.next_alarm += 1;
+        list.alarms.insert(key, (stream.0.completion.clone(), ticket));
         self.shared.news.store(true, Ordering::Release);
         let early = list.asleep.is_some_and(|until| at < until);
         let begun = self.begin(list);
         if early {
             self.shared.change.notify_one();
         }
-        begun
+        // Where no beat can be kept, this takes it back.
+        let alarm = Alarm { shared: Arc::downgrade(&self.shared), key };
+        begun.then_some(alarm)
     }
 
     /// True while it asks for anybody.
@@ -208,10 +215,12 @@ impl Shared {
             scans.append(&mut list.scans);
             self.scanning.store(!scans.is_empty(), Ordering::Relaxed);
             let mut due = Vec::new();
-            while list.alarms.peek().is_some_and(|Reverse(alarm)| alarm.at <= now) {
-                due.extend(list.alarms.pop());
+            while let Some(first) = list.alarms.first_entry()
+                && first.key().0 <= now
+            {
+                due.push(first.remove());
             }
-            next = list.alarms.peek().map_or(beat, |Reverse(alarm)| alarm.at.min(beat));
+            next = list.alarms.first_key_value().map_or(beat, |((at, _), _)| beat.min(*at));
             if due.is_empty() && scans.is_empty() {
                 list.asleep = Some(next);
                 let nap = next.saturating_duration_since(Instant::now());
@@ -219,17 +228,17 @@ impl Shared {
                 list.asleep = None;
             }
             drop(list);
-            for Reverse(alarm) in due {
-                caught(|| alarm.whom.wake(alarm.ticket));
+            for (completion, ticket) in due {
+                caught(|| completion.wake(ticket));
             }
         }
     }
 
     /// One beat. False if there is nothing left to watch: then the beat has ended.
     fn beat(&self, scanning: bool) -> bool {
-        let (streams, mut sweeps, mut alarms) = {
+        let (streams, mut sweeps) = {
             let mut list = lock(&self.list);
-            (list.visits.take(), std::mem::take(&mut list.sweeps), std::mem::take(&mut list.alarms))
+            (list.visits.take(), std::mem::take(&mut list.sweeps))
         };
         let streams: Vec<Stream> = streams.iter().filter_map(Weak::upgrade).map(Stream).collect();
         let mut kept = Vec::new();
@@ -250,11 +259,8 @@ impl Shared {
         }
         // One that has panicked is asked again: what it sweeps is still there.
         sweeps.retain_mut(|sweep| caught(sweep).unwrap_or(true));
-        // The tasks that set them may have gone.
-        alarms.retain(|Reverse(alarm)| alarm.whom.has_waiters());
         let mut list = lock(&self.list);
         list.sweeps.append(&mut sweeps);
-        list.alarms.append(&mut alarms);
         let more = scanning || !list.sweeps.is_empty() || !list.alarms.is_empty() || !list.scans.is_empty();
         list.visits.finish(kept, more) && !list.closed
     }
@@ -292,23 +298,17 @@ impl Scan {
     }
 }
 
-impl PartialEq for Alarm {
-    fn eq(&self, other: &Self) -> bool {
-        self.at == other.at
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let taken_back = lock(&shared.list).alarms.remove(&self.key);
+        drop(taken_back);
     }
 }
 
-impl Eq for Alarm {}
-
-impl PartialOrd for Alarm {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Alarm {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.at.cmp(&other.at)
+impl fmt::Debug for Alarm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Alarm").field("at", &self.key.0).finish_non_exhaustive()
     }
 }
 
@@ -322,5 +322,47 @@ impl Drop for Lookout {
 impl fmt::Debug for Lookout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lookout").field("name", &self.shared.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        sync::mpsc,
+        task::{Context, Waker},
+    };
+
+    use super::*;
+    use crate::{
+        CompletionMode,
+        device::{Device, Emulated},
+    };
+
+    /// A loop that selects between the work of a stream and something else begins a wait in each round.
+    #[test]
+    fn the_alarm_of_a_wait_that_is_given_up_is_taken_back() {
+        let device = Device::emulated(Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        stream.set_completion_mode(CompletionMode::Adaptive);
+        // What was done before took an hour, so the end is far away.
+        let (began, end) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
+        stream.forecast().found(0, began, Some(end), end);
+        let (go, held) = mpsc::channel::<()>();
+        stream.host_function(move || _ = held.recv()).unwrap();
+        let alarms = || lock(&stream.streams().lookout().shared.list).alarms.len();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut stays = pin!(stream.completed());
+        assert!(stays.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(alarms(), 1);
+        for _ in 0..100 {
+            assert!(pin!(stream.completed()).poll(&mut cx).is_pending());
+            assert!(stays.as_mut().poll(&mut cx).is_pending());
+            assert_eq!(alarms(), 1, "of the wait that stays");
+        }
+        drop(go);
+        stream.synchronize_blocking().unwrap();
+        assert!(stays.poll(&mut cx).is_ready());
+        assert_eq!(alarms(), 0);
     }
 }

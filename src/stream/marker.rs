@@ -271,7 +271,7 @@ mod tests {
         stream.0.streams.backend().stream_synchronize(stream.raw()).unwrap_err();
         assert!(event.record(&stream).unwrap_err().is_device_lost());
         assert_eq!(*lock(&asks.1), [true]);
-        stream.0.completion.leave(&mut place);
+        stream.0.completion.leave(&mut place).wake();
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! destructor that may be a part of one.
 //!
 //! Some calls lead to the next of their kind: an envelope that comes home lets the hub move a message, whose old envelope comes
-//! home to the hub before; an error drops its cause, which is an error with a cause. The user decides how long such a chain is.
+//! home to the hub before; an error drops its cause, which is an error with a cause; a wait that is given up wakes the next one,
+//! whose waker gives that up. The user decides how long such a chain is.
 //!
 //! ```text
 //!   limit_depth ──> fewer than DEEPEST of this chain on this thread's stack? ── yes ──> called now
@@ -32,6 +33,8 @@ pub(crate) enum Chain {
     Destructors,
     /// Listeners of pools, which wake tasks and move messages from hub to hub.
     Listeners,
+    /// Wakes that a future's destructor makes, of the waiter behind it: the waker may drop that one's future.
+    Wakes,
 }
 
 /// One chain of a thread.
@@ -52,6 +55,7 @@ impl Calls {
 thread_local! {
     static DESTRUCTORS: Calls = const { Calls::new() };
     static LISTENERS: Calls = const { Calls::new() };
+    static WAKES: Calls = const { Calls::new() };
 }
 
 type Queued = Box<dyn FnOnce()>;
@@ -65,6 +69,7 @@ impl Chain {
         match self {
             Self::Destructors => DESTRUCTORS.with(with),
             Self::Listeners => LISTENERS.with(with),
+            Self::Wakes => WAKES.with(with),
         }
     }
 }

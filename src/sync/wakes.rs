@@ -69,6 +69,11 @@ impl WakeList {
         Self(SmallVec::new())
     }
 
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Wakes all.
     #[inline]
     pub(crate) fn wake(mut self) {

@@ -31,13 +31,17 @@ use std::{
     fmt,
     mem::ManuallyDrop,
     pin::{Pin, pin},
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::{
+    runtime::Handle,
     task::coop::unconstrained,
     time::{Instant, sleep_until},
 };
@@ -72,6 +76,8 @@ pub struct Simulation {
 pub(super) struct Core {
     engine: Arc<Engine>,
     started: OnceLock<Instant>,
+    /// The latest time that was read, in nanoseconds.
+    latest: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -83,6 +89,8 @@ struct State {
     ticks: Vec<Tick>,
     next_task: TaskId,
     devices: u64,
+    /// From the first poll of a run to its end.
+    running: bool,
     /// The loop is in a poll and will look again by itself; otherwise it wants to be woken.
     polling: bool,
     /// Something has changed since the loop last looked.
@@ -127,6 +135,7 @@ impl Simulation {
             ticks: Vec::new(),
             next_task: ROOT + 1,
             devices: 0,
+            running: false,
             polling: false,
             stirred: false,
             waker: None,
@@ -135,6 +144,7 @@ impl Simulation {
         let core = Arc::new_cyclic(|core| Core {
             engine: Arc::new(Engine::simulated(core.clone())),
             started: OnceLock::new(),
+            latest: AtomicU64::new(0),
             state: Mutex::at(Level::Simulation, state),
         });
         Self { core, seed }
@@ -169,8 +179,10 @@ impl Simulation {
     /// Dropping it stops everything where it is; the tasks go on in the next run.
     pub async fn run<F: Future>(&self, future: F) -> F::Output {
         let mut root = pin!(unconstrained(future));
-        // Timers belong to a runtime, and this may be another than last time.
-        lock(&self.core.state).ticks.iter_mut().for_each(|tick| tick.sleep = None);
+        let _running = Running::new(&self.core);
+        // Timers belong to a runtime, and this may be another than last time. They have a waker of the user's.
+        let timers: Vec<_> = lock(&self.core.state).ticks.iter_mut().filter_map(|tick| tick.sleep.take()).collect();
+        discard_all(timers);
         self.core.make_ready(ROOT);
         std::future::poll_fn(|cx| self.core.poll(cx, root.as_mut())).await
     }
@@ -390,10 +402,19 @@ impl Core {
         lock(&self.state).log.push(line);
     }
 
-    /// The time on tokio's clock since it was first asked.
+    /// The time on tokio's clock since it was first asked. It does not go back where the clock is another: outside a runtime
+    /// whose clock is paused. Where there is none, in the destructor of a thread-local, it is the latest that was read.
     fn now(&self) -> Duration {
-        let now = Instant::now();
-        now.duration_since(*self.started.get_or_init(|| now))
+        let latest = match Handle::try_current() {
+            Err(error) if error.is_thread_local_destroyed() => self.latest.load(Ordering::Relaxed),
+            _ => {
+                let now = Instant::now();
+                let passed = now.duration_since(*self.started.get_or_init(|| now)).as_nanos();
+                let passed = u64::try_from(passed).unwrap_or(u64::MAX);
+                self.latest.fetch_max(passed, Ordering::Relaxed).max(passed)
+            }
+        };
+        Duration::from_nanos(latest)
     }
 
     fn make_ready(&self, id: TaskId) {
@@ -437,6 +458,23 @@ impl Drop for Taken<'_> {
     }
 }
 
+/// The time of one run.
+struct Running<'a>(&'a Core);
+
+impl<'a> Running<'a> {
+    fn new(core: &'a Core) -> Self {
+        let before = std::mem::replace(&mut lock(&core.state).running, true);
+        assert!(!before, "a simulation runs one future at a time");
+        Self(core)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).running = false;
+    }
+}
+
 /// The time of one poll of the loop: this thread is in the simulation.
 struct Polling<'a> {
     core: &'a Core,
@@ -447,7 +485,6 @@ impl<'a> Polling<'a> {
     fn new(core: &'a Arc<Core>, cx: &Context<'_>) -> Self {
         let waker = cx.waker().clone();
         let mut state = lock(&core.state);
-        assert!(!state.polling, "a simulation runs one future at a time");
         state.polling = true;
         let old = state.waker.replace(waker);
         drop(state);
