@@ -406,7 +406,9 @@ impl Hold {
         Capture::entered().iter().any(|capture| Self::of(capture).is_ok_and(uses))
     }
 
-    pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
+    /// Orders a launch after the uses of all that its nodes use. True if it is ordered after all launches so far, too: decided here
+    /// only, as the shelf may get its first memory before [`note_launch`](Self::note_launch).
+    pub(super) fn before_launch(&self, stream: &Stream) -> Result<bool> {
         let mut open: SmallVec<[Ticket; 8]> = SmallVec::new();
         let mut state = lock(&self.state);
         let mut add = |ticket: &Ticket| {
@@ -415,11 +417,12 @@ impl Hold {
             }
             Ok(())
         };
-        if state.shelf.is_empty() {
-            // Those may run beside each other.
-            let _ = state.launches.write.iter().try_for_each(&mut add);
-        } else {
+        let after_all = !state.shelf.is_empty();
+        if after_all {
             let _ = state.launches.each(&mut add);
+        } else {
+            // Nothing is written that only launches know of: they may run beside each other.
+            let _ = state.launches.write.iter().try_for_each(&mut add);
         }
         for tied in &state.tied {
             let uses = lock(&tied.tie.uses);
@@ -429,16 +432,18 @@ impl Hold {
         open.extend(state.outside.iter().cloned());
         drop(state);
         // A wait may wake others: not under the lock.
-        open.iter().try_for_each(|ticket| stream.wait(ticket))
+        open.iter().try_for_each(|ticket| stream.wait(ticket))?;
+        Ok(after_all)
     }
 
-    pub(super) fn note_launch(&self, ticket: &Ticket) {
+    /// `after_all` is what [`before_launch`](Self::before_launch) returned for it: earlier launches are forgotten only if this
+    /// one is ordered after them.
+    pub(super) fn note_launch(&self, ticket: &Ticket, after_all: bool) {
         let mut state = lock(&self.state);
-        if state.shelf.is_empty() {
-            // Nothing is written that only launches know of: they may run beside each other.
-            state.launches.read_by(ticket.clone());
-        } else {
+        if after_all {
             state.launches.written_by(ticket.clone());
+        } else {
+            state.launches.read_by(ticket.clone());
         }
         for tied in &state.tied {
             let mut uses = lock(&tied.tie.uses);
@@ -552,7 +557,8 @@ mod tests {
     use super::*;
     use crate::{
         device::{Emulated, Faults},
-        memory::transfer,
+        graph::Graph,
+        memory::{DeviceSlice, transfer},
     };
 
     /// Notes whether the uses of memory may be looked at when it is woken.
@@ -562,6 +568,30 @@ mod tests {
         fn wake(self: Arc<Self>) {
             lock(&self.1).push(self.0.uses.try_lock().is_some());
         }
+    }
+
+    /// Memory of the graph's own is dropped between the look and the note of a launch: neither of two launches that run beside
+    /// each other is forgotten.
+    #[test]
+    fn a_launch_forgets_no_other_that_it_is_not_ordered_after() {
+        let device = Device::emulated(Emulated::new());
+        let [one, two] = [0, 1].map(|_| Stream::new(&device).unwrap());
+        let (_graph, scratch) = Graph::capture(&device, |capture| capture.stream().alloc::<u32>(4)).unwrap();
+        let Origin::Graph { hold, .. } = &scratch.view().memory.origin else { panic!("made in a capture") };
+        let hold = hold.upgrade().unwrap();
+        let (go, wait) = mpsc::channel::<()>();
+        one.host_function(move || _ = wait.recv()).unwrap();
+        let after_all = hold.before_launch(&one).unwrap();
+        hold.note_launch(&one.ticket(), after_all);
+        let after_all = hold.before_launch(&two).unwrap();
+        drop(scratch);
+        two.host_function(|| ()).unwrap();
+        hold.note_launch(&two.ticket(), after_all);
+        assert!(hold.open_launches().iter().any(|open| open.stream().is(&one)), "{:?}", hold.open_launches());
+        // The next one is ordered after both.
+        assert!(hold.before_launch(&two).unwrap());
+        drop(go);
+        one.synchronize_blocking().unwrap();
     }
 
     #[test]
