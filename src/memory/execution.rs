@@ -274,7 +274,7 @@ impl Execution {
 /// Asks the device whether these launches are done, or never will be: then there are none of them left. Within a capture it
 /// is not asked.
 fn are_over(open: &mut Open) -> bool {
-    let may_ask = Capture::current().is_none();
+    let may_ask = Capture::may_ask_device();
     let mut lost = false;
     open.retain(|ticket| {
         if !may_ask {
