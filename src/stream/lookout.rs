@@ -26,7 +26,7 @@ use std::{
 
 use super::{Inner, Stream, completion::Completion, mark::Mark, watch::Visits};
 use crate::{
-    device::{Device, backend::Backend},
+    device::{Device, backend::Backend, thread::DeviceThread},
     error::said,
     sync::{Condvar, Level, Mutex, MutexGuard, contained, lock, log},
     thread_name::thread_name,
@@ -158,6 +158,7 @@ impl Lookout {
         }
         // A waker that panics ends a round and not the lookout.
         let keep = move || {
+            let _device = DeviceThread::enter();
             while let Err(panic) = catch_unwind(AssertUnwindSafe(|| shared.run())) {
                 let _ = said(panic);
             }
@@ -227,6 +228,8 @@ impl Shared {
 
     /// One beat. False if there is nothing left to watch: then the beat has ended.
     fn beat(&self, scanning: bool) -> bool {
+        // In a simulation its loop is here.
+        let _device = DeviceThread::enter();
         let (streams, mut sweeps, mut alarms) = {
             let mut list = lock(&self.list);
             (list.visits.take(), std::mem::take(&mut list.sweeps), std::mem::take(&mut list.alarms))
@@ -322,5 +325,29 @@ impl Drop for Lookout {
 impl fmt::Debug for Lookout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lookout").field("name", &self.shared.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::device::Emulated;
+
+    #[test]
+    fn its_thread_is_one_that_no_call_waits_on() {
+        let device = Device::emulated(Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let (tell, told) = mpsc::channel();
+        let (asks, mut waits) = (stream.clone(), Some(tell));
+        let sweep = move || {
+            waits.take().into_iter().for_each(|tell| tell.send(asks.synchronize_blocking()).unwrap());
+            false
+        };
+        stream.streams().lookout().sweep(Box::new(sweep));
+        let error = told.recv().unwrap().unwrap_err();
+        assert!(error.to_string().contains("on thread `wakeline-lookout"), "{error}");
+        assert!(stream.synchronize_blocking().is_ok());
     }
 }

@@ -24,7 +24,7 @@ use super::{
     work::{Fault, Work},
 };
 use crate::{
-    device::{human, process::is_fork as in_a_fork},
+    device::{human, process::is_fork as in_a_fork, thread::DeviceThread},
     error::{Error, ErrorKind, Result},
     sync::{Condvar, Level, Mutex, MutexGuard, discard_all, log},
     thread_name::thread_name,
@@ -180,6 +180,7 @@ impl Engine {
 
     /// The life of a worker.
     fn labour(&self, device: DeviceId, bell: &Condvar) {
+        let _device = DeviceThread::enter();
         let mut state = lock(&self.state);
         loop {
             if let Some(stream) = state.machine.next(device) {
@@ -204,6 +205,8 @@ impl Engine {
     ) -> MutexGuard<'a, State> {
         let Some(begun) = state.machine.start(stream, now) else { return state };
         note(&state, &begun);
+        // In a simulation, until the entry is done.
+        let _device = DeviceThread::enter();
         let device = state.machine.device_of(stream);
         let mut dropped = Vec::new();
         if let Begun::Work(work) = begun {
