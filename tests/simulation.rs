@@ -1,10 +1,17 @@
 //! Flows under simulation: no threads, virtual time, and the same seed gives the same events every time.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    future::pending,
+    pin::pin,
+    sync::{Arc, Mutex, mpsc},
+    task::{Context, Wake, Waker},
+    thread,
+};
 
 use wakeline::{
     device::{Device, Emulated, Faults, Simulation},
     prelude::*,
+    stream::Event,
 };
 
 #[kernel]
@@ -175,4 +182,61 @@ async fn a_fault_that_an_allocation_hears_of_first_ends_the_device_for_everybody
             assert_eq!(device.lost().map(|lost| lost.to_string()), Some(error.to_string()));
         })
         .await;
+}
+
+/// Wakes a simulation, which is done in the middle of the call that enqueues: it records the event, after other work.
+struct Records(Arc<Event>, Stream);
+
+impl Wake for Records {
+    fn wake(self: Arc<Self>) {
+        self.1.host_function(|| ()).unwrap();
+        self.0.record(&self.1).unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_is_recorded_within_a_record_does_not_go_back() {
+    for event in [Event::timed(), Event::new()] {
+        let simulation = Simulation::new(1);
+        let device = Device::simulated(&simulation, Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let event = Arc::new(event);
+        let mut run = pin!(simulation.run(pending::<()>()));
+        let waker = Waker::from(Arc::new(Records(event.clone(), stream.clone())));
+        assert!(run.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        event.record(&stream).unwrap();
+        let last = format!("{:?}", stream.ticket());
+        assert!(format!("{event:?}").contains(&last), "{event:?} is not recorded at {last}");
+    }
+}
+
+#[test]
+fn a_call_that_waits_for_work_that_another_thread_carries_out_does_not_stall() {
+    let simulation = Simulation::new(1);
+    let device = Device::simulated(&simulation, Emulated::new());
+    let stream = Stream::new(&device).unwrap();
+    let (begun, begins) = mpsc::channel();
+    let (go, held) = mpsc::channel::<()>();
+    stream
+        .host_function(move || {
+            begun.send(()).unwrap();
+            _ = held.recv();
+        })
+        .unwrap();
+    thread::scope(|scope| {
+        let one = scope.spawn(|| stream.synchronize_blocking());
+        begins.recv().unwrap();
+        let (calls, called) = mpsc::channel();
+        let stream = &stream;
+        let two = scope.spawn(move || {
+            calls.send(()).unwrap();
+            stream.synchronize_blocking()
+        });
+        called.recv().unwrap();
+        // Without this it would be over before the other one looks; however long it takes, both are right.
+        (0..10_000).for_each(|_| thread::yield_now());
+        drop(go);
+        one.join().unwrap().unwrap();
+        two.join().unwrap().unwrap();
+    });
 }

@@ -26,13 +26,17 @@ impl DeviceThread {
         Self { before: IS_ONE.replace(true), _of_thread: PhantomData }
     }
 
+    pub(crate) fn is_one() -> bool {
+        IS_ONE.get()
+    }
+
     /// An error on a device's thread. `what` says what the call would wait for. To be asked before a call waits for a device.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage).
     #[inline]
     pub(crate) fn may_wait(what: impl FnOnce() -> String) -> Result<()> {
-        if IS_ONE.get() { Err(Self::may_not(&what())) } else { Ok(()) }
+        if Self::is_one() { Err(Self::may_not(&what())) } else { Ok(()) }
     }
 
     #[cold]

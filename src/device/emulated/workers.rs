@@ -150,11 +150,28 @@ impl Engine {
             if let Some(simulation) = &self.simulation {
                 let name = state.machine.stream_name(stream).to_owned();
                 drop(state);
-                if !simulation.upgrade().is_some_and(|simulation| simulation.step_streams()) {
+                let simulation = simulation.upgrade();
+                let stepped = simulation.as_ref().is_some_and(|simulation| simulation.step_streams());
+                let is_gone = simulation.is_none();
+                // Its drop takes the lock.
+                drop(simulation);
+                state = lock(&self.state);
+                if stepped {
+                    continue;
+                }
+                if state.machine.is_running() && !DeviceThread::is_one() {
+                    // Another thread carries it out, not this one further up. It passes something when it is done.
+                    state.listeners += 1;
+                    state = self.passed.wait(state);
+                    state.listeners -= 1;
+                    continue;
+                }
+                let is_passed = ends.iter().all(|point| state.machine.is_passed(*point));
+                if !is_passed && (is_gone || state.machine.all_runnable().is_empty()) {
+                    drop(state);
                     let message = format!("stream `{name}` waits for what nobody has enqueued");
                     return Err(Error::new(ErrorKind::Stalled, message));
                 }
-                state = lock(&self.state);
                 continue;
             }
             state.listeners += 1;
