@@ -8,9 +8,10 @@ mod common;
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    task::{Context, Wake, Waker},
     thread::JoinHandle,
     time::Duration,
 };
@@ -383,3 +384,69 @@ async fn a_function_of_external_work_holds_up_no_other_device() {
     drop(data);
     launched.expect("a launch on another device waits for it").unwrap().unwrap();
 }
+
+/// The waker of an executor that goes on with its task at once: the task enqueues until that is an error.
+struct Enqueues {
+    stream: Stream,
+    data: Mutex<Option<Buffer<u32>>>,
+    tell: Mutex<Option<tokio::sync::oneshot::Sender<Error>>>,
+}
+
+impl Wake for Enqueues {
+    fn wake(self: Arc<Self>) {
+        let (mut data, tell) = (lock(&self.data), lock(&self.tell).take());
+        let (Some(data), Some(tell)) = (&mut *data, tell) else { return };
+        let error = loop {
+            if let Err(error) = self.stream.fill(data, 7) {
+                break error;
+            }
+        };
+        tell.send(error).unwrap();
+    }
+}
+
+on_both_bounded!(a_waker_on_a_devices_thread_does_not_wait_for_room, async |device: Device| {
+    let [a, b, c] = streams(&device);
+    a.set_completion_mode(CompletionMode::Quiet);
+    let data = b.alloc::<u32>(64).unwrap();
+    let (held_a, held_b) = (hold(&a), hold(&b));
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let waker = Arc::new(Enqueues { stream: b.clone(), data: Mutex::new(Some(data)), tell: Mutex::new(Some(tell)) });
+    let mut done = Box::pin(a.completed());
+    assert!(done.as_mut().poll(&mut Context::from_waker(&Waker::from(waker.clone()))).is_pending());
+    drop(held_a);
+    let error = told.await.unwrap();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+    assert!(error.to_string().contains("wake a task of a runtime"), "{error}");
+    // The device is well, and the others are served.
+    c.host_function(|| ()).unwrap();
+    c.completed().await.unwrap();
+    drop(held_b);
+    b.completed().await.unwrap();
+    done.await.unwrap();
+    let data = lock(&waker.data).take();
+    drop(data);
+});
+
+on_both_bounded!(a_host_function_that_synchronizes_is_refused, async |device: Device| {
+    let [a, b] = streams(&device);
+    let held = hold(&b);
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let waits = b.clone();
+    a.host_function(move || tell.send(waits.synchronize_blocking()).unwrap()).unwrap();
+    let error = told.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+    a.completed().await.unwrap();
+    drop(held);
+    b.completed().await.unwrap();
+});
+
+on_both_bounded!(a_wait_for_what_was_enqueued_does_not_wait_for_later_work, async |device: Device| {
+    let [stream] = streams(&device);
+    stream.host_function(|| ()).unwrap();
+    let done = stream.completed();
+    let held = hold(&stream);
+    done.await.unwrap();
+    drop(held);
+    stream.completed().await.unwrap();
+});

@@ -24,12 +24,12 @@ use std::{
 use alone::case_within_bound;
 use futures::{FutureExt, executor::block_on};
 use wakeline::{
-    CompletionMode, Egress, Ingress,
+    Egress, Ingress,
     device::{Emulated, Faults},
-    graph::Graph,
+    graph::{Exec, Graph},
     memory::Allocator,
     prelude::*,
-    stream::Event,
+    stream::{CompletionMode, Event},
 };
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -773,5 +773,63 @@ fn a_chain_of_wakers_that_drop_buffers_has_a_stack_of_any_size() {
     };
     case_within_bound("wakers that drop buffers", move || {
         thread::Builder::new().stack_size(256 << 10).spawn(body).unwrap().join().unwrap();
+    });
+}
+
+/// The task of another, whose executor goes on with it where it is woken: it allocates, enqueues and launches a graph.
+struct GoesOn {
+    device: Device,
+    stream: Stream,
+    exec: Exec,
+    did: Mutex<Vec<Result<Buffer<u8>>>>,
+}
+
+impl Wake for GoesOn {
+    fn wake(self: Arc<Self>) {
+        let fill = || {
+            let mut buffer = Buffer::new(&self.device, 1 << 20)?;
+            self.stream.fill(&mut buffer, 1)?;
+            self.exec.launch(&self.stream)?;
+            Ok(buffer)
+        };
+        let did = fill();
+        lock(&self.did).push(did);
+    }
+}
+
+#[test]
+fn a_task_that_is_woken_within_a_capture_is_no_part_of_it() {
+    case_within_bound("woken in a capture", || {
+        let device = Device::emulated(Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let mut shared = Buffer::from_slice(&stream, &[0_u8; 4]).unwrap();
+        let (theirs, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut shared, 7)).unwrap();
+        let exec = theirs.instantiate().unwrap();
+        let task = Arc::new(GoesOn { device: device.clone(), stream: stream.clone(), exec, did: Mutex::default() });
+        let slow = Stream::new(&device).unwrap();
+        slow.set_completion_mode(CompletionMode::Quiet);
+        let held = hold(&slow);
+        let mut first = Some(Box::pin(slow.completed()));
+        assert!(first.as_mut().unwrap().as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let mut second = Box::pin(slow.completed());
+        assert!(second.as_mut().poll(&mut Context::from_waker(&Waker::from(task.clone()))).is_pending());
+        let (graph, own) = Graph::capture(&device, |capture| {
+            capture.stream().fill(&mut shared, 1)?;
+            // A wait is given up, and the next one's task is woken, here.
+            drop(first.take());
+            // Still in it.
+            Buffer::<u8>::new(&device, 4096)
+        })
+        .unwrap();
+        let did = std::mem::take(&mut *lock(&task.did));
+        assert!(!did.is_empty());
+        let theirs: Vec<_> = did.into_iter().map(|did| did.expect("it is no part of the capture")).collect();
+        stream.synchronize_blocking().unwrap();
+        drop(theirs);
+        assert_eq!(graph.own_bytes(), 0, "of another's task");
+        drop(own);
+        assert_eq!(graph.own_bytes(), 4096);
+        drop(held);
+        slow.synchronize_blocking().unwrap();
     });
 }

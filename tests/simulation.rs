@@ -5,7 +5,8 @@ use std::{
     future::pending,
     panic::AssertUnwindSafe,
     pin::pin,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc},
+    task::{Context, Wake, Waker},
     thread,
     time::Duration,
 };
@@ -15,7 +16,7 @@ use tokio::time::sleep;
 use wakeline::{
     device::{Device, Emulated, Faults, Simulation},
     prelude::*,
-    stream::Timer,
+    stream::{Event, Timer},
 };
 
 #[kernel]
@@ -246,4 +247,61 @@ fn the_destructor_of_a_thread_local_may_wait_for_a_timed_simulated_stream() {
     let (span, _simulation) = end.recv().unwrap();
     // The latest time that was known is the end's.
     span.now_or_never().expect("it is done").unwrap();
+}
+
+/// Wakes a simulation, which is done in the middle of the call that enqueues: it records the event, after other work.
+struct Records(Arc<Event>, Stream);
+
+impl Wake for Records {
+    fn wake(self: Arc<Self>) {
+        self.1.host_function(|| ()).unwrap();
+        self.0.record(&self.1).unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_is_recorded_within_a_record_does_not_go_back() {
+    for event in [Event::timed(), Event::new()] {
+        let simulation = Simulation::new(1);
+        let device = Device::simulated(&simulation, Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let event = Arc::new(event);
+        let mut run = pin!(simulation.run(pending::<()>()));
+        let waker = Waker::from(Arc::new(Records(event.clone(), stream.clone())));
+        assert!(run.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        event.record(&stream).unwrap();
+        let last = format!("{:?}", stream.ticket());
+        assert!(format!("{event:?}").contains(&last), "{event:?} is not recorded at {last}");
+    }
+}
+
+#[test]
+fn a_call_that_waits_for_work_that_another_thread_carries_out_does_not_stall() {
+    let simulation = Simulation::new(1);
+    let device = Device::simulated(&simulation, Emulated::new());
+    let stream = Stream::new(&device).unwrap();
+    let (begun, begins) = mpsc::channel();
+    let (go, held) = mpsc::channel::<()>();
+    stream
+        .host_function(move || {
+            begun.send(()).unwrap();
+            _ = held.recv();
+        })
+        .unwrap();
+    thread::scope(|scope| {
+        let one = scope.spawn(|| stream.synchronize_blocking());
+        begins.recv().unwrap();
+        let (calls, called) = mpsc::channel();
+        let stream = &stream;
+        let two = scope.spawn(move || {
+            calls.send(()).unwrap();
+            stream.synchronize_blocking()
+        });
+        called.recv().unwrap();
+        // Without this it would be over before the other one looks; however long it takes, both are right.
+        (0..10_000).for_each(|_| thread::yield_now());
+        drop(go);
+        one.join().unwrap().unwrap();
+        two.join().unwrap().unwrap();
+    });
 }

@@ -23,6 +23,7 @@ mod kernel_type;
 pub(crate) mod piece;
 mod process;
 pub(crate) mod recorder;
+pub(crate) mod thread;
 pub(crate) mod ticks;
 pub(crate) mod touched;
 

@@ -17,7 +17,7 @@
 use std::fmt;
 
 use crate::{
-    device::{Device, backend::KernelDef},
+    device::{Device, backend::KernelDef, thread::DeviceThread},
     error::{Error, ErrorKind, Result, said},
     stream::Streams,
 };
@@ -84,6 +84,9 @@ impl Kernel {
     /// # Errors
     /// As [`Kernel::load`].
     pub fn load_blocking(self, device: &Device) -> Result<()> {
+        if device.is_cuda() {
+            DeviceThread::may_wait(|| format!("kernel `{}` would be loaded, which waits for {device},", self.name()))?;
+        }
         Streams::of(device).heed(device.backend().load(self.0))
     }
 }

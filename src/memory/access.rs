@@ -215,7 +215,8 @@ pub(super) fn ask_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
 }
 
 /// Resolves when the uses of a piece of memory that were asked about are over: those that the host must not touch it
-/// during, or its writes alone.
+/// during, or its writes alone. Where no other stream has waited for those, work that is enqueued behind them until this is first
+/// polled may be waited for, too.
 ///
 /// # Cancel safety
 /// Dropping it does nothing: the work that it waited for goes on.

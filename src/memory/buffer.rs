@@ -137,7 +137,8 @@ impl<T: Plain> Buffer<T> {
         self.memory.state()
     }
 
-    /// Resolves when its data is available: when all that was enqueued until now and writes to it is done. It may be
+    /// Resolves when its data is available: when all that was enqueued until now and writes to it is done, or, at the latest, what
+    /// its stream was given until this is first polled. It may be
     /// awaited, or be made a condition of an operator's next run with [`Cx::run_after`](crate::Cx::run_after).
     ///
     /// ```

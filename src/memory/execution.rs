@@ -179,13 +179,14 @@ impl Execution {
             if *written { memory.before_write(stream) } else { memory.before_read(stream) }?;
         }
         uses.holds.iter().try_for_each(|hold| hold.is_not_captured(stream))?;
-        uses.holds.iter().try_for_each(|hold| hold.before_launch(stream))?;
+        let after_all: SmallVec<[bool; 2]> =
+            uses.holds.iter().map(|hold| hold.before_launch(stream)).collect::<Result<_>>()?;
         // SAFETY: all memory that its nodes use is held by `uses`, which live until the launch is done: dropped, this gives
         // them to the lookout for as long, and what a change replaces stays as long, too. What lies at its open ends is given,
         // as was just seen to, and memory with an open ticket is parked, not freed: the ticket is noted below, before anybody
         // else can drop it.
         let ticket = stream.enqueue(room, |backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
-        uses.holds.iter().for_each(|hold| hold.note_launch(&ticket));
+        uses.holds.iter().zip(after_all).for_each(|(hold, after_all)| hold.note_launch(&ticket, after_all));
         for Given { memory, written, .. } in given {
             if *written { memory.note_write(ticket.clone()) } else { memory.note_read(ticket.clone()) }
         }
@@ -276,7 +277,7 @@ impl Execution {
 /// Asks the device whether these launches are done, or never will be: then there are none of them left. Within a capture it
 /// is not asked.
 fn are_over(open: &mut Open) -> bool {
-    let may_ask = Capture::current().is_none();
+    let may_ask = Capture::may_ask_device();
     let mut lost = false;
     open.retain(|ticket| {
         if !may_ask {

@@ -419,8 +419,11 @@ impl Hold {
         Capture::entered().iter().any(|capture| Self::of(capture).is_ok_and(uses))
     }
 
+    /// Orders a launch after the uses of all that its nodes use. True if it is ordered after all launches so far, too: decided
+    /// here only, as the shelf may get its first memory before [`note_launch`](Self::note_launch).
+    ///
     /// Within a turn, whose scope ends after all locks: tickets that are forgotten here may be the last to hold a stream.
-    pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
+    pub(super) fn before_launch(&self, stream: &Stream) -> Result<bool> {
         let mut open: SmallVec<[(Ticket, bool); 8]> = SmallVec::new();
         let mut add = |ticket: &Ticket, counts: bool| {
             if !ticket.stream().is(stream) || (counts && ticket.is_spoilt()) {
@@ -429,7 +432,8 @@ impl Hold {
         };
         let mut state = lock(&self.state);
         // Launches read nothing that earlier ones have left on the shelf. While that is empty they may run beside each other.
-        state.launches.each_open(!state.shelf.is_empty(), |launch, _| add(launch, false));
+        let after_all = !state.shelf.is_empty();
+        state.launches.each_open(after_all, |launch, _| add(launch, false));
         for tied in &state.tied {
             lock(&tied.tie.uses).each_open(tied.writes, &mut add);
         }
@@ -440,19 +444,20 @@ impl Hold {
         open.iter().try_for_each(|(ticket, counts)| match counts {
             true => stream.wait_to_read(ticket),
             false => stream.wait_until_over(ticket),
-        })
+        })?;
+        Ok(after_all)
     }
 
-    /// Within a turn, as [`before_launch`](Self::before_launch).
-    pub(super) fn note_launch(&self, ticket: &Ticket) {
+    /// `after_all` is what [`before_launch`](Self::before_launch) returned for it: earlier launches are forgotten only if this
+    /// one is ordered after them. Within a turn, as that.
+    pub(super) fn note_launch(&self, ticket: &Ticket, after_all: bool) {
         let mut are_many = false;
         let mut to_ask: SmallVec<[Arc<Tie>; 1]> = SmallVec::new();
         let mut state = lock(&self.state);
-        if state.shelf.is_empty() {
-            // Nothing is written that only launches know of: they may run beside each other.
-            are_many = state.launches.read_by(ticket.clone()).are_many;
-        } else {
+        if after_all {
             state.launches.written_by(ticket.clone());
+        } else {
+            are_many = state.launches.read_by(ticket.clone()).are_many;
         }
         for tied in &state.tied {
             let mut uses = lock(&tied.tie.uses);
@@ -589,6 +594,30 @@ mod tests {
         fn wake(self: Arc<Self>) {
             lock(&self.1).push(self.0.uses.try_lock().is_some());
         }
+    }
+
+    /// Memory of the graph's own is dropped between the look and the note of a launch: neither of two launches that run beside
+    /// each other is forgotten.
+    #[test]
+    fn a_launch_forgets_no_other_that_it_is_not_ordered_after() {
+        let device = Device::emulated(Emulated::new());
+        let [one, two] = [0, 1].map(|_| Stream::new(&device).unwrap());
+        let (_graph, scratch) = Graph::capture(&device, |capture| capture.stream().alloc::<u32>(4)).unwrap();
+        let Origin::Graph { hold, .. } = &scratch.view().memory.origin else { panic!("made in a capture") };
+        let hold = hold.upgrade().unwrap();
+        let (go, wait) = mpsc::channel::<()>();
+        one.host_function(move || _ = wait.recv()).unwrap();
+        let after_all = hold.before_launch(&one).unwrap();
+        hold.note_launch(&one.ticket(), after_all);
+        let after_all = hold.before_launch(&two).unwrap();
+        drop(scratch);
+        two.host_function(|| ()).unwrap();
+        hold.note_launch(&two.ticket(), after_all);
+        assert!(hold.open_launches().iter().any(|open| open.stream().is(&one)), "{:?}", hold.open_launches());
+        // The next one is ordered after both.
+        assert!(hold.before_launch(&two).unwrap());
+        drop(go);
+        one.synchronize_blocking().unwrap();
     }
 
     #[test]

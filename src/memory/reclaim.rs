@@ -142,7 +142,7 @@ impl Heap {
     /// The one place where a heap asks the device anything. In a capture it does not: a library's calls may be captured
     /// then, on this thread, and the driver takes a question amiss.
     pub(super) fn observe(&self, tickets: SmallVec<[Ticket; 4]>) {
-        if Capture::current().is_some() {
+        if !Capture::may_ask_device() {
             return;
         }
         let mut lost = false;

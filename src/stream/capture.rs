@@ -30,7 +30,7 @@ use super::{Held, Stream, Streams, Ticket};
 use crate::{
     device::{Device, draft::Few, recorder::Recorder},
     error::{Error, ErrorKind, Result},
-    sync::{Deferred, Level, Mutex, lock},
+    sync::{Deferred, Level, Mutex, lock, on_user_code},
 };
 
 /// See the [module](self).
@@ -71,6 +71,41 @@ thread_local! {
     static ENTERED: ManuallyDrop<RefCell<Vec<Arc<Capture>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     /// Whether this thread has put work into a stream that is none of a capture's, while it is watched.
     static BESIDE: Cell<Option<bool>> = const { Cell::new(None) };
+    /// How often this thread has set its captures aside for user code that runs in the middle of them.
+    static SET_ASIDE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// What a thread was in before user code of another task began to run there. Dropped, the thread is in it again.
+struct Aside {
+    entered: Vec<Arc<Capture>>,
+    beside: Option<bool>,
+}
+
+/// A waker, a destructor or a subscriber is called in the middle of a capture: what it enqueues and allocates is no part of that.
+fn set_aside() -> Box<dyn Any> {
+    let entered = ENTERED.try_with(|entered| std::mem::take(&mut *entered.borrow_mut())).unwrap_or_default();
+    SET_ASIDE.set(SET_ASIDE.get() + 1);
+    on_user_code(None);
+    Box::new(Aside { entered, beside: BESIDE.take() })
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        let entered = std::mem::take(&mut self.entered);
+        // The user code has left all that it entered.
+        let left = ENTERED.try_with(|now| now.replace(entered));
+        BESIDE.set(self.beside);
+        SET_ASIDE.set(SET_ASIDE.get() - 1);
+        on_user_code(Some(set_aside));
+        drop(left);
+    }
+}
+
+/// This thread may be in none any more.
+fn left() {
+    if BESIDE.get().is_none() && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true) {
+        on_user_code(None);
+    }
 }
 
 /// Threads that are watched: most often none, and then nobody looks at what is his own.
@@ -84,6 +119,7 @@ impl Watch {
     pub(crate) fn new() -> Self {
         WATCHED.fetch_add(1, Ordering::Relaxed);
         BESIDE.set(Some(false));
+        on_user_code(Some(set_aside));
         Self(())
     }
 
@@ -96,6 +132,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         BESIDE.set(None);
+        left();
         WATCHED.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -115,16 +152,17 @@ pub(crate) struct Entered(());
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        let left = ENTERED.try_with(|entered| {
+        let capture = ENTERED.try_with(|entered| {
             let mut entered = entered.borrow_mut();
-            let left = entered.pop();
+            let capture = entered.pop();
             if entered.is_empty() {
                 // Its allocation goes, too: the thread does not release it when it ends.
                 *entered = Vec::new();
             }
-            left
+            capture
         });
-        drop(left);
+        left();
+        drop(capture);
     }
 }
 
@@ -166,9 +204,16 @@ impl Capture {
         ENTERED.try_with(|entered| entered.borrow().iter().cloned().collect()).unwrap_or_default()
     }
 
+    /// Whether the device may be asked on this thread. A library's calls may be captured in a capture, and the driver takes a
+    /// question of the same thread amiss: also one of user code that runs in the middle of it and is no part of it.
+    pub(crate) fn may_ask_device() -> bool {
+        SET_ASIDE.get() == 0 && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true)
+    }
+
     /// Until the guard is dropped this thread is in it.
     pub(crate) fn enter(self: &Arc<Self>) -> Entered {
         ENTERED.with(|entered| entered.borrow_mut().push(self.clone()));
+        on_user_code(Some(set_aside));
         Entered(())
     }
 

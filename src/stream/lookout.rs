@@ -25,7 +25,7 @@ use std::{
 
 use super::{Inner, Stream, completion::Completion, mark::Mark, watch::Visits};
 use crate::{
-    device::{Device, backend::Backend},
+    device::{Device, backend::Backend, thread::DeviceThread},
     error::said,
     sync::{Condvar, Level, Mutex, MutexGuard, contained, lock, log},
     thread_name::thread_name,
@@ -165,6 +165,7 @@ impl Lookout {
         }
         // A waker that panics ends a round and not the lookout.
         let keep = move || {
+            let _device = DeviceThread::enter();
             while let Err(panic) = catch_unwind(AssertUnwindSafe(|| shared.run())) {
                 let _ = said(panic);
             }
@@ -236,6 +237,8 @@ impl Shared {
 
     /// One beat. False if there is nothing left to watch: then the beat has ended.
     fn beat(&self, scanning: bool) -> bool {
+        // In a simulation its loop is here.
+        let _device = DeviceThread::enter();
         let (streams, mut sweeps) = {
             let mut list = lock(&self.list);
             (list.visits.take(), std::mem::take(&mut list.sweeps))
@@ -364,5 +367,21 @@ mod tests {
         stream.synchronize_blocking().unwrap();
         assert!(stays.poll(&mut cx).is_ready());
         assert_eq!(alarms(), 0);
+    }
+
+    #[test]
+    fn its_thread_is_one_that_no_call_waits_on() {
+        let device = Device::emulated(Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let (tell, told) = mpsc::channel();
+        let (asks, mut waits) = (stream.clone(), Some(tell));
+        let sweep = move || {
+            waits.take().into_iter().for_each(|tell| tell.send(asks.synchronize_blocking()).unwrap());
+            false
+        };
+        stream.streams().lookout().sweep(Box::new(sweep));
+        let error = told.recv().unwrap().unwrap_err();
+        assert!(error.to_string().contains("on thread `wakeline-lookout"), "{error}");
+        assert!(stream.synchronize_blocking().is_ok());
     }
 }

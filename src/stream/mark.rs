@@ -33,7 +33,10 @@ pub(crate) struct Mark {
 /// holds others up (see `device/cuda/gate.rs`).
 #[derive(Debug, Default)]
 pub(super) struct Spares {
+    /// Those that may be free.
     idle: VecDeque<Arc<Mark>>,
+    /// Those that a ticket still held when they were looked at last: events and memory may keep theirs for long.
+    held: VecDeque<Arc<Mark>>,
     made: usize,
 }
 
@@ -41,15 +44,22 @@ impl Spares {
     /// How many there are from the start.
     const FIRST: usize = 16;
 
-    /// A mark that nobody else holds, for this ticket; its event is not yet recorded for this use. Those that somebody does go to the back, so
-    /// that each is passed over once a round.
+    /// How many held marks are looked at again at each call: more than one, so that marks come back faster than they are taken.
+    const LOOKS: usize = 2;
+
+    /// A mark that no ticket holds; its event is not yet recorded for this use. However many are held, a call looks at few of
+    /// them: each once when it comes back, and then [`LOOKS`](Self::LOOKS) in turn.
     pub(super) fn take(&mut self) -> Option<Arc<Mark>> {
-        for _ in 0..self.idle.len() {
-            let mut mark = self.idle.pop_front()?;
+        for _ in 0..self.held.len().min(Self::LOOKS) {
+            let mut mark = self.held.pop_front()?;
+            let list = if Arc::get_mut(&mut mark).is_some() { &mut self.idle } else { &mut self.held };
+            list.push_back(mark);
+        }
+        while let Some(mut mark) = self.idle.pop_front() {
             if Arc::get_mut(&mut mark).is_some() {
                 return Some(mark);
             }
-            self.idle.push_back(mark);
+            self.held.push_back(mark);
         }
         None
     }
@@ -123,5 +133,38 @@ mod tests {
             spares.put(mark);
         }
         assert!(spares.made <= 1024, "{} for one at a time", spares.made);
+    }
+
+    /// The marks of events that are kept are not passed over at each take; once they are free they are taken again.
+    #[test]
+    fn a_take_looks_at_few_of_the_marks_that_are_held() {
+        let device = Device::emulated(Emulated::new());
+        let streams = Streams::of(&device);
+        let (mut spares, mut held) = (Spares::default(), Vec::new());
+        let take = |spares: &mut Spares| loop {
+            match spares.take() {
+                Some(mark) => break mark,
+                None => spares.grow(&streams).unwrap(),
+            }
+        };
+        for _ in 0..1000 {
+            let mark = take(&mut spares);
+            held.push(mark.clone());
+            spares.put(mark);
+        }
+        // Each is passed over once, and no more.
+        let made = spares.made;
+        for round in 0..made + 100 {
+            let mark = take(&mut spares);
+            spares.put(mark);
+            if round < made {
+                continue;
+            }
+            let passed_over = spares.idle.iter().filter(|mark| Arc::strong_count(mark) > 1).count();
+            assert_eq!(passed_over, 0, "of {} that are looked at", spares.idle.len());
+        }
+        held.clear();
+        let all: Vec<_> = (0..made).map(|_| take(&mut spares)).collect();
+        assert_eq!((all.len(), spares.made), (made, made), "none was made anew");
     }
 }

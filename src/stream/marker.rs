@@ -99,8 +99,14 @@ impl Event {
             Record { ticket: stream.ticket(), clock: None }
         };
         record.ticket.commit()?;
-        // The old one goes after the lock.
-        let _old = lock(&self.record).replace(record);
+        let mut last = lock(&self.record);
+        // Another thread may have recorded it since, behind this: it does not go back within one stream. What goes, goes after the
+        // lock.
+        let is_later = |known: &mut Record| {
+            known.ticket.stream().is(record.ticket.stream()) && known.ticket.number() > record.ticket.number()
+        };
+        let _gone = if last.as_mut().is_some_and(is_later) { Some(record) } else { last.replace(record) };
+        drop(last);
         Ok(())
     }
 

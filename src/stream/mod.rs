@@ -77,6 +77,7 @@ use crate::{
         Device, WeakDevice,
         backend::{Backend, HostFunction, RawStream, StreamSpec, host_callback},
         recorder,
+        thread::DeviceThread,
     },
     error::{Error, ErrorKind, Result},
     planted::{self, Planted},
@@ -233,19 +234,27 @@ impl Stream {
         self.0.mode.set(mode);
     }
 
-    /// Resolves when all that was enqueued until now is done.
+    /// Resolves when all that was enqueued until now is done. What is enqueued between this call and the first poll is not waited
+    /// for.
     pub fn completed(&self) -> Completed {
-        Completed::new(self.ticket())
+        let mut ticket = self.ticket();
+        if self.capture().is_none() {
+            // Marked now: at the first poll it would wait for what is enqueued until then. An error is the poll's.
+            let _ = ticket.commit();
+        }
+        Completed::new(ticket)
     }
 
     /// Waits, blocking the thread, until all that was enqueued is done. For places without a runtime: in async code
     /// await [`completed`](Self::completed).
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) in a host function, in a waker that a
+    /// device calls, and in the destructors that these lead to: see [`CompletionMode`].
     pub fn synchronize_blocking(&self) -> Result<()> {
         // In a fork of the process no worker would ever be done.
         self.0.device.check_process()?;
+        self.may_wait("all of its work")?;
         let ticket = self.ticket();
         self.0.streams.heed(self.0.streams.backend().stream_synchronize(self.0.raw))?;
         self.0.completion.advance(ticket.number());
@@ -263,8 +272,10 @@ impl Stream {
 
     /// Enqueues a function of the host: it runs when the work before it is done, on a thread of the driver's, and
     /// holds up this stream until it returns. It must not call into wakeline or the driver, nor wait for anything, and
-    /// what it captures should hold no `Buffer`, no `Envelope` and nothing of a graph's: those would be dropped there. It
-    /// is dropped without being called if the device is lost.
+    /// what it captures should hold no `Buffer`, no `Envelope` and nothing of a graph's: those would be dropped there, and
+    /// on CUDA, where the driver permits no calls there, what they have of the driver's is leaked. A call that would wait for
+    /// the device, and on CUDA every call that needs the driver, is a [`Usage`](ErrorKind::Usage) error there. It is dropped
+    /// without being called if the device is lost.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -360,11 +371,18 @@ impl Stream {
                 return Ok((Leave::new(room, self), taken));
             }
             drop(taken);
-            if !backlog.wait(backend, || self.0.device.check_process())? {
+            let goes_on = || self.may_wait("room in its queue").and_then(|()| self.0.device.check_process());
+            if !backlog.wait(backend, goes_on)? {
                 let taken = locks();
                 return Ok((Leave::new(backlog.keep_beyond(), self), taken));
             }
         }
+    }
+
+    /// An error on a thread that a device cannot go on without.
+    #[cold]
+    fn may_wait(&self, what: &str) -> Result<()> {
+        DeviceThread::may_wait(|| format!("stream `{}` of {} would wait for {what}", self.name(), self.device()))
     }
 
     /// Puts one piece of work into the stream and gives it the next ticket, as one step. Never waits: there is room.

@@ -14,6 +14,16 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// | `LowLatency` | 6 (11), 1.2 | 7 (16), 1.2 | 7 (17), 1.2 |
 /// | `Quiet` | 45 (867), 0.3 | 538 (820), 0.1 | 537 (1121), 0.0 |
 ///
+/// # What a waker may do
+/// A waker is called on the thread that finds the end: on that of a task that looks, on the device's lookout, or on a worker's or
+/// the driver's, from a host function. Wakers of a runtime are all right on each: they schedule a task and return. One that goes
+/// on with its task at once, inside `wake`, runs that task there, and a device waits for it as for a host function. So on the
+/// device's own threads no call of wakeline waits: enqueueing into a stream whose queue is full, as well as
+/// [`synchronize_blocking`](crate::Stream::synchronize_blocking) and
+/// [`Kernel::load_blocking`](crate::kernel::Kernel::load_blocking), is a [`Usage`](crate::ErrorKind::Usage) error there. On the
+/// driver's callback thread CUDA permits no calls at all: all that need the driver are `Usage` errors there, and what is dropped
+/// there is leaked until the process ends. Let such a waker wake a task of a runtime, and enqueue in that.
+///
 /// ```
 /// use wakeline::{Flow, Stream, device::{Device, Emulated}, stream::CompletionMode};
 ///

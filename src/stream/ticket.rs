@@ -44,7 +44,8 @@ impl Ticket {
         Self::new(self.stream.clone(), self.number)
     }
 
-    /// Resolves when the work is done.
+    /// Resolves when the work is done. A ticket that no stream and no event has waited for may wait for what is enqueued until the
+    /// future is first polled, too; [`Stream::completed`] and an [`Event`](super::Event) mark their point at once.
     pub fn completed(&self) -> Completed {
         Completed::new(self.clone())
     }

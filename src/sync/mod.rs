@@ -5,6 +5,7 @@
 //!   held. User code runs with no lock held, and a panic of it ends there.
 //! - [`log`]: a `tracing` event where a lock may be held.
 //! - [`Deferred`]: a scope that holds back the wakes, drops and logs of its thread until the locks within it are released.
+//! - [`on_user_code`]: what a thread is in the middle of, a capture, is left while user code of another task runs there.
 //! - [`limit_depth`], [`Nested`]: a call, or a value's destructor, that may lead to another one like it, and so on, without an
 //!   end to the stack.
 //!
@@ -15,6 +16,7 @@
 
 use crate::planted::{self, Planted};
 
+mod aside;
 mod cell;
 mod depth;
 mod mutex;
@@ -26,6 +28,7 @@ mod tests;
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
+pub(crate) use aside::{on_user_code, set_aside};
 pub(crate) use cell::WakerCell;
 pub(crate) use depth::{Chain, Nested, limit_depth};
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};

@@ -28,7 +28,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use crate::sync::{assert_unlocked, is_unlocked, strands_others};
+use crate::sync::{assert_unlocked, is_unlocked, set_aside, strands_others};
 
 /// Wakers that were taken out under a lock, to be woken after it. Dropped without a wake, they are dropped one by one in the
 /// same way.
@@ -228,6 +228,8 @@ pub(crate) fn contained(what: &'static str, call: impl FnOnce()) -> bool {
 
 #[inline]
 fn caught(what: &'static str, call: impl FnOnce()) -> bool {
+    // It is no part of what this thread is in the middle of.
+    let _aside = set_aside();
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(()) => true,
         Err(payload) => {

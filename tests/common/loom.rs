@@ -30,6 +30,11 @@ impl Condvar {
 
 pub(crate) fn assert_unlocked() {}
 
+/// No model enters anything that user code is no part of.
+pub(crate) fn set_aside() -> Option<()> {
+    None
+}
+
 pub(crate) fn strands_others() -> bool {
     false
 }

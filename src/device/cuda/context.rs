@@ -41,7 +41,10 @@ use super::{
     host,
 };
 use crate::{
-    device::backend::{RawStream, TellsOfLoss},
+    device::{
+        backend::{RawStream, TellsOfLoss},
+        thread::DeviceThread,
+    },
     error::{Error, ErrorKind, Result},
     sync::{Mutex, lock},
 };
@@ -144,6 +147,7 @@ impl Context {
         if let Some(error) = self.lost.get() {
             return Err(error.again());
         }
+        host::may_call_driver()?;
         // SAFETY: `raw` is the primary context that `primary` keeps alive.
         let code = unsafe { (self.driver.ctx_set_current)(self.raw.raw()) };
         self.check(code, "cuCtxSetCurrent")?;
@@ -158,7 +162,7 @@ impl Context {
         match self.lost.get() {
             Some(error) => return Err(error.again()),
             None if stream == Some(RawStream::DEFAULT) => return self.enter().map(call),
-            None => {}
+            None => host::may_call_driver()?,
         }
         match call(self.driver) {
             Code::INVALID_CONTEXT => self.enter().map(call),
@@ -237,6 +241,8 @@ impl Context {
             let (owner, tells, fault) = (self.owner, self.tells.clone(), error.again());
             let thread = thread::Builder::new().name(format!("{} is lost", self.name));
             let told = thread.spawn(move || {
+                // One waker after the other is called here, of all streams.
+                let _device = DeviceThread::enter();
                 // Whoever waits may do so for what no further call asks about: the answer that told of the fault may have
                 // gone unread, as where an event is destroyed.
                 let tells = std::mem::take(&mut *lock(&tells));

@@ -32,8 +32,11 @@ use slab::Slab;
 
 use super::context::Context;
 use crate::{
-    device::backend::{HostCallback, HostFunction},
-    error::Result,
+    device::{
+        backend::{HostCallback, HostFunction},
+        thread::DeviceThread,
+    },
+    error::{Error, ErrorKind, Result},
     sync::{Mutex, MutexGuard, contained, discard, lock},
 };
 
@@ -137,6 +140,22 @@ pub(super) fn on_callback_thread() -> bool {
     INSIDE.get()
 }
 
+/// An error on a thread on which the driver makes a callback: it forbids calls there, and some of them would wait for ever.
+///
+/// # Errors
+/// [`Usage`](ErrorKind::Usage).
+#[inline]
+pub(super) fn may_call_driver() -> Result<()> {
+    if on_callback_thread() { Err(is_forbidden()) } else { Ok(()) }
+}
+
+#[cold]
+fn is_forbidden() -> Error {
+    let text = "called on the thread on which the driver makes its callbacks, by a host function or a waker, where it \
+                permits no calls: let the waker wake a task of a runtime, and make the call in that task";
+    Error::new(ErrorKind::Usage, text)
+}
+
 /// Enqueues `function` into `stream`. One that is refused lies where it was.
 pub(super) fn launch(cx: &Context, stream: CUstream, function: &mut Option<HostFunction>) -> Result<()> {
     let driver = cx.enter()?;
@@ -210,6 +229,7 @@ pub(super) fn drop_all(owner: Owner) {
 
 /// What the driver calls at a launch of a graph, on a thread of its own.
 unsafe extern "C" fn call_again(data: *mut c_void) {
+    let _device = DeviceThread::enter();
     INSIDE.set(true);
     let function = repeated().get(Key::from_user_data(data)).cloned();
     if let Some(function) = function {
@@ -221,6 +241,7 @@ unsafe extern "C" fn call_again(data: *mut c_void) {
 
 /// What the driver calls, on a thread of its own.
 unsafe extern "C" fn call(data: *mut c_void) {
+    let _device = DeviceThread::enter();
     INSIDE.set(true);
     run(Key::from_user_data(data));
     INSIDE.set(false);

@@ -29,7 +29,10 @@ use super::{
     image,
 };
 use crate::{
-    device::backend::{Arg, KernelDef, Launch, Source},
+    device::{
+        backend::{Arg, KernelDef, Launch, Source},
+        thread::DeviceThread,
+    },
     error::{Error, ErrorKind, Result},
     sync::{Deferred, Level, Mutex, MutexGuard, is_unlocked},
 };
@@ -103,7 +106,12 @@ impl Kernels {
             .slots()
             .entry(key)
             .or_insert_with(|| Box::leak(Box::new(Slot { owner: cx.owner, loaded: OnceLock::new() })));
-        match slot.loaded.get_or_init(|| Loaded::new(cx, def, self.arch)) {
+        match slot.loaded.get_or_init(|| {
+            // The driver may wait for all that the device has to do.
+            let name = def.name;
+            DeviceThread::may_wait(|| format!("kernel `{name}` would be loaded, which waits for {},", cx.name))?;
+            Loaded::new(cx, def, self.arch)
+        }) {
             Ok(loaded) => {
                 if let Some(known) = def.known.of(self.ordinal) {
                     // The first stays; another opening of the device goes through the table.

@@ -24,7 +24,7 @@ use super::{
     driver::{Code, Driver},
 };
 use crate::{
-    device::{host_memory, human},
+    device::{host_memory, human, thread::DeviceThread},
     error::{Error, ErrorKind, Result},
     sync::{Mutex, MutexGuard, lock, log},
 };
@@ -114,6 +114,7 @@ impl Pinned {
             if let Some(memory) = self.blocks().take(bytes, true) {
                 return Ok(memory);
             }
+            DeviceThread::may_wait(|| format!("page-locked memory of {} would wait for all of its work", cx.name))?;
             let all = std::mem::take(&mut self.blocks().spares);
             give_back(cx, driver, all)?;
         }

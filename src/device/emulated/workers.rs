@@ -25,7 +25,7 @@ use super::{
     work::{Fault, Work},
 };
 use crate::{
-    device::{human, process::is_fork as in_a_fork},
+    device::{human, process::is_fork as in_a_fork, thread::DeviceThread},
     error::{Error, ErrorKind, Result},
     sync::{Condvar, Level, Mutex, MutexGuard, discard_all, log},
     thread_name::thread_name,
@@ -161,11 +161,28 @@ impl Engine {
             if let Some(simulation) = &self.simulation {
                 let name = state.machine.stream_name(stream).to_owned();
                 drop(state);
-                if !simulation.upgrade().is_some_and(|simulation| simulation.step_streams()) {
+                let simulation = simulation.upgrade();
+                let stepped = simulation.as_ref().is_some_and(|simulation| simulation.step_streams());
+                let is_gone = simulation.is_none();
+                // Its drop takes the lock.
+                drop(simulation);
+                state = lock(&self.state);
+                if stepped {
+                    continue;
+                }
+                if state.machine.is_running() && !DeviceThread::is_one() {
+                    // Another thread carries it out, not this one further up. It passes something when it is done.
+                    state.listeners += 1;
+                    state = self.passed.wait(state);
+                    state.listeners -= 1;
+                    continue;
+                }
+                let is_passed = ends.iter().all(|point| state.machine.is_passed(*point));
+                if !is_passed && (is_gone || state.machine.all_runnable().is_empty()) {
+                    drop(state);
                     let message = format!("stream `{name}` waits for what nobody has enqueued");
                     return Err(Error::new(ErrorKind::Stalled, message));
                 }
-                state = lock(&self.state);
                 continue;
             }
             state.listeners += 1;
@@ -191,6 +208,7 @@ impl Engine {
 
     /// The life of a worker.
     fn labour(&self, device: DeviceId, bell: &Condvar) {
+        let _device = DeviceThread::enter();
         let mut state = lock(&self.state);
         loop {
             if let Some(stream) = state.machine.next(device) {
@@ -215,6 +233,8 @@ impl Engine {
     ) -> MutexGuard<'a, State> {
         let Some(begun) = state.machine.start(stream, now) else { return state };
         note(&state, &begun);
+        // In a simulation, until the entry is done.
+        let _device = DeviceThread::enter();
         let device = state.machine.device_of(stream);
         let mut dropped = Vec::new();
         if let Begun::Work(work) = begun {

@@ -168,6 +168,11 @@ impl<W> Machine<W> {
         self.events.retain(|_, event| event.device != device);
     }
 
+    /// Whether something is carried out at the moment.
+    pub(super) fn is_running(&self) -> bool {
+        self.streams.values().any(|stream| stream.state == State::Running)
+    }
+
     /// All devices that are not over.
     pub(super) fn devices(&self) -> Vec<DeviceId> {
         self.devices.keys().copied().collect()
