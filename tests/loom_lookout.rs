@@ -136,7 +136,7 @@ fn a_waiter_that_comes_as_the_beat_ends_is_looked_after() {
         let mut place = Place::default();
         assert!(lookout.poll(&mut place, 1, noop_waker_ref()).is_pending());
         // The beat runs, and finds it gone or not.
-        lookout.stream.completion.leave(&mut place);
+        lookout.stream.completion.leave(&mut place).wake();
         lookout.stream.done.store(2, Ordering::Release);
         lookout.wait(2);
         lookout.end();
