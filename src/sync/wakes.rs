@@ -28,7 +28,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use crate::sync::{assert_unlocked, is_unlocked, set_aside, strands_others};
+use crate::sync::{assert_unlocked, is_unlocked, step_back, step_out, strands_others};
 
 /// Wakers that were taken out under a lock, to be woken after it. Dropped without a wake, they are dropped one by one in the
 /// same way.
@@ -45,13 +45,15 @@ enum Held {
 }
 
 /// What one scope adds to [`SCOPES`].
-const SCOPE: usize = 2;
+const SCOPE: usize = 4;
 /// Set in [`SCOPES`] while something is held back.
 const HELD_BACK: usize = 1;
+/// Set in [`SCOPES`] while the thread is in the middle of something that user code is no part of.
+const IN_THE_MIDDLE: usize = 2;
 
 thread_local! {
-    /// Scopes that are open on this thread, and whether they hold something back: one word, as most hold back nothing and end
-    /// on the path of a launch.
+    /// Scopes that are open on this thread, whether they hold something back, and whether user code is to be [set
+    /// aside](super::aside): one word, which is 0 on most calls.
     static SCOPES: Cell<usize> = const { Cell::new(0) };
     /// What they hold back. Without a destructor, so that it is there for destructors that run at the thread's end; the
     /// outermost scope leaves it empty.
@@ -115,7 +117,7 @@ pub(crate) fn wake(waker: Waker) {
 
 /// False if it has panicked.
 fn wake_one(waker: Waker) -> bool {
-    if SCOPES.get() > 0 {
+    if is_deferred() {
         hold_back(Held::Wake(waker));
         return true;
     }
@@ -128,10 +130,33 @@ fn wake_one(waker: Waker) -> bool {
 /// which is user code.
 pub(crate) fn wake_shared(waker: &Arc<Waker>) {
     if SCOPES.get() > 0 {
+        wake_shared_aside(waker);
+    } else {
+        assert_unlocked();
+        caught_here("a waker panicked", || waker.wake_by_ref());
+    }
+}
+
+/// The same where it is to be held back, or set aside.
+#[cold]
+fn wake_shared_aside(waker: &Arc<Waker>) {
+    if is_deferred() {
         hold_back(Held::WakeShared(waker.clone()));
     } else {
         contained("a waker panicked", || waker.wake_by_ref());
     }
+}
+
+/// Whether what is woken or discarded on this thread is held back.
+#[inline]
+fn is_deferred() -> bool {
+    SCOPES.get() >= SCOPE
+}
+
+/// Whether user code that this thread calls is to be set aside.
+pub(crate) fn set_in_the_middle(is: bool) {
+    let others = SCOPES.get() & !IN_THE_MIDDLE;
+    SCOPES.set(if is { others | IN_THE_MIDDLE } else { others });
 }
 
 /// Drops a value whose destructor is the user's: a waker that was replaced, a closure that was refused.
@@ -139,7 +164,7 @@ pub(crate) fn discard<T: 'static>(value: T) {
     if !std::mem::needs_drop::<T>() {
         return;
     }
-    if SCOPES.get() > 0 {
+    if is_deferred() {
         hold_back(Held::Drop(Box::new(value)));
     } else {
         contained("a destructor panicked", || drop(value));
@@ -149,7 +174,7 @@ pub(crate) fn discard<T: 'static>(value: T) {
 /// The same for the cause of an error. Most are the crate's own, and dropped wherever that is: so it is not asserted that no
 /// lock is held.
 pub(crate) fn discard_cause<T: 'static>(cause: T) {
-    if SCOPES.get() > 0 {
+    if is_deferred() {
         hold_back(Held::Drop(Box::new(cause)));
     } else {
         caught("a destructor panicked", || drop(cause));
@@ -169,7 +194,7 @@ pub(crate) fn log(event: impl FnOnce() + 'static) {
 
 /// Calls a function that takes locks of any level, or leads to user code: in a [`Deferred`] scope at its end.
 pub(crate) fn later(what: &'static str, call: impl FnOnce() + 'static) {
-    if SCOPES.get() > 0 {
+    if is_deferred() {
         hold_back(Held::Call(what, Box::new(call)));
     } else {
         contained(what, call);
@@ -214,7 +239,7 @@ impl<T: 'static> Drop for Discarded<T> {
 #[inline]
 #[track_caller]
 pub(crate) fn assert_may_wake() {
-    if cfg!(debug_assertions) && !is_unlocked() && SCOPES.get() == 0 {
+    if cfg!(debug_assertions) && !is_unlocked() && !is_deferred() {
         assert_unlocked();
     }
 }
@@ -229,7 +254,19 @@ pub(crate) fn contained(what: &'static str, call: impl FnOnce()) -> bool {
 #[inline]
 fn caught(what: &'static str, call: impl FnOnce()) -> bool {
     // It is no part of what this thread is in the middle of.
-    let _aside = set_aside();
+    let aside = SCOPES.get() & IN_THE_MIDDLE > 0;
+    if aside {
+        step_out();
+    }
+    let goes_well = caught_here(what, call);
+    if aside {
+        step_back();
+    }
+    goes_well
+}
+
+#[inline]
+fn caught_here(what: &'static str, call: impl FnOnce()) -> bool {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(()) => true,
         Err(payload) => {
@@ -273,15 +310,14 @@ impl Drop for Deferred {
     #[inline]
     fn drop(&mut self) {
         let outer = SCOPES.get() - SCOPE;
-        if outer == HELD_BACK {
-            SCOPES.set(0);
+        if outer < SCOPE {
+            SCOPES.set(outer & IN_THE_MIDDLE);
             assert_unlocked();
-            run_held();
+            if outer & HELD_BACK > 0 {
+                run_held();
+            }
         } else {
             SCOPES.set(outer);
-            if outer == 0 {
-                assert_unlocked();
-            }
         }
     }
 }

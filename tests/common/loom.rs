@@ -30,10 +30,10 @@ impl Condvar {
 
 pub(crate) fn assert_unlocked() {}
 
-/// No model enters anything that user code is no part of.
-pub(crate) fn set_aside() -> Option<()> {
-    None
-}
+// No model enters anything that user code is no part of.
+pub(crate) fn step_out() {}
+
+pub(crate) fn step_back() {}
 
 pub(crate) fn strands_others() -> bool {
     false
