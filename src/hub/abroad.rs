@@ -40,6 +40,10 @@ pub(crate) trait Lender: Send + Sync + 'static {
     fn regain(&self);
     /// No operator of the flow runs any more.
     fn has_ended(&self) -> bool;
+    /// Of one that holds other flows: gives up its hold of those that this is true of.
+    fn release(&self, _is: &dyn Fn(&Boundary) -> bool) -> SmallVec<[Abroad; 1]> {
+        SmallVec::new()
+    }
 }
 
 /// Where envelopes leave a flow: an egress, a service, an ingress that gives out blank ones, a hub of chunks.
@@ -94,6 +98,11 @@ impl Boundary {
     /// A boundary of the same flow.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         is_one(&self.flow, &other.flow)
+    }
+
+    /// Of what it holds: one that is alive has it alone.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.flow).cast::<()>().addr()
     }
 
     /// A mark of one says the same as a mark of the other.
@@ -168,6 +177,10 @@ impl Abroad {
             boundary.flow.lend();
         }
         Self(boundary.clone())
+    }
+
+    pub(crate) fn boundary(&self) -> &Arc<Boundary> {
+        &self.0
     }
 
     /// It holds that flow.
@@ -274,9 +287,13 @@ impl CameBack {
         }
     }
 
-    fn take_one(&mut self, number: usize, envelope: &mut RawEnvelope, is_there: &impl Fn(&Boundary) -> bool) {
+    fn take_one(&mut self, number: usize, envelope: &mut RawEnvelope, is_there: &dyn Fn(&Boundary) -> bool) {
         let taken = envelope.marks_mut().take(|mark| is_there(&mark.0));
         self.marks.extend(taken.into_iter().map(|mark| (number, Some(mark))));
+        for mark in envelope.marks_mut().iter() {
+            let released = mark.0.flow.release(is_there);
+            self.marks.extend(released.into_iter().map(|mark| (number, Some(mark))));
+        }
     }
 
     /// It did not come in: it has its marks again.
