@@ -48,7 +48,7 @@
 //! | A drop does not wait for a device, and memory that a device may still use is neither freed nor handed out again. | `dropping.rs`, `memory.rs`, `calls_that_wait.rs` |
 //! | A waker, a closure or a destructor of the user's that panics or calls back harms itself only: it runs with no lock held, and the others are served. On a thread of the device's own a call that would wait for the device, and on CUDA every call that needs the driver, is an error ([what a waker may do](CompletionMode#what-a-waker-may-do)). | `hostile_{wakers,devices,messages}.rs`, `calls_that_wait.rs`, `hostile_flows`, `hostile_conditions`, and the lock order that every debug build asserts |
 //! | A hub holds no more messages and envelopes than it is allowed, and a service forgets the callers that it has answered. | `hubs.rs` (`h13`), `queues.rs` (`q1_*`), `service_loops.rs` |
-//! | The caller of a service is given an error's kind and no names, pointers or paths of the flow, and what one caller sends ends nothing for the others. | `service_callers.rs` |
+//! | The caller of a service is given an error's kind and no names, pointers or paths of the flow, and what one caller sends or keeps of its responses ends nothing for the others. | `service_callers.rs`, `service_ends.rs` |
 //! | Sizes, counts, names, alignments and durations at the ends of their ranges are errors, or work. | `extremes` |
 //! | The protocols of completion, queues, rest, watchers, pools, memory queues, watch values, the lookout and wakers are right in every interleaving of their models. | `loom_*.rs` |
 

@@ -619,3 +619,32 @@ async fn a_flow_with_links_is_stepped_through() {
     assert_eq!(lock(&seen).concat(), [2, 3]);
     within(steps.run_on()).await.unwrap();
 }
+
+/// An envelope that was taken out by hand, by a link that is gone.
+async fn taken_out(hub: &ChunkHub<u32>) -> Envelope<u32> {
+    let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
+    produce.with(async |blank| blank.fill_from(&[7]).await).await.unwrap();
+    within(consume.next()).await.unwrap().unwrap().into_envelope().unwrap()
+}
+
+#[tokio::test]
+async fn an_envelope_that_was_taken_out_before_a_flow_begins_is_waited_for() {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).host_envelopes(1).build().unwrap();
+    for _ in 0..2 {
+        let taken = taken_out(&hub).await;
+        let seen = shared();
+        let mut flow = Flow::new("later");
+        let (fill, drain) = (flow.add("fill", Fill::each(0..3)), flow.add("drain", Drain(seen.clone())));
+        flow.link(fill.numbers, &hub);
+        flow.link(drain.numbers, &hub);
+        let mut running = flow.spawn().unwrap();
+        until("it waits for the envelope", || !running.status()[0].waits_for.is_empty()).await;
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+            assert!((&mut running).now_or_never().is_none(), "the envelope will come home");
+        }
+        drop(taken);
+        within(running).await.unwrap();
+        assert_eq!(lock(&seen).concat(), [0, 1, 2]);
+    }
+}

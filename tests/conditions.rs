@@ -697,3 +697,40 @@ on_both!(c8_stream_that_a_number_came_with, async |device: Device| {
     running.await.unwrap();
     assert_eq!(ran.load(Ordering::Relaxed), 1);
 });
+
+/// Loses its second claim, and sets the count to so many runs meanwhile, as any thread could.
+struct Loses {
+    count: wakeline::condition::Count,
+    to: i64,
+    claims: u32,
+}
+
+impl wakeline::condition::Condition for Loses {
+    fn poll_status(&mut self, _cx: &mut std::task::Context<'_>) -> wakeline::condition::Status {
+        wakeline::condition::Status::Ready
+    }
+
+    fn claim(&mut self) -> bool {
+        self.claims += 1;
+        if self.claims == 2 {
+            self.count.reset(self.to);
+        }
+        self.claims != 2
+    }
+}
+
+#[tokio::test]
+async fn a_count_that_is_reset_while_a_claim_is_lost_has_the_runs_of_the_reset() {
+    for (whole, to, expected) in [(10, 0, 1), (-1, 0, 1), (10, 3, 4), (-1, 3, 4), (1, 2, 1)] {
+        let count = wakeline::condition::count(whole);
+        let mut flow = Flow::new("count");
+        let source = flow
+            .add("source", wakeline::operator::source(async || Ok(Some(1_u32))))
+            .when(count.clone())
+            .when(Loses { count, to, claims: 0 });
+        let end = flow.add("end", sink(async |_: u32| Ok(())));
+        flow.connect(source.output, end.input);
+        let report = within(flow.run()).await.unwrap();
+        assert_eq!(report.operator("source").unwrap().runs, expected, "count({whole}), then reset({to})");
+    }
+}

@@ -427,3 +427,17 @@ fn config_a_variable_of_any_depth_is_read_or_refused() {
         std::thread::Builder::new().stack_size(2 << 20).spawn(read).unwrap().join().unwrap();
     });
 }
+
+/// The time that reading takes grows with the file, and not with its square: then this would take minutes.
+#[test]
+fn config_a_long_file_is_read_in_time_and_its_lines_are_right() {
+    let keys = 40_000;
+    let mut text: String = (0..keys).map(|n| format!("key{n} = {n}\n")).collect();
+    text.push_str("[table]\r\n\r\nlast = true\r\n");
+    let (_folder, path) = file(&text);
+    let config = Config::file(&path).unwrap();
+    for (key, line) in [("key0", 1), ("key39999", keys), ("table.last", keys + 3)] {
+        let error = config.get::<Vec<String>>(key).unwrap_err().to_string();
+        assert!(error.contains(&format!(":{line}")), "{key}: {error}");
+    }
+}

@@ -14,15 +14,30 @@ use super::{
 /// side, and with the count again once it is [`reset`](Self::reset). A count that is used up keeps no flow from ending.
 #[derive(Clone)]
 pub struct Count {
-    left: Told<i64>,
+    left: Told<Left>,
     whole: i64,
 }
 
+#[derive(Clone, Copy)]
+struct Left {
+    /// Runs; negative: without end.
+    runs: i64,
+    /// How often that was set: what was claimed before is not given back to what was set after.
+    resets: u64,
+}
+
+impl Left {
+    fn reset(self, runs: i64) -> Self {
+        Self { runs, resets: self.resets.wrapping_add(1) }
+    }
+}
+
 /// The condition.
-#[derive(Debug)]
 struct Counts {
-    left: Heard<i64>,
+    left: Heard<Left>,
     whole: i64,
+    /// The number of resets at the claim that took a run away.
+    claimed: Option<u64>,
 }
 
 /// So many runs: 0 is never, a negative number without end. Each time the flow is run it begins anew.
@@ -42,49 +57,55 @@ struct Counts {
 /// # }).unwrap();
 /// ```
 pub fn count(runs: i64) -> Count {
-    Count { left: Told::new(runs), whole: runs }
+    Count { left: Told::new(Left { runs, resets: 0 }), whole: runs }
 }
 
 impl Count {
     /// From now on there are so many runs left, as for [`count`]. With 0 its operators end, whatever else they wait for. An
     /// operator that had none left has ended, and stays so.
     pub fn reset(&self, runs: i64) {
-        self.left.set(|_| runs);
+        self.left.set(|left| left.reset(runs));
     }
 
     /// How many runs are left; negative: without end.
     pub fn left(&self) -> i64 {
-        self.left.get()
+        self.left.get().runs
     }
 }
 
 impl IntoCondition for Count {
     fn into_condition(self) -> When {
-        When::own(Counts { left: self.left.heard(), whole: self.whole })
+        When::own(Counts { left: self.left.heard(), whole: self.whole, claimed: None })
     }
 }
 
 impl Condition for Counts {
     fn start(&mut self) {
-        self.left.change(|_| Some(self.whole), |_| true);
+        self.claimed = None;
+        self.left.change(|left| Some(left.reset(self.whole)), |_| true);
     }
 
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
-        if self.left.poll(cx.waker()).value == 0 { Status::Never } else { Status::Ready }
+        if self.left.poll(cx.waker()).value.runs == 0 { Status::Never } else { Status::Ready }
     }
 
     fn claim(&mut self) -> bool {
-        let one_less = |left: i64| match left {
+        let one_less = |left: Left| match left.runs {
             0 => None,
-            1.. => Some(left - 1),
+            1.. => Some(Left { runs: left.runs - 1, ..left }),
             _ => Some(left),
         };
-        // The last one: whoever shares it has none.
-        self.left.change(one_less, |left| left == 0).is_some()
+        // The last one: those that share it have none.
+        let left = self.left.change(one_less, |left| left.runs == 0);
+        self.claimed = left.filter(|left| left.runs >= 0).map(|left| left.resets);
+        left.is_some()
     }
 
     fn give_back(&mut self) {
-        self.left.change(|left| (left >= 0).then_some(left.saturating_add(1)), |left| left == 1);
+        let Some(claimed) = self.claimed.take() else { return };
+        let one_more =
+            |left: Left| (left.resets == claimed).then_some(Left { runs: left.runs.saturating_add(1), ..left });
+        self.left.change(one_more, |left| left.runs == 1);
     }
 
     fn describe(&self) -> Cow<'static, str> {
@@ -94,6 +115,6 @@ impl Condition for Counts {
 
 impl fmt::Debug for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Count").field(&self.left).finish()
+        f.debug_tuple("Count").field(&self.left()).finish()
     }
 }

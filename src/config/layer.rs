@@ -57,7 +57,8 @@ impl Layer {
         let mut values: Dict = toml::from_str(&text).map_err(|error| refused(error.into()))?;
         values.values_mut().for_each(dates);
         let mut lines = BTreeMap::new();
-        note_lines(&text, "", document.table(), &mut lines);
+        let ends: Vec<_> = text.match_indices('\n').map(|(at, _)| at).collect();
+        note_lines(&ends, "", document.table(), &mut lines);
         Ok(Self { place: Place::File(path.into()), values, lines })
     }
 
@@ -179,12 +180,13 @@ fn dates(value: &mut Value) {
     }
 }
 
-fn note_lines(text: &str, within: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {
+/// `ends`: where the lines end, in order.
+fn note_lines(ends: &[usize], within: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {
     for (name, value) in table {
         let key = if within.is_empty() { name.get_ref().to_string() } else { format!("{within}.{}", name.get_ref()) };
-        lines.insert(key.clone(), line_of(text, name.span().start));
+        lines.insert(key.clone(), 1 + ends.partition_point(|end| *end < name.span().start));
         if let DeValue::Table(table) = value.get_ref() {
-            note_lines(text, &key, table, lines);
+            note_lines(ends, &key, table, lines);
         }
     }
 }

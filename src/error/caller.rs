@@ -46,6 +46,18 @@ impl CallerErrors {
         self.given(error, "the work on this envelope has failed")
     }
 
+    /// The error of a response that could not be given out.
+    #[cold]
+    pub(crate) fn of_response(&self, error: &Error) -> Error {
+        self.given(
+            error,
+            match error.kind() {
+                ErrorKind::OutOfMemory => "there is no memory for the response",
+                _ => "the work on the response has failed",
+            },
+        )
+    }
+
     fn given(&self, error: &Error, message: &str) -> Error {
         let kind = 1 << error.kind() as u32;
         let first = self.warned.fetch_or(kind, Ordering::Relaxed) & kind == 0;

@@ -111,7 +111,7 @@ impl<M: Message> Door<M> {
             given_out: Mutex::at(Level::Ingress, 0),
             blank: Notify::new(),
             closed: Notify::new(),
-            boundary: Boundary::of_blanks(cx.node().rest().clone(), errors),
+            boundary: Boundary::of_callers(cx.node().rest().clone(), errors),
             owner: cx.waker(),
             flow: cx.flow(),
         })

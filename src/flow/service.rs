@@ -42,7 +42,7 @@ use crate::{
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
         Envelope, Hub, Message, Reply,
-        abroad::Boundary,
+        abroad::Handover,
         baggage::Load,
         reply::{Caller, next_number},
         sender::SentBy,
@@ -159,6 +159,14 @@ impl Flow {
 /// envelope lies where it can be read. If the device of an envelope is lost while the request waits in the service's hub,
 /// that is its caller's error, too.
 ///
+/// # Envelopes in a response
+/// An [`Envelope`] that a response [shows](Message::envelopes) is the caller's own memory: as it leaves, its hub allocates other
+/// memory in its place. So a caller that keeps or forgets its responses takes nothing from the other callers but that memory.
+/// If there is none, the request fails with [`OutOfMemory`](ErrorKind::OutOfMemory), and the envelope stays its hub's. Nothing
+/// limits how many responses a caller keeps: do that where they are kept. An envelope within an [`Arc`] or a
+/// [`Host`](crate::Host) stays its hub's, and the flow waits for it without knowing: send no such to callers that are not
+/// trusted.
+///
 /// # Callers that go away
 /// A caller that goes away drops the response's future, and makes its place [within the limit](Self::limit) free; its
 /// request is let go as soon as an operator asks [whether anybody still waits](crate::operator::Reply::is_abandoned), and
@@ -200,7 +208,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
 
     /// At most so many requests in flight, from all of its clones that are made from now on: from their admission until
     /// they are answered or their callers go away. An answered request counts no longer, whether or not its caller has looked
-    /// at the answer.
+    /// at the answer, or keeps it. [Blank](Self::blank) envelopes are not counted.
     #[must_use]
     pub fn limit(mut self, requests: usize) -> Self {
         self.limit = Some(Arc::new(Semaphore::new(requests.min(Semaphore::MAX_PERMITS))));
@@ -287,6 +295,10 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
 
 impl<T: Plain, Res: Message> Service<Envelope<T>, Res> {
     /// A blank envelope for a request. See [`Ingress::blank`].
+    ///
+    /// Blank envelopes are those of the requests' hub, which all callers share, and no [limit](Self::limit) counts them: a
+    /// caller that keeps them keeps them from all others. Where callers do not trust each other, give them no handle of the
+    /// service but a function that asks with their data, and fills the blank envelope itself.
     ///
     /// # Errors
     /// As [`Ingress::blank`].
@@ -581,13 +593,23 @@ struct DeskPorts<Req: Message, Res: Message> {
 }
 
 impl<Res: Message> Book<Res> {
-    /// A response has come, for these.
-    fn answer(self: &Arc<Self>, reply: &Reply, response: Res) {
+    /// The requests of this service among those that a message answers.
+    fn own(self: &Arc<Self>, reply: &Reply) -> Vec<Arc<Request<Res>>> {
         let requests = reply.callers().iter().filter_map(|caller| {
             let caller: Arc<dyn Any + Send + Sync> = caller.clone();
             caller.downcast::<Request<Res>>().ok()
         });
-        let own: Vec<_> = requests.filter(|request| Arc::ptr_eq(&request.book, self)).collect();
+        requests.filter(|request| Arc::ptr_eq(&request.book, self)).collect()
+    }
+
+    /// A response has come, for these, and cannot be given to them.
+    fn fail(self: &Arc<Self>, reply: &Reply, error: &Error) {
+        self.own(reply).iter().for_each(|request| request.answer(Err(error.again())));
+    }
+
+    /// A response has come, for these.
+    fn answer(self: &Arc<Self>, reply: &Reply, response: Res) {
+        let own = self.own(reply);
         let waiting: Vec<_> = own.iter().filter(|request| request.is_waiting()).collect();
         let service = &*self.name;
         match &waiting[..] {
@@ -635,7 +657,7 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
         let mut no_handles = pin!(self.stage.closed());
         let (book, carry) = (self.book.clone(), cx.carry().clone());
         let errors = CallerErrors::new(cx.flow().name(), &book.name);
-        let boundary = Boundary::of_callers(carry.node().rest().clone(), errors);
+        let handover = Handover::new(carry.node().rest().clone(), errors);
         let mut open = true;
         cx.attend(|task, ending| {
             if open && (ending || no_handles.as_mut().poll(task).is_ready() || !door.tend()) {
@@ -657,9 +679,16 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                 }
                 budget.made_progress();
                 if let Some(Some(mut response)) = responses.apart(Input::try_take).transpose()? {
-                    boundary.mark(&mut response);
                     let reply = carry.take_replies().pop().unwrap_or_default();
-                    book.answer(&reply, response);
+                    // Its envelopes go home where no caller gets it.
+                    let given = if reply.is_waited_for() { handover.give(&mut response) } else { Ok(()) };
+                    match given {
+                        Ok(()) => book.answer(&reply, response),
+                        Err(error) => {
+                            discard(response);
+                            book.fail(&reply, &error);
+                        }
+                    }
                     carry.let_go();
                 }
             }

@@ -15,14 +15,22 @@
 //! An envelope may pass through several flows: it has the marks of each flow that it is outside of.
 //!
 //! A mark may also say that the envelope was given to a [caller](CallerErrors) of the flow, who is not to see the names of
-//! its operators and streams. A blank envelope of an ingress has a mark that says this alone, and holds no flow.
+//! its operators and streams. Such a mark holds no flow: a blank envelope of an ingress is held by that, and one in a
+//! service's response becomes the caller's own memory ([`Handover`]), since callers do not trust each other.
 
-use std::{fmt, ptr, sync::Arc};
+use std::{
+    fmt, ptr,
+    sync::{Arc, Weak},
+};
 
 use smallvec::SmallVec;
 
-use super::{Message, envelope::RawEnvelope};
-use crate::error::CallerErrors;
+use super::{
+    Message,
+    envelope::{LeftPool, RawEnvelope},
+    pool::Pool,
+};
+use crate::error::{CallerErrors, Error, Result};
 
 /// A flow, as its envelopes know it that are outside.
 pub(crate) trait Lender: Send + Sync + 'static {
@@ -32,6 +40,10 @@ pub(crate) trait Lender: Send + Sync + 'static {
     fn regain(&self);
     /// No operator of the flow runs any more.
     fn has_ended(&self) -> bool;
+    /// Of one that holds other flows: gives up its hold of those that this is true of.
+    fn release(&self, _is: &dyn Fn(&Boundary) -> bool) -> SmallVec<[Abroad; 1]> {
+        SmallVec::new()
+    }
 }
 
 /// Where envelopes leave a flow: an egress, a service, an ingress that gives out blank ones, a hub of chunks.
@@ -41,6 +53,12 @@ pub(crate) struct Boundary {
     lends: bool,
     /// What callers get in place of the envelope's own errors.
     errors: Option<Arc<CallerErrors>>,
+}
+
+/// Where a service's responses leave its flow.
+pub(crate) struct Handover {
+    boundary: Arc<Boundary>,
+    no_pool: Weak<Pool>,
 }
 
 /// See the module. One that lends holds its flow until it is dropped.
@@ -67,13 +85,8 @@ impl Boundary {
         Arc::new(Self { flow, lends: true, errors: None })
     }
 
-    /// To callers, who get these errors.
+    /// To callers, who get these errors. The envelopes do not hold the flow.
     pub(crate) fn of_callers(flow: Arc<dyn Lender>, errors: CallerErrors) -> Arc<Self> {
-        Arc::new(Self { flow, lends: true, errors: Some(Arc::new(errors)) })
-    }
-
-    /// To callers, who get blank envelopes to send, and these errors. The open ingress holds the flow; the envelopes do not.
-    pub(crate) fn of_blanks(flow: Arc<dyn Lender>, errors: CallerErrors) -> Arc<Self> {
         Arc::new(Self { flow, lends: false, errors: Some(Arc::new(errors)) })
     }
 
@@ -85,6 +98,11 @@ impl Boundary {
     /// A boundary of the same flow.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         is_one(&self.flow, &other.flow)
+    }
+
+    /// Of what it holds: one that is alive has it alone.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.flow).cast::<()>().addr()
     }
 
     /// A mark of one says the same as a mark of the other.
@@ -100,7 +118,7 @@ impl Boundary {
         self.errors.as_ref().is_some_and(|own| Arc::ptr_eq(own, errors))
     }
 
-    /// Marks the envelopes of a message that leaves the flow. Where the marks lend, for one of its operators.
+    /// Marks the envelopes of a message that leaves the flow. For one of its operators, as the marks lend.
     pub(crate) fn mark<M: Message>(self: &Arc<Self>, message: &mut M) {
         if M::CARRIES_ENVELOPES {
             message.envelopes(&mut |envelope| envelope.marks_mut().add(self));
@@ -110,6 +128,40 @@ impl Boundary {
     /// Marks one envelope. For one who holds the flow, where the mark lends.
     pub(crate) fn mark_one(self: &Arc<Self>, envelope: &mut RawEnvelope) {
         envelope.marks_mut().add(self);
+    }
+}
+
+impl Handover {
+    pub(crate) fn new(flow: Arc<dyn Lender>, errors: CallerErrors) -> Self {
+        Self { boundary: Boundary::of_callers(flow, errors), no_pool: Pool::none() }
+    }
+
+    /// Makes the envelopes of a message their receiver's own. Their hubs get other memory in their place, which costs an
+    /// allocation for each. For one of the flow's operators, with no lock held.
+    ///
+    /// # Errors
+    /// Those of the allocation, as the caller gets them. Some of the message's envelopes belong to their hubs still: drop it.
+    pub(crate) fn give<M: Message>(&self, message: &mut M) -> Result<()> {
+        if !M::CARRIES_ENVELOPES {
+            return Ok(());
+        }
+        let (mut left, mut failed) = (SmallVec::<[LeftPool; 1]>::new(), None::<Error>);
+        message.envelopes(&mut |envelope| {
+            if failed.is_none() {
+                match envelope.leave_pool(&self.no_pool) {
+                    Ok(behind) => left.push(behind),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            self.boundary.mark_one(envelope);
+        });
+        // The waiters' wakers are user code, and so is the method above.
+        left.into_iter().for_each(LeftPool::settle);
+        match (failed, &self.boundary.errors) {
+            (None, _) => Ok(()),
+            (Some(error), Some(errors)) => Err(errors.of_response(&error)),
+            (Some(error), None) => Err(error),
+        }
     }
 }
 
@@ -125,6 +177,10 @@ impl Abroad {
             boundary.flow.lend();
         }
         Self(boundary.clone())
+    }
+
+    pub(crate) fn boundary(&self) -> &Arc<Boundary> {
+        &self.0
     }
 
     /// It holds that flow.
@@ -183,6 +239,11 @@ impl Marks {
         drop(gone);
     }
 
+    /// Takes out the marks that hold a flow.
+    pub(super) fn take_lending(&mut self) -> SmallVec<[Abroad; 1]> {
+        self.take(|mark| mark.0.lends)
+    }
+
     /// Takes out the marks that this is true of.
     fn take(&mut self, mut is: impl FnMut(&Abroad) -> bool) -> SmallVec<[Abroad; 1]> {
         let mut taken = SmallVec::new();
@@ -226,9 +287,13 @@ impl CameBack {
         }
     }
 
-    fn take_one(&mut self, number: usize, envelope: &mut RawEnvelope, is_there: &impl Fn(&Boundary) -> bool) {
+    fn take_one(&mut self, number: usize, envelope: &mut RawEnvelope, is_there: &dyn Fn(&Boundary) -> bool) {
         let taken = envelope.marks_mut().take(|mark| is_there(&mark.0));
         self.marks.extend(taken.into_iter().map(|mark| (number, Some(mark))));
+        for mark in envelope.marks_mut().iter() {
+            let released = mark.0.flow.release(is_there);
+            self.marks.extend(released.into_iter().map(|mark| (number, Some(mark))));
+        }
     }
 
     /// It did not come in: it has its marks again.
@@ -250,6 +315,11 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
     use super::*;
+    use crate::{
+        device::{Device, Emulated},
+        error::ErrorKind,
+        hub::Envelope,
+    };
 
     #[derive(Default)]
     struct Counted {
@@ -334,9 +404,39 @@ mod tests {
         marks.hide_as(&other);
         assert!(marks.errors().is_some());
         assert_eq!(marks.iter().count(), 2);
-        assert_eq!(out(&[first.clone(), second]), [1, 1], "what is hidden holds nothing");
+        assert_eq!(out(&[first.clone(), second]), [0, 1], "what is hidden holds nothing");
         let flow: Arc<dyn Lender> = first;
         drop(marks.take(|mark| mark.holds(&flow)));
         assert!(marks.errors().is_none());
+    }
+
+    #[test]
+    fn an_envelope_that_is_handed_over_is_replaced_or_stays_its_hubs() {
+        let device = Device::emulated(Emulated::new().memory(1 << 20));
+        let pool = Pool::new(&"inner-hub".into(), 1, 400 << 10, &device, &device).unwrap();
+        let take = || Envelope::<u8>::of_raw(pool.take().unwrap().unwrap());
+        let [flow, other] = flows();
+        let handover = Handover::new(flow.clone(), CallerErrors::new("flow", "service"));
+        let mut first = take();
+        Boundary::of_program(other.clone()).mark(&mut first);
+        handover.give(&mut first).unwrap();
+        assert_eq!((pool.count(), pool.idle()), (1, 1), "its hub has another");
+        assert_eq!(out(&[flow.clone(), other.clone()]), [0, 0], "nothing waits for it");
+
+        // No room for a third.
+        let mut second = take();
+        Boundary::of_program(other.clone()).mark(&mut second);
+        let error = handover.give(&mut second).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+        assert!(!format!("{error:?} {error}").contains("inner"), "{error:?}");
+        assert_eq!((pool.idle(), out(&[flow, other.clone()])), (0, vec![0, 1]), "the hub's still");
+        drop(second);
+        assert_eq!((pool.idle(), out(&[other])), (1, vec![0]));
+
+        let mut third = take();
+        drop(first);
+        assert_eq!(pool.idle(), 0, "what was handed over does not come home");
+        handover.give(&mut third).unwrap();
+        assert_eq!(pool.idle(), 1);
     }
 }

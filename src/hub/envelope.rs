@@ -1,8 +1,18 @@
 //! [`Envelope`]: a piece of memory lent by a hub, with a valid part.
 
-use std::{fmt, marker::PhantomData, sync::Weak};
+use std::{
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, Weak},
+};
 
-use super::{Message, abroad::Marks, pool::Pool};
+use smallvec::SmallVec;
+
+use super::{
+    Message,
+    abroad::{Abroad, Marks},
+    pool::Pool,
+};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
@@ -23,9 +33,11 @@ use crate::{
 /// An operator that gives one away to a task or thread of its own should await its return within `compute`: a flow does
 /// not know of it, and takes an envelope that is out while nothing else moves for one that never comes home.
 ///
-/// One that came in a [service's](crate::Service) response, or is a blank one of a service or an
-/// [ingress](crate::Ingress), is in the hands of a caller, who is not to see what the flow's operators and streams are
-/// called: its methods return errors of the kind that happened, with a general message, and the log has the rest.
+/// One that came in a [service's](crate::Service) response belongs to the caller and to no hub: dropping it frees the memory,
+/// and the flow does not wait for it.
+///
+/// The errors of one that came in a response, or is a blank one of a service or an [ingress](crate::Ingress), do not name the
+/// flow's operators and streams: they have the kind of what happened and a general message, and the log has the rest.
 ///
 /// Kernels take it as a slice argument. The host reads and writes it through `.await`, if it lies on the host.
 pub struct Envelope<T: Plain> {
@@ -45,6 +57,26 @@ pub struct RawEnvelope {
     stamp: Option<Ticket>,
     /// The flows that it is outside of. Dropped after it has come home.
     marks: Marks,
+}
+
+/// What an envelope leaves behind that no longer belongs to a hub.
+#[must_use = "the pool waits for its memory"]
+pub(super) struct LeftPool {
+    replaced: Option<(Arc<Pool>, Owned)>,
+    /// The flows that waited for it.
+    marks: SmallVec<[Abroad; 1]>,
+}
+
+impl LeftPool {
+    /// The pool has an envelope as before, and wakes those that wait for one. With no lock held.
+    pub(super) fn settle(self) {
+        let Self { replaced, marks } = self;
+        if let Some((pool, memory)) = replaced {
+            pool.put(memory);
+        }
+        // Last: a moment of rest in between would be taken for a stall.
+        drop(marks);
+    }
 }
 
 impl RawEnvelope {
@@ -85,6 +117,19 @@ impl RawEnvelope {
 
     pub(crate) fn home(&self) -> &Weak<Pool> {
         &self.home
+    }
+
+    /// Makes its memory the holder's own, which no flow waits for. Its pool, if there is one, needs other memory in its place.
+    ///
+    /// # Errors
+    /// Those of the allocation. Then nothing has changed.
+    pub(super) fn leave_pool(&mut self, no_pool: &Weak<Pool>) -> Result<LeftPool> {
+        let mut replaced = None;
+        if let Some(pool) = self.home.upgrade() {
+            replaced = pool.replacement(self.memory())?.map(|memory| (pool, memory));
+            self.home = no_pool.clone();
+        }
+        Ok(LeftPool { replaced, marks: self.marks.take_lending() })
     }
 
     pub(super) fn marks_mut(&mut self) -> &mut Marks {

@@ -10,7 +10,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     task::Waker,
@@ -102,6 +102,11 @@ impl Pool {
         self.home.len() >= count
     }
 
+    /// The home of envelopes that belong to no hub any more.
+    pub(super) fn none() -> Weak<Self> {
+        Arc::downgrade(&Arc::new(Self::empty(&Arc::from(""), 0)))
+    }
+
     /// How many there are, wherever they are.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
@@ -127,6 +132,19 @@ impl Pool {
         let Some(stream) = &self.captured else { return Ok(None) };
         let memory = stream.alloc::<u8>(self.bytes)?.into_memory();
         Ok(Some(RawEnvelope::new(memory, Arc::downgrade(self))))
+    }
+
+    /// Memory in place of this, of the same size and at the same location. `None`: there is no need for any.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory); [`DeviceLost`](crate::ErrorKind::DeviceLost).
+    pub(super) fn replacement(&self, memory: &Memory) -> Result<Option<Owned>> {
+        if self.captured.is_some() {
+            return Ok(None);
+        }
+        let device = memory.device();
+        let made = if memory.is_host() { Memory::pinned(device, self.bytes) } else { Memory::on(device, self.bytes) };
+        made.map(Some).map_err(|error| error.at(format!("hub `{}`", self.hub)))
     }
 
     pub(super) fn put(self: Arc<Self>, memory: Owned) {

@@ -51,7 +51,8 @@ pub(crate) struct Control {
     hubs: Mutex<Arc<Hubs>>,
     stop: AtomicBool,
     abort: AtomicBool,
-    paused: AtomicBool,
+    /// The nodes' own flags are written with the lock: so the last call of several at once counts for all of them.
+    paused: Mutex<bool>,
     /// What it failed with.
     failure: OnceLock<Error>,
     /// The flow's own task.
@@ -147,7 +148,7 @@ impl Control {
             hubs: Mutex::default(),
             stop: AtomicBool::new(false),
             abort: AtomicBool::new(false),
-            paused: AtomicBool::new(false),
+            paused: Mutex::new(false),
             failure: OnceLock::new(),
             keeper: WakerCell::new(),
         })
@@ -224,8 +225,12 @@ impl Control {
     }
 
     fn set_paused(&self, paused: bool) {
-        self.paused.store(paused, Ordering::Release);
+        let mut now = lock(&self.paused);
+        *now = paused;
         self.nodes.iter().for_each(|node| node.set_paused(paused));
+        drop(now);
+        // A waker is user code: with no lock held. Each reads the flags as the last call has left them.
+        self.nodes.iter().for_each(Wake::wake_by_ref);
     }
 
     /// No run begins unless it is asked for; or every operator goes on by itself.
@@ -234,7 +239,7 @@ impl Control {
     }
 
     pub(crate) fn is_paused(&self) -> bool {
-        self.paused.load(Ordering::Acquire)
+        *lock(&self.paused)
     }
 
     /// What an operator waits for, if it waits.
@@ -404,5 +409,41 @@ impl Stream for Changes {
 impl fmt::Debug for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Changes").field("flow", &self.control.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODES: usize = 64;
+
+    fn control() -> Arc<Control> {
+        Control::new("flow".into(), (0..NODES).map(|node| node.to_string().into()).collect(), Vec::new())
+    }
+
+    /// How many nodes hold their operator.
+    fn paused(control: &Control) -> usize {
+        control.nodes.iter().filter(|node| node.is_paused()).count()
+    }
+
+    #[test]
+    fn a_flow_that_is_resumed_by_a_waker_of_its_pause_is_resumed_whole() {
+        struct Resumes(Handle);
+
+        impl Wake for Resumes {
+            fn wake(self: Arc<Self>) {
+                self.0.resume();
+            }
+        }
+
+        let handle = Handle(control());
+        let waker = Arc::new(Resumes(handle.clone())).into();
+        let mut worn = handle.0.nodes[0].wear_face();
+        let polled =
+            handle.0.nodes[0].poll(&mut worn, &mut Context::from_waker(&waker), |_| Poll::<crate::Result<()>>::Pending);
+        assert!(polled.is_pending());
+        handle.pause();
+        assert_eq!((handle.is_paused(), paused(&handle.0)), (false, 0));
     }
 }

@@ -218,8 +218,8 @@ impl Node {
         self.finish.load(Ordering::Acquire)
     }
 
-    /// No run begins while it is paused.
-    pub(crate) fn set_paused(self: &Arc<Self>, paused: bool) {
+    /// No run begins while it is paused. Wake the node afterwards: this does not.
+    pub(crate) fn set_paused(&self, paused: bool) {
         self.hold(held::PAUSED, paused);
     }
 
@@ -229,15 +229,15 @@ impl Node {
             self.permit.get_or_init(Permit::default);
         }
         self.hold(held::STEPPED, stepped);
+        self.wake_by_ref();
     }
 
-    fn hold(self: &Arc<Self>, why: u8, hold: bool) {
+    fn hold(&self, why: u8, hold: bool) {
         if hold {
             self.held.fetch_or(why, Ordering::AcqRel);
         } else {
             self.held.fetch_and(!why, Ordering::AcqRel);
         }
-        self.wake_by_ref();
     }
 
     /// Where it is stepped through.

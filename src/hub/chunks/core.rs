@@ -102,6 +102,57 @@ struct Counts {
 struct Flows {
     running: Vec<Arc<Boundary>>,
     outside: HashMap<LinkId, Vec<Abroad>>,
+    /// By the address of its [`Out`], of an envelope that was taken out by hand: the flows that have begun since. Those that
+    /// ran then have a mark on the envelope.
+    out: HashMap<usize, Vec<Abroad>>,
+}
+
+/// An envelope that was taken out by hand, until it has come home.
+struct Out<T: Plain, S: Clone + Send + Sync + 'static> {
+    core: Weak<Core<T, S>>,
+}
+
+impl<T: Plain, S: Clone + Send + Sync + 'static> Out<T, S> {
+    /// It is shared, and stays where it is.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+}
+
+impl<T: Plain, S: Clone + Send + Sync + 'static> Lender for Out<T, S> {
+    fn lend(&self) {}
+
+    fn regain(&self) {
+        if let Some(core) = self.core.upgrade() {
+            let held = lock(&core.flows).out.remove(&self.address());
+            // A flow's task is woken, without the lock.
+            drop(held);
+        }
+    }
+
+    /// No flow can begin that would wait for it.
+    fn has_ended(&self) -> bool {
+        self.core.strong_count() == 0
+    }
+
+    fn release(&self, is: &dyn Fn(&Boundary) -> bool) -> SmallVec<[Abroad; 1]> {
+        let mut taken = SmallVec::new();
+        let Some(core) = self.core.upgrade() else { return taken };
+        let held: SmallVec<[_; 2]> = lock(&core.flows)
+            .out
+            .get(&self.address())
+            .into_iter()
+            .flatten()
+            .map(|held| held.boundary().clone())
+            .collect();
+        // That may acquire another hub's lock.
+        for boundary in held.into_iter().filter(|boundary| is(boundary)) {
+            let mut flows = lock(&core.flows);
+            let held = flows.out.get_mut(&self.address()).into_iter();
+            taken.extend(held.flat_map(|held| held.extract_if(.., |held| Arc::ptr_eq(held.boundary(), &boundary))));
+        }
+        taken
+    }
 }
 
 /// What gives a hub envelopes there.
@@ -251,7 +302,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     pub(super) fn join(&self, flow: &Arc<dyn Lender>) {
         let boundary = Boundary::of_program(flow.clone());
         let mut flows = lock(&self.flows);
-        flows.outside.values_mut().for_each(|held| held.push(Abroad::holding(&boundary)));
+        let Flows { outside, out, .. } = &mut *flows;
+        outside.values_mut().chain(out.values_mut()).for_each(|held| held.push(Abroad::holding(&boundary)));
         flows.running.push(boundary);
     }
 
@@ -260,16 +312,29 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         let mut gone = Vec::new();
         let mut flows = lock(&self.flows);
         let left: Vec<_> = flows.running.extract_if(.., |running| running.is_of(flow)).collect();
-        for held in flows.outside.values_mut() {
+        let Flows { outside, out, .. } = &mut *flows;
+        for held in outside.values_mut().chain(out.values_mut()) {
             gone.extend(held.extract_if(.., |held| held.holds(flow)));
         }
         drop(flows);
         drop((gone, left));
     }
 
-    /// The flows that an envelope which is taken out by hand may wake as it comes home.
-    fn flows(&self) -> SmallVec<[Arc<Boundary>; 1]> {
-        lock(&self.flows).running.iter().cloned().collect()
+    /// An envelope is taken out by hand: what it is marked with, for the flows that run and for those that begin before it
+    /// comes home.
+    fn goes_out(&self) -> SmallVec<[Arc<Boundary>; 2]> {
+        let out = Arc::new(Out { core: self.own.clone() });
+        let mut flows = lock(&self.flows);
+        flows.out.insert(out.address(), Vec::new());
+        let running: SmallVec<[_; 2]> = flows.running.iter().cloned().collect();
+        drop(flows);
+        running.into_iter().chain([Boundary::of_program(out)]).collect()
+    }
+
+    /// Of the marks of an envelope that comes into the hub: it is one of the hub's flows, or says that it was taken out here.
+    fn waits(&self, boundary: &Boundary) -> bool {
+        let flows = lock(&self.flows);
+        flows.running.iter().any(|flow| flow.is_beside(boundary)) || flows.out.contains_key(&boundary.address())
     }
 
     pub(super) fn set_flow(&self, flow: Option<Vec<LinkName>>) {

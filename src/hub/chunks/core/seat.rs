@@ -221,20 +221,19 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
         drop(self.core.act(|state, _, out| state.peeked(self.id, number, self.place, envelope, unseen, out)));
     }
 
-    /// The envelope is taken out by hand: no flow of this hub is at rest until it comes home. This link holds them until here.
+    /// The envelope is taken out by hand: no flow of this hub is at rest until it comes home, also one that begins
+    /// before that. This link holds them until here.
     pub(in crate::hub::chunks) fn goes_out(&self, envelope: &mut Envelope<T>) {
         if let LinkName::Hand(_) = self.name {
-            self.core.flows().iter().for_each(|boundary| boundary.mark_one(envelope.raw_mut()));
+            self.core.goes_out().iter().for_each(|boundary| boundary.mark_one(envelope.raw_mut()));
         }
     }
 
     /// The envelope comes into this hub: its flows need not wait for it. Their marks are for the caller to drop, once the
     /// hub has the envelope.
     pub(in crate::hub::chunks) fn comes_in(&self, envelope: &mut Envelope<T>) -> CameBack {
-        let (flows, mut came_back) = (self.core.flows(), CameBack::default());
-        if !flows.is_empty() {
-            came_back.take(envelope, |boundary| flows.iter().any(|flow| flow.is_beside(boundary)));
-        }
+        let mut came_back = CameBack::default();
+        came_back.take(envelope, |boundary| self.core.waits(boundary));
         came_back
     }
 }
