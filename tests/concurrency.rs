@@ -499,3 +499,36 @@ async fn q6_an_output_that_a_concurrent_run_closes_ends_after_the_others() {
     seen.sort();
     assert_eq!(seen, [0, 1, 2]);
 }
+
+/// B4-8: the ports of a run are values that it may swap. What it leaves is then counted at another hub than its own, and no more
+/// there than were taken.
+#[tokio::test]
+async fn a_run_that_swaps_its_inputs_ends() {
+    #[derive(Ports)]
+    struct BothPorts {
+        #[input]
+        few: Input<u32>,
+        #[input(at_least = 3)]
+        many: Input<u32>,
+    }
+
+    #[derive(Clone)]
+    struct Swaps;
+    impl Operator for Swaps {
+        type Ports = BothPorts;
+
+        async fn compute(&mut self, ports: &mut BothPorts, _cx: &mut Cx) -> Result<()> {
+            std::mem::swap(&mut ports.few, &mut ports.many);
+            Ok(())
+        }
+    }
+
+    let mut flow = Flow::new("swapped");
+    let few = flow.add("few", numbers(1));
+    let many = flow.add("many", numbers(3));
+    let swaps = flow.add("swaps", concurrent(1, Swaps));
+    flow.connect(few.output, swaps.few);
+    flow.connect_with(many.output, swaps.many, Hub::bounded(4));
+    let report = within(flow.run()).await.unwrap();
+    assert!(report.hubs.iter().all(|hub| hub.passed <= 3 && hub.untaken <= 3), "{report}");
+}
