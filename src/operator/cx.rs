@@ -409,7 +409,7 @@ impl Cx {
             conditions: Vec::new(),
             merge: self.carry.policy(),
         };
-        let mut worker = Self::new(setting, Node::alone(), self.flow.clone());
+        let mut worker = Self::new(setting, Node::of_worker(&self.node), self.flow.clone());
         worker.account = self.account.clone();
         self.lanes.extend(worker.lane.clone());
         worker
