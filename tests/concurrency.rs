@@ -499,3 +499,83 @@ async fn q6_an_output_that_a_concurrent_run_closes_ends_after_the_others() {
     seen.sort();
     assert_eq!(seen, [0, 1, 2]);
 }
+
+/// B4-8: the ports of a run are values that it may swap. What it leaves is then counted at another hub than its own, and no more
+/// there than were taken.
+#[tokio::test]
+async fn a_run_that_swaps_its_inputs_ends() {
+    #[derive(Ports)]
+    struct BothPorts {
+        #[input]
+        few: Input<u32>,
+        #[input(at_least = 3)]
+        many: Input<u32>,
+    }
+
+    #[derive(Clone)]
+    struct Swaps;
+    impl Operator for Swaps {
+        type Ports = BothPorts;
+
+        async fn compute(&mut self, ports: &mut BothPorts, _cx: &mut Cx) -> Result<()> {
+            std::mem::swap(&mut ports.few, &mut ports.many);
+            Ok(())
+        }
+    }
+
+    let mut flow = Flow::new("swapped");
+    let few = flow.add("few", numbers(1));
+    let many = flow.add("many", numbers(3));
+    let swaps = flow.add("swaps", concurrent(1, Swaps));
+    flow.connect(few.output, swaps.few);
+    flow.connect_with(many.output, swaps.many, Hub::bounded(4));
+    let report = within(flow.run()).await.unwrap();
+    assert!(report.hubs.iter().all(|hub| hub.passed <= 3 && hub.untaken <= 3), "{report}");
+}
+
+/// B4-7: a run that waits for more blank envelopes than there are is a stall, as in a plain operator.
+#[tokio::test]
+async fn a_stall_within_a_run_is_reported() {
+    #[derive(Ports)]
+    struct TwoPorts {
+        #[input]
+        numbers: Input<u32>,
+        #[output(envelope_bytes = 4)]
+        out: Output<Envelope<u8>>,
+    }
+
+    #[derive(Clone)]
+    struct Blanks(usize);
+    impl Operator for Blanks {
+        type Ports = TwoPorts;
+
+        async fn compute(&mut self, ports: &mut TwoPorts, _cx: &mut Cx) -> Result<()> {
+            ports.numbers.take()?;
+            let mut blanks = Vec::new();
+            for _ in 0..self.0 {
+                blanks.push(ports.out.blank().await?);
+            }
+            for blank in blanks {
+                ports.out.send(blank).await?;
+            }
+            Ok(())
+        }
+    }
+
+    for (runs, count, each, envelopes) in [(1, 1, 2, 1), (1, 3, 2, 1), (2, 1, 3, 2), (2, 4, 3, 2), (2, 8, 2, 4)] {
+        let mut flow = Flow::new("two");
+        let from = flow.add("numbers", numbers(count));
+        let two = flow.add("two", concurrent(runs, Blanks(each)));
+        let to = flow.add("sink", sink(async |_: Envelope<u8>| Ok(())));
+        flow.connect(from.output, two.numbers);
+        flow.connect_with(two.out, to.input, Hub::bounded(4).envelopes(envelopes));
+        let outcome = within(flow.run()).await;
+        if each > envelopes {
+            let stalled = outcome.unwrap_err();
+            assert_eq!(stalled.kind(), ErrorKind::Stalled, "{stalled}");
+            assert!(stalled.to_string().contains("`two` waits for a blank envelope"), "{stalled}");
+        } else {
+            assert_eq!(outcome.unwrap().hubs[1].passed, 16);
+        }
+    }
+}

@@ -734,3 +734,61 @@ async fn a_count_that_is_reset_while_a_claim_is_lost_has_the_runs_of_the_reset()
         assert_eq!(report.operator("source").unwrap().runs, expected, "count({whole}), then reset({to})");
     }
 }
+
+/// B4-10: a condition that is added while the flow is checked is checked, too.
+#[tokio::test]
+async fn a_condition_that_another_one_adds_is_checked_before_the_run() {
+    use std::{sync::Mutex, task::Context};
+
+    use wakeline::{
+        condition::{Condition, PortId, Status, at_least},
+        flow::Added,
+        operator::SinkHandles,
+    };
+
+    type Adds = fn(Added<SinkHandles<u32>>);
+    struct AddsAnother {
+        to: Mutex<Added<SinkHandles<u32>>>,
+        left: AtomicUsize,
+        adds: Adds,
+    }
+    impl Condition for AddsAnother {
+        fn poll_status(&mut self, _: &mut Context<'_>) -> Status {
+            Status::Ready
+        }
+
+        fn problem(&self) -> Option<String> {
+            if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+                (self.adds)(lock(&self.to).clone());
+            }
+            None
+        }
+    }
+
+    fn add(to: Added<SinkHandles<u32>>, least: usize) {
+        let port: PortId = to.input.into();
+        let _ = to.when(at_least(port, least));
+    }
+    let cases: [(Adds, usize, Option<&str>); 4] = [
+        (|to| add(to, 0), 1, Some("waits for 0 messages")),
+        (|to| add(to, 1000), 1, Some("1000")),
+        (|to| add(to, 1), 1, None),
+        (|to| add(to, 1), usize::MAX, Some("each time that it is checked")),
+    ];
+    for (adds, times, problem) in cases {
+        let mut flow = Flow::new("unchecked");
+        let mut numbers = 0..3;
+        let from = flow.add("source", source(move || ready(Ok(numbers.next()))));
+        let to = flow.add("sink", sink(async |_: u32| Ok(())));
+        flow.connect_with(from.output, to.input, Hub::bounded(2));
+        let _ = to.clone().when(AddsAnother { to: Mutex::new(to), left: times.into(), adds });
+        match (within(flow.run()).await, problem) {
+            (Ok(_), None) => {}
+            (Err(error), Some(problem)) => {
+                assert_eq!(error.kind(), ErrorKind::Setup, "{error}");
+                assert!(error.to_string().contains(problem), "{error}");
+            }
+            (outcome, _) => panic!("{problem:?}: {outcome:?}"),
+        }
+    }
+}

@@ -549,6 +549,26 @@ fn c14_changes_end_with_the_flows_runtime() {
     });
 }
 
+#[test]
+fn c14_changes_end_with_a_runtime_that_never_polled_the_flow() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (running, mut changes) = runtime.block_on(async {
+        let mut flow = Flow::new("c14");
+        let start = flow.add("start", source(async || Ok(Some(1_u32))));
+        let end = flow.add("end", sink(async |_: u32| Ok(())));
+        flow.connect(start.output, end.input);
+        let running = flow.spawn().unwrap();
+        let changes = running.handle().changes();
+        (running, changes)
+    });
+    drop(runtime);
+    let own = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    own.block_on(async {
+        assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Cancelled);
+        within(async { while changes.next().await.is_some() {} }).await;
+    });
+}
+
 /// Looking on wakes every operator, and moves nothing.
 #[test]
 fn c14_a_stall_is_a_stall_though_somebody_looks_on() {

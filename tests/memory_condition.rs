@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::{sync::Arc, task::Context};
 
 use common::{
     Shared, SinkPorts, SourcePorts, emulated, emulated_with, freed, hold, lock, on_both, shared, until, within,
@@ -10,7 +10,7 @@ use common::{
 use futures::FutureExt;
 use tokio::sync::{Semaphore, mpsc};
 use wakeline::{
-    condition::{IntoCondition, MemoryThere, Status, When, all_of, any_of, count, memory},
+    condition::{Condition, IntoCondition, MemoryThere, Status, When, all_of, any_of, count, memory},
     device::Emulated,
     memory::Allocator,
     operator::{concurrent, map, sink, source},
@@ -468,4 +468,95 @@ async fn c9_the_condition_knows_of_anothers_blocks() {
     until("it waits", || status(&running, "scratch").status == Status::WaitEvent).await;
     drop(blocks);
     within(running).await.unwrap();
+}
+
+/// Panics once, where it is set to.
+struct PanicsOnce {
+    in_claim: bool,
+    in_ended: bool,
+}
+
+impl Condition for PanicsOnce {
+    fn poll_status(&mut self, _: &mut Context<'_>) -> Status {
+        Status::Ready
+    }
+
+    fn claim(&mut self) -> bool {
+        assert!(!std::mem::take(&mut self.in_claim), "once, in claim");
+        true
+    }
+
+    fn ended(&mut self) {
+        assert!(!std::mem::take(&mut self.in_ended), "once, in ended");
+    }
+}
+
+/// B4-6: another flow, and the next run of the same one, can have what was reserved before a condition panicked.
+#[tokio::test]
+async fn a_condition_that_panics_leaves_no_memory_reserved() {
+    type Conditions = fn(MemoryThere, PanicsOnce) -> [When; 2];
+    let both: Conditions = |memory, panics| [memory.into_condition(), panics.into_condition()];
+    let reversed: Conditions = |memory, panics| [panics.into_condition(), memory.into_condition()];
+    let grouped: Conditions = |memory, panics| [all_of(memory, panics), count(9).into_condition()];
+    let either: Conditions = |memory, panics| [any_of(memory, panics), count(9).into_condition()];
+    for conditions in [both, reversed, grouped, either] {
+        for in_claim in [true, false] {
+            let device = emulated();
+            let blocks = Allocator::blocks(&device, BLOCK, 1).unwrap();
+            let make = |conditions: [When; 2]| {
+                let (mut flow, mut left) = (Flow::new("reserved"), 2);
+                let next = move || std::future::ready(Ok((left > 0).then(|| left -= 1)));
+                let [one, other] = conditions;
+                let source = flow.add("source", source(next)).on(&device).when(one).when(other);
+                let sink = flow.add("sink", sink(async |()| Ok(())));
+                flow.connect(source.output, sink.input);
+                flow
+            };
+            let panics = PanicsOnce { in_claim, in_ended: !in_claim };
+            let mut first = make(conditions(memory(&blocks, BLOCK), panics));
+            let failed = within(first.run()).await.unwrap_err();
+            assert_eq!(failed.kind(), ErrorKind::Panicked, "{failed}");
+            assert_eq!(blocks.stats().reserved, 0);
+            let mut other = make([memory(&blocks, BLOCK).into_condition(), count(9).into_condition()]);
+            within(other.run()).await.unwrap();
+            within(first.run()).await.unwrap();
+            assert_eq!(blocks.stats().reserved, 0);
+        }
+    }
+}
+
+/// B4-6: as a condition panics, those that have claimed give back, and those that are still to hear of the end of the run do.
+#[tokio::test]
+async fn a_condition_that_panics_keeps_no_other_from_its_calls() {
+    struct Notes(Shared<&'static str>);
+    impl Condition for Notes {
+        fn poll_status(&mut self, _: &mut Context<'_>) -> Status {
+            Status::Ready
+        }
+
+        fn claim(&mut self) -> bool {
+            lock(&self.0).push("claimed");
+            true
+        }
+
+        fn give_back(&mut self) {
+            lock(&self.0).push("given back");
+        }
+
+        fn ended(&mut self) {
+            lock(&self.0).push("ended");
+        }
+    }
+    for (in_claim, expected) in [(true, ["claimed", "given back"]), (false, ["claimed", "ended"])] {
+        let notes = shared();
+        let mut flow = Flow::new("notes");
+        let (own, panics) = (Notes(notes.clone()), PanicsOnce { in_claim, in_ended: !in_claim });
+        let source = flow.add("source", source(async || Ok(Some(()))));
+        // The one that panics is called after the other's `claim`, and before its `ended`.
+        let source = if in_claim { source.when(own).when(panics) } else { source.when(panics).when(own) };
+        let sink = flow.add("sink", sink(async |()| Ok(())));
+        flow.connect(source.output, sink.input);
+        within(flow.run()).await.unwrap_err();
+        assert_eq!(*lock(&notes), expected);
+    }
 }

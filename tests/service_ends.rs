@@ -5,11 +5,15 @@ mod common;
 
 use std::{
     future::poll_fn,
+    pin::Pin,
     task::{Context, Poll},
 };
 
 use common::*;
-use futures::future::{join, join_all};
+use futures::{
+    Sink as _,
+    future::{join, join_all},
+};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tower::{Service as _, ServiceExt as _};
 use wakeline::{
@@ -372,4 +376,52 @@ async fn e1_no_request_is_let_in_once_the_flow_was_stopped() {
     assert!(within(service.ask(1)).await.unwrap_err().is_closed());
     assert!(within(service.call(1)).await.unwrap_err().is_closed());
     within(running).await.unwrap();
+}
+
+/// Reports the flow's handle as a run of the flow starts.
+struct Reports(tokio::sync::mpsc::UnboundedSender<wakeline::flow::Handle>);
+
+impl Operator for Reports {
+    type Ports = ();
+
+    async fn start(&mut self, cx: &mut Cx) -> Result<()> {
+        let _ = self.0.send(cx.flow());
+        Ok(())
+    }
+
+    async fn compute(&mut self, _: &mut (), cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        Ok(())
+    }
+}
+
+/// B4-9: readiness that was given in one run of a flow is none in the next.
+#[tokio::test]
+async fn a_place_of_an_earlier_run_is_asked_for_again() {
+    let mut flow = Flow::new("twice");
+    let double = flow.add("double", map(async |n: u32| Ok(2 * n)));
+    let mut service = flow.service("service", double.input, double.output).limit(1);
+    let seen = flow.add("seen", sink(async |_: u32| Ok(())));
+    let mut ingress = flow.ingress("ingress", seen.input);
+    let (report, mut handles) = tokio::sync::mpsc::unbounded_channel();
+    flow.add("reports", Reports(report));
+    let task = tokio::spawn(async move {
+        for _ in 0..2 {
+            flow.run().await.unwrap();
+        }
+    });
+    let first = within(handles.recv()).await.unwrap();
+    within(poll_fn(|cx| service.poll_ready(cx))).await.unwrap();
+    within(poll_fn(|cx| Pin::new(&mut ingress).poll_ready(cx))).await.unwrap();
+    first.stop();
+    let second = within(handles.recv()).await.unwrap();
+    until("the second run is open", || !service.is_closed() && !ingress.is_closed()).await;
+    within(poll_fn(|cx| service.poll_ready(cx))).await.unwrap();
+    assert_eq!(within(service.call(21)).await.unwrap(), 42);
+    within(poll_fn(|cx| Pin::new(&mut ingress).poll_ready(cx))).await.unwrap();
+    Pin::new(&mut ingress).start_send(5).unwrap();
+    second.stop();
+    within(task).await.unwrap();
+    // No run follows in which there could be another place.
+    assert_eq!(within(poll_fn(|cx| service.poll_ready(cx))).await.unwrap_err().kind(), ErrorKind::Closed);
 }

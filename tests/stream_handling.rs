@@ -807,3 +807,45 @@ on_both!(s5_a_wait_is_a_point_of_its_stream, async |device: Device| {
     plain.completed().await.unwrap();
     last.completed().await.unwrap();
 });
+
+/// Sends numbers, each with a stream that no one else holds.
+struct WithAStreamEach {
+    device: Device,
+    left: u32,
+}
+
+impl Operator for WithAStreamEach {
+    type Ports = SourcePorts<u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        self.left -= 1;
+        if self.left == 0 {
+            cx.finish();
+        }
+        let stream = Stream::new(&self.device)?;
+        ports.output.set_stream(&stream)?;
+        ports.output.send(self.left).await?;
+        ports.output.set_stream(None)
+    }
+}
+
+/// A message may be the last to hold the stream that it carries: whether it is taken by an operator without a stream, or
+/// dropped by its hub, the stream ends under no lock, which a debug build asserts.
+#[tokio::test]
+async fn messages_may_be_the_last_to_hold_their_streams() {
+    for place in ["with a stream of its own", "without", "on the host"] {
+        for hub in [Hub::bounded(1), Hub::drop_oldest(1)] {
+            let device = emulated();
+            let mut flow = Flow::new("f");
+            let from = flow.add("from", WithAStreamEach { device: device.clone(), left: 20 });
+            let to = flow.add("to", sink(async |_: u32| Ok(())));
+            let to = match place {
+                "with a stream of its own" => to.on(&device),
+                "without" => to.on(&device).without_own_stream(),
+                _ => to,
+            };
+            flow.connect_with(from.output, to.input, hub);
+            within(flow.run()).await.unwrap();
+        }
+    }
+}

@@ -7,6 +7,7 @@ use std::{borrow::Cow, collections::VecDeque, sync::Arc, task::Context};
 use super::{
     Condition, Status,
     port::{OnPorts, PortFacts, PortId, Show},
+    set::{claim_all, for_each},
 };
 use crate::{memory::Reservation, sync::discard};
 
@@ -185,7 +186,7 @@ impl When {
         match &mut self.0 {
             Tree::Own(own) => own.0.start(),
             Tree::Ports(ports) => ports.start(),
-            Tree::Several { all, .. } => all.iter_mut().for_each(|part| part.when.start()),
+            Tree::Several { all, .. } => for_each(all, |part| part.when.start()),
         }
     }
 
@@ -224,18 +225,19 @@ impl When {
             }
             Tree::Several { any, all, .. } => {
                 let any = *any;
-                let mut claimed = Vec::with_capacity(all.len());
-                for (at, part) in all.iter_mut().enumerate().filter(|(_, part)| part.ready) {
-                    if part.when.claim() {
-                        claimed.push(at);
-                    } else if !any {
-                        claimed.into_iter().rev().for_each(|at: usize| all[at].when.give_back());
-                        return false;
-                    } else {
-                        part.ready = false;
+                let claim = |part: &mut Part| {
+                    // Of several of which one is enough, one that refuses is left out.
+                    let claimed = part.ready && part.when.claim();
+                    part.ready &= claimed || !any;
+                    claimed || any
+                };
+                let give_back = |part: &mut Part| {
+                    if part.ready {
+                        part.when.give_back();
                     }
-                }
-                !any || !claimed.is_empty()
+                };
+                let claimed = claim_all(all.make_contiguous(), claim, give_back);
+                claimed && (!any || all.iter().any(|part| part.ready))
             }
         }
     }
@@ -246,7 +248,7 @@ impl When {
             Tree::Own(own) => own.0.give_back(),
             Tree::Ports(ports) => ports.give_back(),
             Tree::Several { all, .. } => {
-                all.iter_mut().filter(|part| part.ready).for_each(|part| part.when.give_back());
+                for_each(all.iter_mut().filter(|part| part.ready), |part| part.when.give_back());
             }
         }
     }
@@ -256,7 +258,7 @@ impl When {
         match &mut self.0 {
             Tree::Own(own) => own.0.ended(),
             Tree::Ports(_) => {}
-            Tree::Several { all, .. } => all.iter_mut().filter(|part| part.ready).for_each(|part| part.when.ended()),
+            Tree::Several { all, .. } => for_each(all.iter_mut().filter(|part| part.ready), |part| part.when.ended()),
         }
     }
 
@@ -265,7 +267,7 @@ impl When {
         match &mut self.0 {
             Tree::Own(own) => own.0.rest(),
             Tree::Ports(ports) => ports.rest(),
-            Tree::Several { all, .. } => all.iter_mut().for_each(|part| part.when.rest()),
+            Tree::Several { all, .. } => for_each(all, |part| part.when.rest()),
         }
     }
 

@@ -1,10 +1,14 @@
 //! [`Conditions`]: those that an operator was given when it was added, as its task asks them.
 
-use std::task::Context;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    task::Context,
+};
 
 use tokio::time::Instant;
 
 use super::{Readiness, Status, When, port::Show};
+use crate::sync::contained;
 
 /// Beside those of its ports.
 #[derive(Debug)]
@@ -14,7 +18,55 @@ pub(crate) struct Conditions {
     last: usize,
     /// What they answered; what was not asked is ready.
     answers: Vec<Status>,
+    /// A run has claimed what they promise.
     running: bool,
+}
+
+/// Calls user code for each of them. A panic keeps none of the others from its call: the first panic is resumed after the last
+/// call, any further one is logged.
+pub(super) fn for_each<T>(all: impl IntoIterator<Item = T>, mut call: impl FnMut(T)) {
+    let mut first = None;
+    for one in all {
+        if first.is_none() {
+            first = catch_unwind(AssertUnwindSafe(|| call(one))).err();
+        } else {
+            contained("a condition panicked after another one", || call(one));
+        }
+    }
+    if let Some(panic) = first {
+        resume_unwind(panic);
+    }
+}
+
+/// Claims one condition after the other. `claim` has false for the first that refuses; then, and after a panic, those before it
+/// give back, the last first.
+pub(super) fn claim_all<T>(
+    all: &mut [T],
+    mut claim: impl FnMut(&mut T) -> bool,
+    mut give_back: impl FnMut(&mut T),
+) -> bool {
+    let mut claimed = 0;
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        all.iter_mut().all(|one| {
+            let has = claim(one);
+            claimed += usize::from(has);
+            has
+        })
+    }));
+    let before = all.iter_mut().take(claimed).rev();
+    match outcome {
+        Ok(true) => true,
+        Ok(false) => {
+            for_each(before, give_back);
+            false
+        }
+        Err(panic) => {
+            before.for_each(|one| {
+                contained("a condition panicked as it gave back a claim", || give_back(one));
+            });
+            resume_unwind(panic)
+        }
+    }
 }
 
 impl Conditions {
@@ -32,7 +84,7 @@ impl Conditions {
 
     /// The flow begins.
     pub(crate) fn start(&mut self) {
-        self.all.iter_mut().for_each(When::start);
+        for_each(&mut self.all, When::start);
     }
 
     /// Asks all that have a waker, so that each keeps it.
@@ -74,32 +126,32 @@ impl Conditions {
 
     /// A run begins, if all can give what it needs.
     pub(crate) fn claim(&mut self) -> bool {
-        for at in 0..self.all.len() {
-            if !self.all[at].claim() {
-                self.all[..at].iter_mut().rev().for_each(When::give_back);
-                return false;
-            }
-        }
-        self.running = true;
-        true
+        self.running = claim_all(&mut self.all, When::claim, When::give_back);
+        self.running
     }
 
     /// The run that was claimed does not take place.
     pub(crate) fn give_back(&mut self) {
-        self.running = false;
-        self.all.iter_mut().rev().for_each(When::give_back);
+        if std::mem::take(&mut self.running) {
+            for_each(self.all.iter_mut().rev(), When::give_back);
+        }
     }
 
     /// The run has ended.
     pub(crate) fn ended(&mut self) {
         if std::mem::take(&mut self.running) {
-            self.all.iter_mut().for_each(When::ended);
+            for_each(&mut self.all, When::ended);
         }
     }
 
     /// They are not waited for, until they are asked again.
     pub(crate) fn rest(&mut self) {
-        self.all.iter_mut().for_each(When::rest);
+        for_each(&mut self.all, When::rest);
+    }
+
+    /// No run follows, until the flow begins again.
+    pub(crate) fn close(&mut self) {
+        for_each([Self::give_back, Self::rest], |end| end(self));
     }
 
     pub(crate) fn into_all(mut self) -> Vec<When> {

@@ -242,6 +242,11 @@ impl<M: Message> Place<M> {
         Door::once_open(stage).await?.place().await
     }
 
+    /// Nothing can be sent there: its run of the flow is over, or about to be.
+    pub(super) fn is_void(&self) -> bool {
+        self.door.is_closed()
+    }
+
     /// Sends without waiting. `load` is called for a message that is accepted.
     pub(super) fn send(
         self,
@@ -347,17 +352,33 @@ pub(super) enum Asked<T> {
 }
 
 impl<T> Asked<T> {
-    /// Polls what `ask` begins, unless something was asked for before.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, ask: impl FnOnce() -> Result<Self>) -> Poll<Result<()>> {
-        if let Self::No = self {
-            *self = ask()?;
-        }
-        if let Self::Waiting(wait) = self {
-            let outcome = ready!(wait.as_mut().poll(cx));
+    /// Polls what `ask` begins, unless something was asked for before. What is of an earlier run of the flow, `is_void`, is dropped
+    /// and asked for again, and so is a wait for it.
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        is_void: impl Fn(&T) -> bool,
+        ask: impl Fn() -> Result<Self>,
+    ) -> Poll<Result<()>> {
+        if matches!(self, Self::Has(it) if is_void(it)) {
             *self = Self::No;
-            *self = Self::Has(outcome?);
         }
-        Poll::Ready(Ok(()))
+        let mut is_old = !matches!(self, Self::No);
+        loop {
+            match self {
+                Self::Has(_) => return Poll::Ready(Ok(())),
+                Self::No => *self = ask()?,
+                Self::Waiting(wait) => {
+                    let outcome = ready!(wait.as_mut().poll(cx));
+                    *self = Self::No;
+                    match outcome {
+                        Ok(it) if !is_old || !is_void(&it) => *self = Self::Has(it),
+                        Err(error) if !is_old => return Poll::Ready(Err(error)),
+                        _ => is_old = false,
+                    }
+                }
+            }
+        }
     }
 
     /// What there is; nothing is asked for any more.

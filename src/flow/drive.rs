@@ -151,9 +151,11 @@ pub(super) fn launch(start: Start) -> Running {
     let (tell, finished) = oneshot::channel();
     let (control, failing) = (start.control.clone(), start.control.clone());
     let threads = start.threads;
+    let watched = Watched(control.clone());
     spawn(threads, &format!("flow {}", control.name), async move {
         let mut driven = None;
-        guarded(failing.clone(), "its own task".into(), async { driven = Some(drive(start, &tell).await) }).await;
+        guarded(failing.clone(), "its own task".into(), async { driven = Some(drive(start, watched, &tell).await) })
+            .await;
         let finished = driven.unwrap_or_else(|| {
             let outcome = Err(failing.fail(gone()));
             Finished { outcome, seats: Vec::new() }
@@ -164,7 +166,7 @@ pub(super) fn launch(start: Start) -> Running {
     Running::new(control, finished)
 }
 
-/// Whoever watches a flow's operators hears of its end, and also if the runtime ends before.
+/// The changes of a flow's operators end with it, and also if the runtime ends before, be it before the flow was polled.
 struct Watched(Arc<Control>);
 
 impl Drop for Watched {
@@ -173,10 +175,10 @@ impl Drop for Watched {
     }
 }
 
-async fn drive(start: Start, tell: &oneshot::Sender<Finished>) -> Finished {
+async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>) -> Finished {
     let Start { control, mut crew, threads, own_threads, joints, links, sections, keep } = start;
     let told: Vec<_> = sections.iter().map(|section| section.told.clone()).collect();
-    let _watched = Watched(control.clone());
+    let _watched = watched;
     let clock = TickClock::start();
     let first_to_stop = first_to_stop(crew.len(), &joints, &links);
     let mut failure = None;

@@ -217,7 +217,7 @@ impl<M: Message> Sink<M> for Ingress<M> {
     /// Ready means that a place is kept for this handle, until it sends or is dropped.
     fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError<M>>> {
         let mut place = mem::replace(&mut self.place, Asked::No);
-        let asked = place.poll(cx, || match self.try_place()? {
+        let asked = place.poll(cx, Place::is_void, || match self.try_place()? {
             Some(place) => Ok(Asked::Has(place)),
             None => Ok(Asked::Waiting(Box::pin(self.some_place()?))),
         });

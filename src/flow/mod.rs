@@ -134,6 +134,9 @@ struct Connection {
     forks: bool,
 }
 
+/// How often a flow is checked to whose operators conditions are added meanwhile.
+const MOST_CHECKS: usize = 16;
+
 impl Flow {
     /// An empty flow.
     pub fn new(name: impl Into<String>) -> Self {
@@ -246,7 +249,7 @@ impl Flow {
     /// # Errors
     /// [`Setup`](ErrorKind::Setup) with every problem of how it was put together, as [`run`](Self::run).
     pub fn check(&self) -> Result<Checked> {
-        check::plan(self).map(|planned| planned.checked)
+        self.planned().map(|(planned, _)| planned.checked)
     }
 
     /// Runs the flow to its end, on the present tokio runtime. It can be run again: the operators go on from where they
@@ -287,7 +290,7 @@ impl Flow {
     /// `keep`: the operators are wanted back.
     /// `stepped`: no run begins, and no hub moves anything, but by hand.
     fn launch(&mut self, keep: bool, stepped: bool) -> Result<Running> {
-        let check::Planned { links: plans, checked, sections } = check::plan(self)?;
+        let (check::Planned { links: plans, checked, sections }, conditions) = self.planned()?;
         spawn::require_runtime(self.threads)?;
         checked.trace(&self.name);
         if self.entries.iter().any(|entry| entry.seat.is_none()) {
@@ -308,13 +311,15 @@ impl Flow {
         for (index, (entry, node)) in self.entries.iter_mut().zip(&control.nodes).enumerate() {
             let Some(mut seat) = entry.seat.take() else { continue };
             let mut place = lock(&entry.place);
+            // Those that were checked. What is added from here on is for the next run.
+            let own = conditions.get(index).map_or(0, |count| place.conditions.len().min(*count));
             let device = place.device.clone().unwrap_or_else(Device::host);
             let setting = Setting {
                 name: entry.name.clone(),
                 device: device.clone(),
                 streams: place.streams(),
                 allocator: place.allocator.clone(),
-                conditions: std::mem::take(&mut place.conditions),
+                conditions: place.conditions.drain(..own).collect(),
                 merge: place.merge,
             };
             // Conditions of the user's are asked there.
@@ -351,6 +356,20 @@ impl Flow {
         });
         let sections = sections.collect();
         Ok(drive::launch(drive::Start { control, crew, threads, own_threads, joints, links, sections, keep }))
+    }
+
+    /// The flow's plan, and how many conditions each operator had in it: all those that it has by now.
+    fn planned(&self) -> Result<(check::Planned, Vec<usize>)> {
+        // Another thread may add conditions meanwhile, and so may those that are asked.
+        let counts = || self.entries.iter().map(|entry| lock(&entry.place).conditions.len()).collect::<Vec<_>>();
+        for _ in 0..MOST_CHECKS {
+            let (before, planned) = (counts(), check::plan(self)?);
+            if before == counts() {
+                return Ok((planned, before));
+            }
+        }
+        let text = "conditions are added to its operators each time that it is checked: add them before";
+        Err(Error::new(ErrorKind::Setup, text).at(format!("flow `{}`", self.name)))
     }
 
     fn hub_names(&self) -> Vec<Arc<str>> {

@@ -317,10 +317,14 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let mut asked = std::mem::replace(&mut self.asked, Asked::No);
-        let polled = asked.poll(cx, || match self.try_admission()? {
-            Some(admission) => Ok(Asked::Has(admission)),
-            None => Ok(Asked::Waiting(Box::pin(self.some_admission()?))),
-        });
+        let polled = asked.poll(
+            cx,
+            |admission| admission.place.is_void(),
+            || match self.try_admission()? {
+                Some(admission) => Ok(Asked::Has(admission)),
+                None => Ok(Asked::Waiting(Box::pin(self.some_admission()?))),
+            },
+        );
         self.asked = asked;
         polled
     }

@@ -472,6 +472,8 @@ impl<M: 'static> Queue<M> {
     pub(crate) fn leave(&self, messages: u64) {
         if messages > 0 {
             let counts = &mut lock(&self.state).counts;
+            // A run of the user's may have swapped its ports, which are values: then these are another hub's.
+            let messages = messages.min(counts.taken);
             counts.taken -= messages;
             counts.untaken += messages;
         }

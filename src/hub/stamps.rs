@@ -12,6 +12,8 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use smallvec::SmallVec;
+
 use crate::{
     stream::Ticket,
     sync::{Mutex, lock},
@@ -42,8 +44,10 @@ impl Stamps {
     pub(super) fn forget(&self, number: u64) {
         if self.any.load(Ordering::Relaxed) {
             let mut of = lock(&self.of);
-            // Dropped after the lock.
-            let _gone = of.iter().position(|(of, _)| *of == number).and_then(|at| of.remove(at));
+            let gone = of.iter().position(|(of, _)| *of == number).and_then(|at| of.remove(at));
+            drop(of);
+            // It may be the last to hold its stream.
+            drop(gone);
         }
     }
 
@@ -66,10 +70,12 @@ impl Stamps {
         if stays {
             return self.look(number);
         }
+        // Of a message that was discarded, or that could not be sent for another reason than a full queue. They are dropped after
+        // the lock: they may be the last to hold their streams.
+        let mut gone = SmallVec::<[(u64, Ticket); 1]>::new();
         let mut of = lock(&self.of);
-        // Of a message that was discarded, or that could not be sent for another reason than a full queue.
-        while of.front().is_some_and(|(before, _)| *before < number) {
-            of.pop_front();
+        while let Some(before) = of.pop_front_if(|(before, _)| *before < number) {
+            gone.push(before);
         }
         of.pop_front_if(|(of, _)| *of == number).map(|(_, stamp)| stamp)
     }

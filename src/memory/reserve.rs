@@ -234,6 +234,8 @@ impl Reservation {
 
     /// The flow that its operator is one of, by whatever number.
     pub(crate) fn enter(&self, flow: usize) {
+        // Counted for the flow before.
+        self.release();
         self.flow.store(flow, Ordering::Relaxed);
     }
 

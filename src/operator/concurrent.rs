@@ -15,7 +15,7 @@
 //! more messages kept than the workers' last runs sent.
 //!
 //! The dispatcher holds the flow while a run is at work, and no longer: one that has ended and waits to be passed on waits
-//! for others of the flow, as the dispatcher does.
+//! for others of the flow, as the dispatcher does; and so does one that is parked in the middle, at a wait for a blank envelope.
 
 use std::{
     any::Any,
@@ -135,6 +135,8 @@ struct Workers<P>(Vec<Worker<P>>);
 
 /// The runs that are under way.
 struct Runs<P> {
+    /// The workers'.
+    nodes: Vec<Arc<Node>>,
     done: mpsc::UnboundedReceiver<Done<P>>,
     ordered: bool,
     begun: u64,
@@ -146,9 +148,23 @@ struct Runs<P> {
 }
 
 impl<P: Ports> Runs<P> {
-    /// Some have not ended.
+    /// Some have not ended, and wait for more than others of the flow.
     fn at_work(&self) -> bool {
-        self.ended < self.begun
+        // Only one in the middle of a run is parked.
+        let parked = self.nodes.iter().filter(|node| node.is_parked()).count();
+        self.ended.saturating_add(parked as u64) < self.begun
+    }
+
+    /// The next that has ended.
+    async fn ended(&mut self, carry: &Carry) -> Option<Done<P>> {
+        poll_fn(|task| {
+            carry.poll_port(InRun::Sends, task, |task| match self.done.poll_recv(task) {
+                Poll::Ready(ended) => Ok(ended),
+                Poll::Pending if self.at_work() => Err(Readiness::WAIT_EVENT),
+                Poll::Pending => Err(Readiness::WAIT),
+            })
+        })
+        .await
     }
 
     /// Some have not been passed on.
@@ -252,7 +268,8 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
         drop(tell);
 
         let waiting = BTreeMap::new();
-        let mut runs = Runs { done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
+        let nodes = workers.0.iter().map(|worker| worker.node.clone()).collect();
+        let mut runs = Runs { nodes, done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
         // No further run; none before an output is closed.
         let (mut ending, mut closing) = (false, false);
         loop {
@@ -265,14 +282,22 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                     closing = false;
                     continue;
                 }
-                carry.attend(runs.done.recv()).await
+                runs.ended(&carry).await
             } else {
-                cx.holds_token(runs.at_work());
+                let at_work = runs.at_work();
+                cx.holds_token(at_work);
                 let ended = {
-                    let ended = pin!(carry.attend(runs.done.recv()));
+                    let next = poll_fn(|task| match runs.done.poll_recv(task) {
+                        Poll::Ready(ended) => Poll::Ready(Some(ended)),
+                        // A worker was parked, or woken: whether this one holds the token is another matter then.
+                        Poll::Pending if runs.at_work() != at_work => Poll::Ready(None),
+                        Poll::Pending => Poll::Pending,
+                    });
+                    let ended = pin!(carry.attend(next));
                     let ready = pin!(cx.until_ready(ports, |ports, cx| self.operator.may_run(ports, cx)));
                     match select(ended, ready).await {
-                        Either::Left((ended, _)) => Some(ended),
+                        Either::Left((None, _)) => continue,
+                        Either::Left((ended, _)) => ended,
                         Either::Right((ready, _)) => {
                             ending = !ready;
                             None

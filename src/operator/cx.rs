@@ -409,7 +409,7 @@ impl Cx {
             conditions: Vec::new(),
             merge: self.carry.policy(),
         };
-        let mut worker = Self::new(setting, Node::alone(), self.flow.clone());
+        let mut worker = Self::new(setting, Node::of_worker(&self.node), self.flow.clone());
         worker.account = self.account.clone();
         self.lanes.extend(worker.lane.clone());
         worker
@@ -460,13 +460,15 @@ impl Cx {
 
     /// The last run's time, if it ended with an error.
     pub(crate) fn close(&mut self) {
+        // First: what follows may be user code that panics.
+        self.reservations.iter().for_each(|reservation| reservation.release());
         self.end_run();
         self.stop_clock();
         self.carry.let_go();
         self.finished = false;
         self.awaited.clear();
         if let Some(conditions) = &mut self.conditions {
-            conditions.rest();
+            conditions.close();
         }
     }
 

@@ -150,6 +150,8 @@ impl Lane {
         if self.own.get().is_some() {
             return false;
         }
+        // What it drops may be the last to hold a stream.
+        let _later = Deferred::new();
         let mut state = lock(&self.state);
         state.received.clear();
         state.borrowed = None;

@@ -49,6 +49,8 @@ pub(crate) struct Node {
     /// For a task whose waker changes all the same.
     changed: AtomicBool,
     other: WakerCell,
+    /// Of a worker: the node of the operator that it is one of. `changed` is set where there is one.
+    dispatcher: OnceLock<Arc<Node>>,
     parking: Parking,
     rest: Arc<Rest>,
     finish: AtomicBool,
@@ -134,6 +136,7 @@ impl Node {
             task: OnceLock::new(),
             changed: AtomicBool::new(false),
             other: WakerCell::new(),
+            dispatcher: OnceLock::new(),
             parking: Parking::new(&rest.tokens, operator),
             rest: rest.clone(),
             finish: AtomicBool::new(false),
@@ -158,6 +161,14 @@ impl Node {
         Self::new(0, &Rest::new(1))
     }
 
+    /// Of a worker of a concurrent operator: that operator's node is woken when this one is parked and when it is woken.
+    pub(super) fn of_worker(dispatcher: &Arc<Self>) -> Arc<Self> {
+        let node = Self::alone();
+        let _ = node.dispatcher.set(dispatcher.clone());
+        node.changed.store(true, Ordering::Release);
+        node
+    }
+
     pub(crate) fn rest(&self) -> &Arc<Rest> {
         &self.rest
     }
@@ -172,6 +183,9 @@ impl Node {
     pub(crate) fn park(&self) {
         if self.parking.park(&self.rest.tokens) {
             self.rest.flow.wake();
+            if let Some(dispatcher) = self.dispatcher.get() {
+                dispatcher.wake_by_ref();
+            }
         }
     }
 
@@ -393,6 +407,10 @@ impl Wake for Node {
         }
         if self.changed.load(Ordering::Acquire) {
             self.other.wake();
+            // It holds its flow's token for this one, and holds it before the one that wakes gives its own back.
+            if let Some(dispatcher) = self.dispatcher.get() {
+                dispatcher.wake_by_ref();
+            }
         }
     }
 }
