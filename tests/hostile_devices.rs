@@ -1189,3 +1189,53 @@ fn a_launch_is_spoilt_while_its_memory_is() {
         }
     });
 }
+
+/// A launch reads the inputs that were copied to the graph's own memory: it is spoilt from a spoilt copy until the next one.
+#[test]
+fn a_launch_is_spoilt_while_an_input_is() {
+    within_bound(|| {
+        let runtime = runtime();
+        // Whether the memory of the input is the graph's own, and whether the loss is known before the input is copied.
+        for (own_memory, known) in [(true, true), (true, false), (false, true), (false, false)] {
+            let (lost, healthy) = (Device::emulated(Emulated::new()), Device::emulated(Emulated::new()));
+            let its = Stream::new(&lost).unwrap();
+            let [own, other] = [(); 2].map(|()| Stream::new(&healthy).unwrap());
+            let (sample, mut out) = (Buffer::pinned(&healthy, 4).unwrap(), Buffer::<u32>::new(&healthy, 4).unwrap());
+            let captured = Graph::capture(&healthy, |capture| {
+                capture.input(&sample)?;
+                let mut within = capture.stream().alloc::<u32>(4)?;
+                capture.stream().copy(&sample, &mut within)?;
+                capture.stream().copy(&within, &mut out)?;
+                Ok((!own_memory).then_some(within))
+            });
+            let (graph, _within) = captured.unwrap();
+            let exec = graph.instantiate().unwrap();
+            let (mut spoilt, mut sound) =
+                (Buffer::<u32>::pinned(&healthy, 4).unwrap(), Buffer::<u32>::pinned(&healthy, 4).unwrap());
+            sound.as_mut_slice().unwrap().fill(5);
+            let go = held_up(&its);
+            own.wait_for(&its).unwrap();
+            own.copy(&sound, &mut spoilt).unwrap();
+            if known {
+                lose(&its, go, true);
+                graph.inputs()[0].copy(&own, &spoilt).unwrap();
+            } else {
+                graph.inputs()[0].copy(&own, &spoilt).unwrap();
+                lose(&its, go, true);
+            }
+            let place = format!("own memory: {own_memory}, known: {known}");
+            assert!(runtime.block_on(own.completed()).unwrap_err().is_device_lost(), "{place}");
+            for stream in [&own, &other, &own] {
+                exec.launch(stream).unwrap();
+                assert!(runtime.block_on(stream.completed()).unwrap_err().is_device_lost(), "{place}");
+                assert!(runtime.block_on(out.to_vec(stream)).unwrap_err().is_device_lost(), "{place}");
+            }
+            graph.inputs()[0].copy(&other, &sound).unwrap();
+            own.fill(&mut out, 0).unwrap();
+            for stream in [&own, &other] {
+                exec.launch(stream).unwrap();
+                assert_eq!(runtime.block_on(out.to_vec(stream)).unwrap(), [5; 4], "{place}");
+            }
+        }
+    });
+}

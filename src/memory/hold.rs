@@ -57,6 +57,8 @@ struct State {
     shelf: Vec<Box<Memory>>,
     /// Launches, as uses of what lies there.
     launches: Uses,
+    /// What was written there beside the launches, which read it: the last copy of an input to each piece of memory.
+    fed: Vec<(Home, Uses)>,
     /// Memory is not used again: copies of inputs are made before the launch, and stay.
     keeps_apart: bool,
     /// Some was.
@@ -373,14 +375,22 @@ impl Hold {
             Home::Host(_) => false,
         };
         let tie = state.tied.iter().find(|tied| holds(tied.tie.home, tied.tie.bytes)).map(|tied| tied.tie.clone());
-        if tie.is_none() && !state.shelf.iter().any(|memory| holds(memory.home, memory.bytes)) {
+        let on_shelf = || state.shelf.iter().find(|memory| holds(memory.home, memory.bytes));
+        let place = match &tie {
+            Some(tie) => Some((tie.home, tie.bytes)),
+            None => on_shelf().map(|memory| (memory.home, memory.bytes)),
+        };
+        let Some((home, size)) = place else {
             return Err(Error::new(ErrorKind::Usage, "a copy to memory that the graph does not have"));
-        }
+        };
         let launches = state.launches.all();
-        let before = tie.as_ref().map(|tie| (lock(&tie.uses).clone(), bytes >= tie.bytes));
+        let before = match &tie {
+            Some(tie) => Some(lock(&tie.uses).clone()),
+            None => state.fed.iter().find(|(fed, _)| *fed == home).map(|(_, uses)| uses.clone()),
+        };
         drop(state);
         launches.iter().try_for_each(|launch| stream.wait_until_over(launch))?;
-        before.map_or(Ok(()), |(uses, whole)| uses.before_write(stream, whole))?;
+        before.map_or(Ok(()), |uses| uses.before_write(stream, bytes >= size))?;
         // SAFETY: `to` lies in memory that this graph has, as was just looked up, and that is not given back before the
         // ticket has passed, since it is noted as its use; `from` is as long, and the ticket is noted in it.
         let ticket = stream.enqueue(room, |backend, raw| unsafe {
@@ -391,7 +401,13 @@ impl Hold {
         state = lock(&self.state);
         match tie {
             Some(tie) => lock(&tie.uses).written_by(ticket),
-            None => state.launches.written_by(ticket),
+            None => {
+                let mut uses = Uses::default();
+                uses.written_by(ticket.clone());
+                state.fed.retain(|(fed, _)| *fed != home);
+                state.fed.push((home, uses));
+                state.launches.written_by(ticket);
+            }
         }
         Ok(())
     }
@@ -437,6 +453,8 @@ impl Hold {
         for tied in &state.tied {
             lock(&tied.tie.uses).each_open(tied.writes, &mut add);
         }
+        // They do read what was copied there for them.
+        state.fed.iter().for_each(|(_, uses)| uses.each_open(true, &mut add));
         state.outside.retain(|ticket| !ticket.is_settled());
         state.outside.iter().for_each(|ticket| add(ticket, true));
         drop(state);
