@@ -1189,3 +1189,136 @@ fn a_launch_is_spoilt_while_its_memory_is() {
         }
     });
 }
+
+/// A launch reads the inputs that were copied to the graph's own memory: it is spoilt from a spoilt copy until the next one.
+#[test]
+fn a_launch_is_spoilt_while_an_input_is() {
+    within_bound(|| {
+        let runtime = runtime();
+        // Whether the memory of the input is the graph's own, and whether the loss is known before the input is copied.
+        for (own_memory, known) in [(true, true), (true, false), (false, true), (false, false)] {
+            let (lost, healthy) = (Device::emulated(Emulated::new()), Device::emulated(Emulated::new()));
+            let its = Stream::new(&lost).unwrap();
+            let [own, other] = [(); 2].map(|()| Stream::new(&healthy).unwrap());
+            let (sample, mut out) = (Buffer::pinned(&healthy, 4).unwrap(), Buffer::<u32>::new(&healthy, 4).unwrap());
+            let captured = Graph::capture(&healthy, |capture| {
+                capture.input(&sample)?;
+                let mut within = capture.stream().alloc::<u32>(4)?;
+                capture.stream().copy(&sample, &mut within)?;
+                capture.stream().copy(&within, &mut out)?;
+                Ok((!own_memory).then_some(within))
+            });
+            let (graph, _within) = captured.unwrap();
+            let exec = graph.instantiate().unwrap();
+            let (mut spoilt, mut sound) =
+                (Buffer::<u32>::pinned(&healthy, 4).unwrap(), Buffer::<u32>::pinned(&healthy, 4).unwrap());
+            sound.as_mut_slice().unwrap().fill(5);
+            let go = held_up(&its);
+            own.wait_for(&its).unwrap();
+            own.copy(&sound, &mut spoilt).unwrap();
+            if known {
+                lose(&its, go, true);
+                graph.inputs()[0].copy(&own, &spoilt).unwrap();
+            } else {
+                graph.inputs()[0].copy(&own, &spoilt).unwrap();
+                lose(&its, go, true);
+            }
+            let place = format!("own memory: {own_memory}, known: {known}");
+            assert!(runtime.block_on(own.completed()).unwrap_err().is_device_lost(), "{place}");
+            for stream in [&own, &other, &own] {
+                exec.launch(stream).unwrap();
+                assert!(runtime.block_on(stream.completed()).unwrap_err().is_device_lost(), "{place}");
+                assert!(runtime.block_on(out.to_vec(stream)).unwrap_err().is_device_lost(), "{place}");
+            }
+            graph.inputs()[0].copy(&other, &sound).unwrap();
+            own.fill(&mut out, 0).unwrap();
+            for stream in [&own, &other] {
+                exec.launch(stream).unwrap();
+                assert_eq!(runtime.block_on(out.to_vec(stream)).unwrap(), [5; 4], "{place}");
+            }
+        }
+    });
+}
+
+/// What was enqueued before a graph was captured is spoilt after that: so are the launches, until the memory is written anew.
+#[test]
+fn a_launch_is_sound_when_what_came_before_its_capture_is_written_anew() {
+    within_bound(|| {
+        let runtime = runtime();
+        let (lost, healthy) = (Device::emulated(Emulated::new()), Device::emulated(Emulated::new()));
+        let its = Stream::new(&lost).unwrap();
+        let [own, other] = [(); 2].map(|()| Stream::new(&healthy).unwrap());
+        let [mut read, mut written, mut copied] = [(); 3].map(|()| Buffer::<u32>::new(&healthy, 4).unwrap());
+        own.fill(&mut read, 1).unwrap();
+        own.fill(&mut written, 1).unwrap();
+        let go = held_up(&its);
+        other.wait_for(&its).unwrap();
+        // Both are spoilt: a write of what the graph reads, and a read of what it writes.
+        other.fill(&mut read, 2).unwrap();
+        other.copy(&written, &mut copied).unwrap();
+        let captured = Graph::capture(&healthy, |capture| capture.stream().copy(&read, &mut written));
+        let exec = captured.unwrap().0.instantiate().unwrap();
+        let captured = Graph::capture(&healthy, |capture| capture.stream().fill(&mut written, 3));
+        let fills = captured.unwrap().0.instantiate().unwrap();
+        lose(&its, go, true);
+        assert!(runtime.block_on(other.completed()).unwrap_err().is_device_lost());
+        fills.launch(&own).unwrap();
+        assert_eq!(runtime.block_on(written.to_vec(&own)).unwrap(), [3; 4], "only a read of it was spoilt");
+        exec.launch(&own).unwrap();
+        assert!(runtime.block_on(written.to_vec(&own)).unwrap_err().is_device_lost());
+        for round in 4..7 {
+            own.fill(&mut read, round).unwrap();
+            own.fill(&mut written, 0).unwrap();
+            exec.launch(&own).unwrap();
+            assert_eq!(runtime.block_on(written.to_vec(&own)).unwrap(), [round; 4]);
+        }
+    });
+}
+
+/// Memory of the graph's own that a stream wrote before it was dropped: launches that read it are spoilt if that write is.
+#[test]
+fn a_launch_is_spoilt_by_what_was_written_to_memory_of_its_capture() {
+    within_bound(|| {
+        let runtime = runtime();
+        let (lost, healthy) = (Device::emulated(Emulated::new()), Device::emulated(Emulated::new()));
+        let its = Stream::new(&lost).unwrap();
+        let [own, other] = [(); 2].map(|()| Stream::new(&healthy).unwrap());
+        let mut out = Buffer::<u32>::new(&healthy, 4).unwrap();
+        let go = held_up(&its);
+        other.wait_for(&its).unwrap();
+        let captured = Graph::capture(&healthy, |capture| {
+            let mut within = capture.stream().alloc::<u32>(4)?;
+            other.fill(&mut within, 7)?;
+            capture.stream().copy(&within, &mut out)
+        });
+        let exec = captured.unwrap().0.instantiate().unwrap();
+        lose(&its, go, true);
+        assert!(runtime.block_on(other.completed()).unwrap_err().is_device_lost());
+        for _ in 0..2 {
+            own.fill(&mut out, 0).unwrap();
+            exec.launch(&own).unwrap();
+            assert!(runtime.block_on(out.to_vec(&own)).unwrap_err().is_device_lost());
+        }
+    });
+}
+
+/// An engine of another make knows no address of the graph's memory.
+#[test]
+fn an_input_is_copied_on_no_stream_of_another_make() {
+    let simulation = Simulation::new(1);
+    let (simulated, emulated) = (Device::simulated(&simulation, Emulated::new()), Device::emulated(Emulated::new()));
+    let sample = Buffer::<u32>::pinned(&simulated, 4).unwrap();
+    let mut out = Buffer::<u32>::new(&simulated, 4).unwrap();
+    let captured = Graph::capture(&simulated, |capture| {
+        capture.input(&sample)?;
+        let mut within = capture.stream().alloc::<u32>(4)?;
+        capture.stream().copy(&sample, &mut within)?;
+        capture.stream().copy(&within, &mut out)
+    });
+    let graph = captured.unwrap().0;
+    let from = Buffer::<u32>::pinned(&emulated, 4).unwrap();
+    let stream = Stream::new(&emulated).unwrap();
+    let error = graph.inputs()[0].copy(&stream, &from).unwrap_err();
+    assert_eq!(error.kind(), wakeline::ErrorKind::Usage, "{error}");
+    assert!(emulated.lost().is_none() && simulated.lost().is_none());
+}

@@ -359,6 +359,40 @@ async fn h6_what_has_arrived_in_part_is_passed_on() {
     drop((mine, wrapped));
 }
 
+/// What a lost device spoilt is an error until all of it is written anew: a sound write of a part leaves the rest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_a_lost_device_spoilt_is_not_sound_after_a_write_of_a_part() {
+    for rewritten in [false, true] {
+        let (device, lost) = (emulated(), Device::emulated(Emulated::new().faults(Faults::new().fail_copy(1))));
+        let ([a, _], [other, _]) = (streams(&device), streams(&lost));
+        let [two, four] = [2, 4].map(|len| Buffer::from_slice(&a, &vec![7_u32; len]).unwrap());
+        let (mine, wrapped) = Buffer::wrap(vec![1_u32, 2, 3, 4]).unwrap();
+        let mut mine = Envelope::from(mine);
+        let mut spoilt = Buffer::<u32>::new(&lost, 4).unwrap();
+        let held = hold(&other);
+        other.copy(&Buffer::<u32>::new(&lost, 4).unwrap(), &mut spoilt).unwrap();
+        a.copy(&spoilt, &mut mine).unwrap();
+        drop(held);
+        assert!(within(other.completed()).await.is_err() && within(a.completed()).await.is_err());
+        assert!(mine.as_slice().is_err());
+
+        mine.set_len(2).unwrap();
+        a.copy(&two, &mut mine).unwrap();
+        assert!(within(a.completed()).await.is_err(), "it wrote a part of what is spoilt");
+        mine.set_len(4).unwrap();
+        for _ in 0..3 {
+            assert!(within(mine.read()).await.is_err_and(|error| error.is_device_lost()));
+        }
+        if rewritten {
+            a.copy(&four, &mut mine).unwrap();
+            assert_eq!(within(mine.read()).await.unwrap(), [7; 4]);
+        }
+        drop(mine);
+        let back = within(wrapped.into_inner()).await;
+        assert!(if rewritten { back.is_ok_and(|all| all == [7; 4]) } else { back.is_err() });
+    }
+}
+
 /// Keeps the memory, and panics as it is dropped.
 struct Bomb(#[expect(dead_code, reason = "it is kept")] Buffer<u32>, Arc<AtomicUsize>);
 

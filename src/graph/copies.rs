@@ -18,6 +18,7 @@ use std::{
 use super::Sketch;
 use crate::{
     device::{
+        Device,
         backend::{Address, Place},
         draft::Copies,
         touched::{Touch, clash},
@@ -33,6 +34,8 @@ pub struct InputCopy {
     offset: usize,
     bytes: usize,
     to: Address,
+    /// The graph's.
+    device: Device,
     hold: Weak<Hold>,
 }
 
@@ -60,12 +63,21 @@ impl InputCopy {
     /// Makes the copy, from this host memory, for the launches from now on: after those that were made before.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of a device, that is not page-locked or too small, for a captured stream, and if
-    /// the graph is gone;
+    /// [`Usage`](ErrorKind::Usage) for memory of a device, that is not page-locked or too small, for a captured stream, for a
+    /// stream of a device that cannot copy to the graph's, and if the graph is gone;
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn copy<T: Plain>(&self, stream: &Stream, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
         let hold = self.hold.upgrade();
         let hold = hold.ok_or_else(|| Error::new(ErrorKind::Usage, "an input of a graph that is gone"))?;
+        if !self.device.copies_with(stream.device()) {
+            let text = format!(
+                "stream `{}` of {} cannot copy an input of a graph of {}: choose a stream of that device",
+                stream.name(),
+                stream.device(),
+                self.device
+            );
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
         hold.feed(stream, self.to, from.view(), self.offset, self.bytes)
     }
 }
@@ -136,7 +148,7 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
         };
         uses_it_first(sketch, at, input, Touch::new(Place::Device(to), bytes as u64, true))?;
         let (offset, hold) = (from.start - inputs[input].start, Arc::downgrade(&sketch.hold));
-        taken.push((at, InputCopy { input, offset, bytes, to, hold }));
+        taken.push((at, InputCopy { input, offset, bytes, to, device: sketch.capture.device().clone(), hold }));
     }
     taken.iter().try_for_each(|(at, _)| sketch.recorder.remove(*at))?;
     inputs.iter().for_each(|input| sketch.hold.reads_no_more(input));

@@ -57,14 +57,17 @@ struct State {
     shelf: Vec<Box<Memory>>,
     /// Launches, as uses of what lies there.
     launches: Uses,
+    /// What was done with what lies there beside the launches, which read it: copies of inputs, and what was enqueued while
+    /// memory of the capture had an owner.
+    fed: Vec<(Home, Uses)>,
     /// Memory is not used again: copies of inputs are made before the launch, and stay.
     keeps_apart: bool,
     /// Some was.
     used_again: bool,
     /// Memory that nodes make and none gives back yet.
     made: Vec<(Arc<Tie>, Address)>,
-    /// What launches come after beside that: as it was when it was captured.
-    outside: Vec<Ticket>,
+    /// What launches come after beside that, as it was when it was captured; and whether they are spoilt if that is.
+    outside: Vec<(Ticket, bool)>,
     /// The capture is.
     over: bool,
 }
@@ -210,10 +213,17 @@ impl Hold {
             tied.count(write);
             tied.uses.open(write)
         };
-        within
-            .iter()
-            .chain(&outside)
-            .try_for_each(|(ticket, counts)| if *counts { stream.wait(ticket) } else { stream.wait_until_over(ticket) })
+        within.iter().try_for_each(|(ticket, counts)| match counts {
+            true => stream.wait(ticket),
+            false => stream.wait_until_over(ticket),
+        })?;
+        // Spoilt now it is an error. Spoilt later it is one of the launches while it is the last use, which each looks at.
+        outside.iter().try_for_each(|(ticket, counts)| {
+            if *counts {
+                ticket.check_known()?;
+            }
+            stream.wait_until_over(ticket)
+        })
     }
 
     fn note(&self, memory: &Memory, ticket: Ticket, write: bool, by: Option<Arc<str>>) {
@@ -323,18 +333,20 @@ impl Hold {
         state.tied.iter_mut().for_each(|tied| tied.uses = Uses::default());
         // What nobody has any more is in no need of an order with others.
         let State { tied, shelf, .. } = &mut *state;
-        let (mut untied, mut open) = (Vec::new(), Vec::new());
+        let (mut untied, mut fed) = (Vec::new(), Vec::new());
         for memory in shelf.iter_mut() {
             let Some(tie) = memory.tie.get().filter(|tie| lock(&tie.kept).graphs == 1).cloned() else { continue };
             let Some(at) = tied.iter().position(|tied| Arc::ptr_eq(&tied.tie, &tie)) else { continue };
             untied.push(tied.swap_remove(at));
             memory.tie.take();
             let uses = std::mem::take(&mut *lock(&tie.uses));
-            open.extend(uses.all());
+            // It was used by streams before it was dropped.
+            if uses.any_is(|_| true) {
+                fed.push((memory.home, uses.clone()));
+            }
             memory.uses = uses.locked();
         }
-        // Somebody has used it streamed before it was dropped.
-        state.outside.extend(open);
+        state.fed.extend(fed);
         drop(state);
         drop(untied);
     }
@@ -373,14 +385,22 @@ impl Hold {
             Home::Host(_) => false,
         };
         let tie = state.tied.iter().find(|tied| holds(tied.tie.home, tied.tie.bytes)).map(|tied| tied.tie.clone());
-        if tie.is_none() && !state.shelf.iter().any(|memory| holds(memory.home, memory.bytes)) {
+        let on_shelf = || state.shelf.iter().find(|memory| holds(memory.home, memory.bytes));
+        let place = match &tie {
+            Some(tie) => Some((tie.home, tie.bytes)),
+            None => on_shelf().map(|memory| (memory.home, memory.bytes)),
+        };
+        let Some((home, size)) = place else {
             return Err(Error::new(ErrorKind::Usage, "a copy to memory that the graph does not have"));
-        }
+        };
         let launches = state.launches.all();
-        let before = tie.as_ref().map(|tie| (lock(&tie.uses).clone(), bytes >= tie.bytes));
+        let before = match &tie {
+            Some(tie) => Some(lock(&tie.uses).clone()),
+            None => state.fed.iter().find(|(fed, _)| *fed == home).map(|(_, uses)| uses.clone()),
+        };
         drop(state);
         launches.iter().try_for_each(|launch| stream.wait_until_over(launch))?;
-        before.map_or(Ok(()), |(uses, whole)| uses.before_write(stream, whole))?;
+        before.map_or(Ok(()), |uses| uses.before_write(stream, bytes >= size))?;
         // SAFETY: `to` lies in memory that this graph has, as was just looked up, and that is not given back before the
         // ticket has passed, since it is noted as its use; `from` is as long, and the ticket is noted in it.
         let ticket = stream.enqueue(room, |backend, raw| unsafe {
@@ -391,7 +411,13 @@ impl Hold {
         state = lock(&self.state);
         match tie {
             Some(tie) => lock(&tie.uses).written_by(ticket),
-            None => state.launches.written_by(ticket),
+            None => {
+                let mut uses = Uses::default();
+                uses.written_by(ticket.clone());
+                state.fed.retain(|(fed, _)| *fed != home);
+                state.fed.push((home, uses));
+                state.launches.written_by(ticket);
+            }
         }
         Ok(())
     }
@@ -437,8 +463,14 @@ impl Hold {
         for tied in &state.tied {
             lock(&tied.tie.uses).each_open(tied.writes, &mut add);
         }
-        state.outside.retain(|ticket| !ticket.is_settled());
-        state.outside.iter().for_each(|ticket| add(ticket, true));
+        // They do read what was copied there for them.
+        state.fed.retain_mut(|(_, uses)| {
+            uses.forget_settled();
+            uses.any_is(|_| true)
+        });
+        state.fed.iter().for_each(|(_, uses)| uses.each_open(true, &mut add));
+        state.outside.retain(|(ticket, counts)| if *counts { !ticket.is_settled() } else { !ticket.is_over() });
+        state.outside.iter().for_each(|(ticket, counts)| add(ticket, *counts));
         drop(state);
         // A wait may wake others: not under the lock.
         open.iter().try_for_each(|(ticket, counts)| match counts {

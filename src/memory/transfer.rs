@@ -4,7 +4,7 @@ use super::{DeviceSlice, DeviceSliceMut, Memory, Plain, hold::Turn};
 use crate::{
     device::backend::{Address, Pattern},
     error::{Error, ErrorKind, Result},
-    stream::{Stream, Ticket},
+    stream::{Leave, Stream, Ticket},
 };
 
 /// Enqueues a copy of the first `bytes` bytes.
@@ -28,23 +28,31 @@ pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize
 /// From where a device can copy from.
 fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
     if !to.is_staged() {
-        return enqueue(stream, from, to, bytes).map(drop);
+        return enqueue(stream, from, to, bytes);
     }
     if stream.capture().is_some() {
         to.is_page_locked()?;
     }
+    let mut arrival = Memory::pinned_for(stream, bytes)?;
+    let (room, turn) = stream.make_room(|| Turn::at([from, &*to].into_iter()))?;
     // After what is on its way already: what has arrived is looked at when the last of it has.
     to.before_overwrite(stream, bytes)?;
-    let mut arrival = Memory::pinned_for(stream, bytes)?;
-    let ticket = enqueue(stream, from, &mut arrival, bytes)?;
+    let ticket = put(stream, room, from, &mut arrival, bytes)?;
     to.note_write(ticket);
+    drop(turn);
     to.arrives(arrival);
     Ok(())
 }
 
 /// Between memories that a device can copy between.
-fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
+fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
     let (room, _turn) = stream.make_room(|| Turn::at([from, &*to].into_iter()))?;
+    put(stream, room, from, to, bytes).map(drop)
+}
+
+/// The same with leave, and within a turn of all that the copy must come after: no use is looked at before both.
+#[inline]
+fn put(stream: &Stream, room: Leave<'_>, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
     from.before_read(stream)?;
     to.before_overwrite(stream, bytes)?;
     // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the ticket

@@ -263,7 +263,7 @@ impl Returned {
         }
         self.uses = Uses::default();
         // SAFETY: the owner is here, so nobody else has its memory, and no stream uses it.
-        unsafe { bring_over(self.home, self.bytes, std::mem::take(&mut self.arrivals)) }
+        unsafe { bring_over(self.home, self.bytes, &mut self.arrivals) }
     }
 }
 
@@ -328,13 +328,15 @@ impl User {
 ///
 /// # Safety
 /// `home` is memory of the host of `bytes` bytes that nobody else touches, or nothing has arrived.
-unsafe fn bring_over(home: Home, bytes: usize, arrivals: SmallVec<[Arc<Owned>; 1]>) -> Result<()> {
-    for arrival in arrivals {
-        let Home::Host(to) = home else { continue };
-        let from = arrival.host_slice()?;
+unsafe fn bring_over(home: Home, bytes: usize, arrivals: &mut SmallVec<[Arc<Owned>; 1]>) -> Result<()> {
+    let Home::Host(to) = home else { return Ok(()) };
+    // All or none: while one of them is spoilt every look is its error, until the memory is written anew.
+    let all: SmallVec<[&[u8]; 1]> = arrivals.iter().map(|arrival| arrival.host_slice()).collect::<Result<_>>()?;
+    for from in all {
         // SAFETY: no longer than either; the arrival is memory of its own.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(from).cast(), from.len().min(bytes)) };
     }
+    arrivals.clear();
     Ok(())
 }
 
@@ -433,7 +435,7 @@ impl Memory {
         }
         // SAFETY: the memory is this value's own. No slice of it is out that was made before these came: they come by
         // `arrives`, which needs the value exclusively; and none is made before they are brought over, under this lock.
-        unsafe { bring_over(self.home, self.bytes, std::mem::take(&mut *arrivals)) }
+        unsafe { bring_over(self.home, self.bytes, &mut arrivals) }
     }
 }
 
@@ -446,5 +448,45 @@ impl fmt::Debug for User {
 impl<O> fmt::Debug for Wrapped<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Wrapped").field("of", &std::any::type_name::<O>()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::{
+        device::{Emulated, Faults},
+        memory::{DeviceSlice, DeviceSliceMut, transfer},
+    };
+
+    /// The loss of a device becomes known after the last write of the memory was found to be sound, and before what arrived is
+    /// looked at.
+    #[test]
+    fn arrivals_stay_when_one_of_them_is_spoilt() {
+        let (device, lost) =
+            (Device::emulated(Emulated::new()), Device::emulated(Emulated::new().faults(Faults::new().fail_copy(1))));
+        let (stream, of_lost) = (Stream::new(&device).unwrap(), Stream::new(&lost).unwrap());
+        let [sound, anew] = [2, 3].map(|value| Buffer::from_slice(&stream, &[value; 8]).unwrap());
+        let (mut mine, back) = Buffer::wrap(vec![1_u8; 8]).unwrap();
+        stream.copy(&sound, &mut mine).unwrap();
+        let (go, wait) = mpsc::channel::<()>();
+        of_lost.host_function(move || _ = wait.recv()).unwrap();
+        let mut spoilt = Buffer::<u8>::new(&lost, 8).unwrap();
+        of_lost.copy(&Buffer::<u8>::new(&lost, 8).unwrap(), &mut spoilt).unwrap();
+        transfer::copy(&stream, spoilt.view().memory, mine.view_mut().memory, 4).unwrap();
+        drop(go);
+        assert!(of_lost.synchronize_blocking().is_err() && stream.synchronize_blocking().is_err());
+        for look in 0..3 {
+            let error = mine.view().memory.bring_over().expect_err("one of the arrivals is spoilt");
+            assert!(error.is_device_lost(), "look {look}: {error}");
+            assert_eq!(lock(&mine.view().memory.user().unwrap().arrivals).len(), 2, "look {look}");
+        }
+        stream.copy(&anew, &mut mine).unwrap();
+        stream.synchronize_blocking().unwrap();
+        assert_eq!(mine.as_slice().unwrap(), [3; 8]);
+        drop(mine);
+        assert_eq!(futures::executor::block_on(back.into_inner()).unwrap(), [3; 8]);
     }
 }

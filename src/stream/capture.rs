@@ -41,7 +41,7 @@ pub(crate) struct Capture {
     streams: OnceLock<std::sync::Weak<Streams>>,
     made: Mutex<Vec<Stream>>,
     /// Each stream's latest. `None` once its launches come after nothing more.
-    outside: Mutex<Option<Vec<Ticket>>>,
+    outside: Mutex<Option<Vec<(Ticket, bool)>>>,
     over: AtomicBool,
     /// What its nodes use beside memory.
     kept: Mutex<Used>,
@@ -279,18 +279,19 @@ impl Capture {
         let _ = self.launches.set(Box::new(launches));
     }
 
-    /// What its launches have to come after: work of other streams that had not passed when it was met.
-    pub(crate) fn take_outside(&self) -> Vec<Ticket> {
+    /// What its launches have to come after: work of other streams that had not passed when it was met. And whether they may
+    /// read what that has written, so that they are spoilt if it is.
+    pub(crate) fn take_outside(&self) -> Vec<(Ticket, bool)> {
         lock(&self.outside).take().unwrap_or_default()
     }
 
-    fn comes_after(&self, ticket: &Ticket) {
+    fn comes_after(&self, ticket: &Ticket, reads: bool) {
         let mut outside = lock(&self.outside);
         let Some(outside) = &mut *outside else { return };
-        match outside.iter_mut().find(|known| known.stream().is(ticket.stream())) {
-            Some(known) if known.number() < ticket.number() => *known = ticket.clone(),
+        match outside.iter_mut().find(|known| known.1 == reads && known.0.stream().is(ticket.stream())) {
+            Some((known, _)) if known.number() < ticket.number() => *known = ticket.clone(),
             Some(_) => {}
-            None => outside.push(ticket.clone()),
+            None => outside.push((ticket.clone(), reads)),
         }
     }
 }
@@ -298,7 +299,7 @@ impl Capture {
 /// Whether both are streams of one capture, so that the wait is an edge. A wait of a captured stream for another is noted;
 /// one of another stream for a captured one is an error.
 #[cold]
-pub(super) fn is_one_of_both(stream: &Stream, ticket: &Ticket) -> Result<bool> {
+pub(super) fn is_one_of_both(stream: &Stream, ticket: &Ticket, reads: bool) -> Result<bool> {
     let (mine, other) = (stream.0.streams.capture(), ticket.stream().0.streams.capture());
     let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
     match (mine, other) {
@@ -309,7 +310,7 @@ pub(super) fn is_one_of_both(stream: &Stream, ticket: &Ticket) -> Result<bool> {
             ticket.stream().name()
         )),
         (Some(mine), None) => {
-            mine.comes_after(ticket);
+            mine.comes_after(ticket, reads);
             Ok(false)
         }
         (None, None) => Ok(true),

@@ -514,7 +514,7 @@ impl Stream {
             return if reads && may_be_spoilt { self.come_after_passed(ticket) } else { Ok(()) };
         }
         if (inner.streams.capture().is_some() || other.streams.capture().is_some())
-            && !capture::is_one_of_both(self, ticket)?
+            && !capture::is_one_of_both(self, ticket, reads)?
         {
             return Ok(());
         }

@@ -82,7 +82,10 @@ impl Order {
     /// What was enqueued from this ticket on is spoilt, and what is prepared now.
     fn note_loss(&mut self, stream: &super::Inner, from: u64, device: Device) {
         match self.spoilt.last_mut() {
-            Some(last) if last.device == device && last.to + 1 >= from => last.to = last.to.max(self.issued),
+            Some(last) if last.device == device && last.to + 1 >= from => {
+                // What is prepared may have noted the loss first, for itself alone.
+                (last.from, last.to) = (last.from.min(from), last.to.max(self.issued));
+            }
             _ => self.spoilt.push(Spoilt { from, to: self.issued, device }),
         }
         if self.spoilt.len() > MOST_SPANS {
@@ -338,6 +341,28 @@ mod tests {
         assert!(prepared.sound().is_err() && next.sound().is_ok());
         // In the span with the other one, though it reads nothing.
         assert!(noted.sound().is_err());
+    }
+
+    /// A loss becomes known while work is prepared that reads what the same device spoilt on another stream: it is noted for that
+    /// work first, and then for all that came after the device.
+    #[test]
+    fn a_loss_that_is_noted_twice_spoils_what_came_before() {
+        let device = Device::emulated(Emulated::new());
+        let (stream, beside) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let mut before = None;
+        come_after_a_loss(&stream, || {
+            let early = stream.enqueue_point(|_, _| Ok(())).unwrap();
+            beside.wait_for(&stream).unwrap();
+            let read = beside.enqueue_point(|_, _| Ok(())).unwrap();
+            before = Some((early, read, stream.make_room(|| ()).unwrap().0));
+        });
+        let (early, read, leave) = before.unwrap();
+        stream.wait_to_read(&read).unwrap();
+        let prepared = stream.enqueue(leave, |_, _| Ok(())).unwrap();
+        let (leave, ()) = stream.make_room(|| ()).unwrap();
+        let next = stream.enqueue(leave, |_, _| Ok(())).unwrap();
+        stream.synchronize_blocking().unwrap();
+        assert!(early.sound().is_err() && prepared.sound().is_err() && next.sound().is_ok());
     }
 
     /// A stream comes after one device after another that is lost: what it keeps of them is bounded.
