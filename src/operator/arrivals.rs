@@ -241,9 +241,10 @@ impl<M: Message> fmt::Debug for Arrivals<M> {
 /// What an input has taken: of whichever of its connections.
 #[derive(Debug)]
 pub(super) struct Intake<M: 'static> {
-    /// All that was taken, and of that what had been taken before.
+    /// All that was taken; and of that what had been taken before, or was left by workers.
     traffic: Traffic,
     again: Traffic,
+    left: Traffic,
     stamps: Stamps,
     carry: Arc<Carry>,
     /// What [`take_all`](Self::take_all) gives out; kept for its room.
@@ -288,7 +289,14 @@ impl<M: 'static> ExactSizeIterator for Batch<'_, M> {}
 impl<M: Message> Intake<M> {
     pub(super) fn new(binder: &Binder<'_>) -> Self {
         let (stamps, carry) = (Stamps::new(binder.lane.clone()), binder.carry.clone());
-        Self { traffic: Traffic::default(), again: Traffic::default(), stamps, carry, taken: Taken(Vec::new()) }
+        Self {
+            traffic: Traffic::default(),
+            again: Traffic::default(),
+            left: Traffic::default(),
+            stamps,
+            carry,
+            taken: Taken(Vec::new()),
+        }
     }
 
     /// A run begins.
@@ -388,14 +396,15 @@ impl<M: Message> Intake<M> {
     pub(super) fn left(&mut self, from: &Arrivals<M>, left: Traffic) {
         // The newest of a hub that keeps it is there for the next run.
         if !from.reads_again() {
-            self.traffic = self.traffic.without(left);
+            self.left.messages += left.messages;
+            self.left.bytes = self.left.bytes.saturating_add(left.bytes);
             from.receiver.leave(left.messages);
         }
     }
 
-    /// Each message once, however often it was taken.
+    /// Each message once, however often it was taken, and none that workers have left.
     pub(super) fn traffic(&self) -> Traffic {
-        self.traffic.without(self.again)
+        self.traffic.without(self.again).without(self.left)
     }
 
     /// The streams that this run's messages came from.
