@@ -57,7 +57,8 @@ impl<M: Message> Receiver<M> {
     /// So many messages to take? If not, why not; once the writer is gone there are no more than are there, and what is
     /// still on its way comes first.
     pub(crate) fn poll_messages(&self, count: usize, waker: &Waker) -> Answer {
-        if count <= 1 {
+        // A hub that keeps the latest ends when that is kept no longer.
+        if count <= 1 || self.reads_again() && self.has_ended() {
             return self.poll_message(waker);
         }
         let queue = &self.0.queue;
