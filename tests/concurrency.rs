@@ -579,3 +579,40 @@ async fn a_stall_within_a_run_is_reported() {
         }
     }
 }
+
+/// Takes nothing, and looks before each run at the streams of its messages.
+#[derive(Clone)]
+struct LooksAndLeaves(Shared<usize>);
+
+impl Operator for LooksAndLeaves {
+    type Ports = SinkPorts<u32>;
+
+    fn may_run(&mut self, ports: &SinkPorts<u32>, _cx: &Cx) -> bool {
+        lock(&self.0).push(ports.input.streams().count());
+        true
+    }
+
+    async fn compute(&mut self, _ports: &mut SinkPorts<u32>, _cx: &mut Cx) -> Result<()> {
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+}
+
+/// What several runs at a time have left is no message of the next.
+#[tokio::test]
+async fn streams_of_a_run_are_not_counted_by_what_others_have_left() {
+    let seen = shared();
+    let mut flow = Flow::new("leaves");
+    let mut next = 0..6_u32;
+    let numbers = flow.add("numbers", source(move || std::future::ready(Ok(next.next()))));
+    let leaves = flow.add("leaves", concurrent(3, LooksAndLeaves(seen.clone())));
+    flow.connect_with(numbers.output, leaves.input, Hub::bounded(8));
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.untaken, 6);
+    let of_leaves = report.operator("leaves").unwrap();
+    assert_eq!((of_leaves.runs, of_leaves.messages_in), (6, 0));
+    let seen = lock(&seen);
+    assert!(!seen.is_empty() && seen.iter().all(|streams| *streams <= 1), "{seen:?}");
+}

@@ -2,14 +2,15 @@
 
 mod common;
 
-use std::future::ready;
+use std::{future::ready, marker::PhantomData};
 
 use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{
-    condition::{Status, at_least, predicate},
+    condition::{Status, at_least, at_most, each, predicate, sum},
     hub::Outcome,
+    operator::{Consume, Produce},
     prelude::*,
 };
 
@@ -596,6 +597,230 @@ async fn q2_readers_of_nothing_but_the_newest_end_with_the_last_writer() {
         assert_eq!(lock(&seen).last(), Some(&5), "the last of each was read");
         assert_eq!(report.untaken, 0);
     }
+}
+
+/// Sends these, and then ends.
+fn sends(numbers: impl Into<Vec<u64>>) -> impl Operator<Ports = SourcePorts<u64>> {
+    let mut numbers = numbers.into().into_iter();
+    source(move || ready(Ok(numbers.next())))
+}
+
+/// Calls this with its ports in each run.
+struct InRuns<P, F>(F, PhantomData<fn(P)>);
+
+impl<P: Ports, F: FnMut(&mut P) -> Result<()> + Send + 'static> Operator for InRuns<P, F> {
+    type Ports = P;
+
+    async fn compute(&mut self, ports: &mut P, _cx: &mut Cx) -> Result<()> {
+        (self.0)(ports)
+    }
+}
+
+fn in_runs<P: Ports, F: FnMut(&mut P) -> Result<()> + Send + 'static>(run: F) -> InRuns<P, F> {
+    InRuns(run, PhantomData)
+}
+
+#[derive(Ports)]
+struct AtMostPorts {
+    #[input(at_most = 1)]
+    input: Input<u64>,
+}
+
+#[derive(Ports)]
+struct AtMostDonePorts {
+    #[input(done, at_most = 1)]
+    input: Input<u64>,
+}
+
+#[derive(Ports)]
+struct AtMostsPorts {
+    #[input(at_most = 2)]
+    input: Inputs<u64>,
+}
+
+/// `at_most` at the port itself, at one that waits for work, and at one for several connections: it ends with its writer.
+#[tokio::test]
+async fn q2_a_port_that_says_how_many_ends_with_the_writer_of_the_newest() {
+    let seen: [Shared<u64>; 3] = Default::default();
+    let mut flow = Flow::new("q2");
+    let notes = seen.clone();
+    let one = flow.add(
+        "one",
+        in_runs(move |ports: &mut AtMostPorts| {
+            lock(&notes[0]).push(ports.input.take()?);
+            Ok(())
+        }),
+    );
+    let notes = seen.clone();
+    let done = flow.add(
+        "done",
+        in_runs(move |ports: &mut AtMostDonePorts| {
+            lock(&notes[1]).push(ports.input.take()?);
+            Ok(())
+        }),
+    );
+    let notes = seen.clone();
+    let several = flow.add(
+        "several",
+        in_runs(move |ports: &mut AtMostsPorts| {
+            lock(&notes[2]).extend(ports.input.try_take_any()?.map(|(_, number)| number));
+            Ok(())
+        }),
+    );
+    for (at, input) in [one.input, done.input, several.input, several.input].into_iter().enumerate() {
+        let write = flow.add(format!("write {at}"), sends([7]));
+        flow.connect_with(write.output, input, Hub::latest());
+    }
+    within(flow.run()).await.unwrap();
+    for seen in seen {
+        assert_eq!(lock(&seen).last(), Some(&7));
+    }
+}
+
+/// Conditions on ports that keep the newest: each operator ends when all of its writers have.
+#[tokio::test]
+async fn q2_conditions_on_the_newest_end_with_its_writers() {
+    for which in 0..4 {
+        let seen = shared();
+        let mut flow = Flow::new("q2");
+        let write = flow.add("write", sends([7]));
+        let read = flow.add("read", TakesOne(seen.clone()));
+        let input = read.input;
+        let read = read.when(match which {
+            0 => at_most(input, 1),
+            1 => at_least(input, 1),
+            2 => sum([input.into()], 1),
+            _ => each([(input.into(), 1)]),
+        });
+        flow.connect_with(write.output, read.input, Hub::latest());
+        within(flow.run()).await.unwrap();
+        assert_eq!(lock(&seen).last(), Some(&7), "condition {which}");
+    }
+}
+
+/// Of several ports: the last of each is read, also where one of them never has any, or has a queue.
+#[tokio::test]
+async fn q2_a_sum_ends_with_the_writers_of_the_newest() {
+    for least in [1, 2] {
+        for factors in [0, 1] {
+            for hub in [None, Some(Hub::bounded(2))] {
+                let seen = shared();
+                let mut flow = Flow::new("q2");
+                let number = flow.add("number", sends([7]));
+                let factor = flow.add("factor", sends(vec![2; factors]));
+                let notes = seen.clone();
+                let scale = flow.add(
+                    "scale",
+                    in_runs(move |ports: &mut ScalePorts| {
+                        lock(&notes).extend(ports.number.try_take()?);
+                        lock(&notes).extend(ports.factor.try_take()?);
+                        Ok(())
+                    }),
+                );
+                let (a, b) = (scale.number, scale.factor);
+                let scale = scale.when(sum([a.into(), b.into()], least));
+                flow.connect_with(number.output, scale.number, Hub::latest());
+                match hub {
+                    None => flow.connect_with(factor.output, scale.factor, Hub::latest()),
+                    Some(hub) => flow.connect_with(factor.output, scale.factor, hub),
+                }
+                let report = within(flow.run()).await.unwrap();
+                assert!(lock(&seen).contains(&7), "{least} {factors} {hub:?}");
+                assert_eq!(report.untaken, 0);
+            }
+        }
+    }
+}
+
+#[derive(Ports)]
+struct FactorsPorts {
+    #[input]
+    factors: Inputs<u64>,
+    #[input]
+    number: Input<u64>,
+}
+
+/// The newest of each connection of a port stays as long as another input has not ended.
+#[tokio::test]
+async fn q2_the_newest_of_several_connections_outlasts_its_writers() {
+    let seen = shared();
+    let mut flow = Flow::new("q2");
+    let notes = seen.clone();
+    let scale = flow.add(
+        "scale",
+        in_runs(move |ports: &mut FactorsPorts| {
+            let factor: u64 = ports.factors.take()?.product();
+            lock(&notes).push(factor * ports.number.take()?);
+            Ok(())
+        }),
+    );
+    for factor in [2, 3] {
+        let write = flow.add(format!("factor {factor}"), sends([factor]));
+        flow.connect_with(write.output, scale.factors, Hub::latest());
+    }
+    let mut next = 0..100;
+    let number = flow.add("number", source(move || ready(Ok(next.next()))));
+    flow.connect(number.output, scale.number);
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), (0..100).map(|n| 6 * n).collect::<Vec<_>>());
+}
+
+#[derive(Ports)]
+struct ScaledPorts {
+    #[consume]
+    numbers: Consume<u64>,
+    #[input]
+    factor: Input<u64>,
+}
+
+struct Scaled(Shared<u64>);
+
+impl Operator for Scaled {
+    type Ports = ScaledPorts;
+
+    async fn compute(&mut self, ports: &mut ScaledPorts, _cx: &mut Cx) -> Result<()> {
+        let factor = ports.factor.take()?;
+        let number = ports.numbers.get()?.read().await?[0];
+        lock(&self.0).push(factor * number);
+        Ok(())
+    }
+}
+
+#[derive(Ports)]
+struct CountedPorts {
+    #[produce]
+    numbers: Produce<u64>,
+}
+
+struct CountsTo(u64);
+
+impl Operator for CountsTo {
+    type Ports = CountedPorts;
+
+    async fn compute(&mut self, ports: &mut CountedPorts, cx: &mut Cx) -> Result<()> {
+        self.0 -= 1;
+        if self.0 == 0 {
+            cx.finish();
+        }
+        ports.numbers.get_mut()?.fill_from(&[self.0]).await
+    }
+}
+
+/// A hub of chunks is another input.
+#[tokio::test]
+async fn q2_the_newest_outlasts_its_writer_while_chunks_come() {
+    let seen = shared();
+    let hub = ChunkHub::builder("numbers").elements(1).queue(2).host_envelopes(2).build().unwrap();
+    let mut flow = Flow::new("q2");
+    let factor = flow.add("factor", sends([10]));
+    let count = flow.add("count", CountsTo(5));
+    let scale = flow.add("scale", Scaled(seen.clone()));
+    flow.link(count.numbers, &hub);
+    flow.link(scale.numbers, &hub);
+    flow.connect_with(factor.output, scale.factor, Hub::latest());
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [40, 30, 20, 10, 0]);
+    assert_eq!(report.untaken, 0);
 }
 
 /// Nobody ever sends: there is nothing to read, and nothing will come.

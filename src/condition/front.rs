@@ -102,7 +102,7 @@ impl Front {
                 break Readiness::READY;
             }
             match &self.state {
-                State::Failed(_) => return Counted { ready: self.done + 1, more: Readiness::READY },
+                State::Failed(_) => return Counted::new(self.done + 1, Readiness::READY),
                 State::Unknown => {
                     let more = Readiness::from(receiver.poll_messages(self.done + 1, cx.waker()));
                     if !more.is_ready() {
@@ -111,7 +111,7 @@ impl Front {
                     self.ask(receiver);
                     if let State::Unknown = self.state {
                         // The hub has failed, and `take` says so.
-                        return Counted { ready: self.done + 1, more: Readiness::READY };
+                        return Counted::new(self.done + 1, Readiness::READY);
                     }
                 }
                 State::Open => match self.poll_open(cx) {
@@ -121,7 +121,7 @@ impl Front {
                 },
             }
         };
-        Counted { ready: self.done, more }
+        Counted::new(self.done, more)
     }
 
     fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {

@@ -99,7 +99,7 @@ impl Need {
         alarm: &mut Option<Box<Alarm>>,
         cx: &mut std::task::Context<'_>,
     ) -> Readiness {
-        let Counted { ready, more } = counted;
+        let Counted { ready, more, .. } = counted;
         if self.most.is_some_and(|most| ready > most) {
             return Readiness::WAIT;
         }
@@ -126,9 +126,35 @@ pub struct Counted {
     pub(crate) ready: usize,
     /// Why there are no more than that: `Ready` if nobody asked about more.
     pub(crate) more: Readiness,
+    /// How many of `ready` were read before, and are in a hub that keeps the latest and whose writer has ended.
+    pub(crate) kept: usize,
+    /// Some of the connections do not keep the latest.
+    pub(crate) once: bool,
 }
 
 impl Counted {
+    /// Of no connection.
+    pub(crate) const NONE: Self = Self { ready: 0, more: Readiness::NEVER, kept: 0, once: false };
+
+    /// At a port that is no input of a flow's hubs.
+    pub(crate) fn new(ready: usize, more: Readiness) -> Self {
+        Self { ready, more, kept: 0, once: true }
+    }
+
+    /// Of several connections; `ask` asks all of them. With nothing but what is kept, they have ended: if one of them does not
+    /// keep the latest, at once; if not, with the operator's other inputs.
+    pub(crate) fn of_all(mut ask: impl FnMut() -> Self) -> Self {
+        let counted = ask();
+        if !counted.more.is_never() || counted.ready == 0 || counted.kept < counted.ready {
+            return counted;
+        }
+        if counted.once {
+            return Self { ready: 0, kept: 0, ..counted };
+        }
+        // Only after the first question is it known in all of these hubs that the others have ended.
+        ask()
+    }
+
     /// Of two connections: of both together.
     pub(crate) fn and(self, other: Self) -> Self {
         // Open while one of them is.
@@ -139,7 +165,12 @@ impl Counted {
             (false, false) if self.more.needs_others() => other.more,
             (false, false) => self.more,
         };
-        Self { ready: self.ready.saturating_add(other.ready), more }
+        Self {
+            ready: self.ready.saturating_add(other.ready),
+            more,
+            kept: self.kept.saturating_add(other.kept),
+            once: self.once || other.once,
+        }
     }
 }
 

@@ -138,10 +138,13 @@ impl OnPorts {
                 asked
             }
             What::Sum(ports, least) => {
-                let mut counted = Counted { ready: 0, more: Readiness::NEVER };
-                for port in ports {
-                    show(port.port, &mut |port| counted = counted.and(port.poll_count(*least, cx)));
-                }
+                let counted = Counted::of_all(|| {
+                    let mut counted = Counted::NONE;
+                    for port in ports {
+                        show(port.port, &mut |port| counted = counted.and(port.poll_count(*least, cx)));
+                    }
+                    counted
+                });
                 Need::at_least(*least).readiness(counted, || None, &mut None, cx)
             }
             What::Each(ports) => {

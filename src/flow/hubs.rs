@@ -14,7 +14,7 @@ use super::{
 use crate::{
     condition::{self, Need, PortId, Room},
     device::Device,
-    hub::{self, Since, fan, link::LinkPlan, queue::Full},
+    hub::{self, Since, chunks::roles::Role, fan, link::LinkPlan, queue::Full},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::lock,
@@ -208,8 +208,13 @@ fn plan_of(
 pub(super) fn ends_with(flow: &Flow, plans: &mut [LinkPlan]) {
     let mut inputs = vec![Vec::new(); flow.entries.len()];
     within(flow).enumerate().for_each(|(at, connection)| inputs[connection.to.operator].push(at));
-    for inputs in inputs {
-        if inputs.iter().all(|at| plans[*at].full == Full::Replace) {
+    // A chunk that is waited for ends it, too.
+    let mut reads_chunks = vec![false; flow.entries.len()];
+    for link in flow.links.iter().filter(|link| link.role != Role::Produce && !decl(flow, link.port).need.optional) {
+        reads_chunks[link.port.operator] = true;
+    }
+    for (inputs, reads_chunks) in inputs.into_iter().zip(reads_chunks) {
+        if !reads_chunks && inputs.iter().all(|at| plans[*at].full == Full::Replace) {
             let open = Arc::new(AtomicUsize::new(inputs.len()));
             inputs.into_iter().for_each(|at| plans[at].ends_with = Some(open.clone()));
         }

@@ -435,7 +435,8 @@ impl<M: Message> Link<M> {
 
     /// Nothing can be taken, and nothing will come.
     pub(super) fn has_ended(&self) -> bool {
-        self.queue.has_ended() && self.again.as_ref().is_none_or(|again| self.queue.len() == 0 || again.ends())
+        // Where it keeps the latest, the others learn of its end also if there never was one.
+        self.queue.has_ended() && self.again.as_ref().is_none_or(|again| again.ends() || self.queue.len() == 0)
     }
 
     /// `on cuda:0`

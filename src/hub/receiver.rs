@@ -9,7 +9,7 @@ use crate::{
     error::Result,
     planted::{self, Planted},
     stream::Ticket,
-    sync::{discard, discard_all},
+    sync::{discard, discard_left},
 };
 
 /// The reader's end. Dropping it hands back what was never taken.
@@ -57,7 +57,8 @@ impl<M: Message> Receiver<M> {
     /// So many messages to take? If not, why not; once the writer is gone there are no more than are there, and what is
     /// still on its way comes first.
     pub(crate) fn poll_messages(&self, count: usize, waker: &Waker) -> Answer {
-        if count <= 1 {
+        // A hub that keeps the latest ends when that is kept no longer.
+        if count <= 1 || self.reads_again() && self.has_ended() {
             return self.poll_message(waker);
         }
         let queue = &self.0.queue;
@@ -205,8 +206,7 @@ impl<M: Message> Receiver<M> {
 
 impl<M: Message> Drop for Receiver<M> {
     fn drop(&mut self) {
-        // One by one: several may have a destructor that panics.
-        discard_all(self.0.queue.close_reader());
+        discard_left(self.0.queue.close_reader());
     }
 }
 

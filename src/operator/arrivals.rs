@@ -42,9 +42,14 @@ impl<M: Message> Arrivals<M> {
     #[inline]
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Readiness {
         if self.lossy || self.front.is_some() {
-            return self.poll_count(1, cx).more;
+            return self.poll_one(cx);
         }
         self.receiver.poll_message(cx.waker()).into()
+    }
+
+    fn poll_one(&mut self, cx: &mut Context<'_>) -> Readiness {
+        let counted = self.poll_count(1, cx);
+        if counted.ready > 0 { Readiness::READY } else { counted.more }
     }
 
     /// How many messages may be taken, asked about so many?
@@ -52,19 +57,38 @@ impl<M: Message> Arrivals<M> {
         if self.lossy {
             self.receiver.let_go();
         }
-        let counted = match &mut self.front {
+        let mut counted = match &mut self.front {
             None => loop {
                 let more = Readiness::from(self.receiver.poll_messages(most, cx.waker()));
                 let ready = self.receiver.len();
                 // Else some were dropped between the two questions, for others that are on their way.
                 if ready >= most || !more.is_ready() || self.receiver.check().is_err() {
-                    break Counted { ready, more };
+                    break Counted::new(ready, more);
                 }
             },
             Some(front) => front.poll_count(&self.receiver, most, cx),
         };
+        if self.reads_again() {
+            counted = self.kept(counted);
+        }
         self.promised = if self.lossy { counted.ready.min(most) } else { 0 };
         counted
+    }
+
+    /// Of a hub that keeps the latest: whether that is there only because it is kept, and whether it is kept any longer.
+    #[cold]
+    fn kept(&mut self, counted: Counted) -> Counted {
+        if self.receiver.check().is_err() || !self.is_over() {
+            return Counted { once: false, ..counted };
+        }
+        if self.has_ended() {
+            // What is known of devices is of a message that is not read any more.
+            self.front.iter_mut().for_each(|front| front.forget());
+            return Counted::NONE;
+        }
+        // Others come only where none is there yet: one that a device still works on.
+        let more = if counted.ready > 0 { Readiness::NEVER } else { counted.more };
+        Counted { ready: counted.ready, more, kept: counted.ready, once: false }
     }
 
     /// Since when the first message has waited, where the hub writes that down.
@@ -76,7 +100,7 @@ impl<M: Message> Arrivals<M> {
     #[inline]
     pub(super) fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
         if self.lossy || self.front.is_some() {
-            return self.poll_count(1, cx).more;
+            return self.poll_one(cx);
         }
         self.receiver.look_for_message(cx.waker()).into()
     }
@@ -241,9 +265,10 @@ impl<M: Message> fmt::Debug for Arrivals<M> {
 /// What an input has taken: of whichever of its connections.
 #[derive(Debug)]
 pub(super) struct Intake<M: 'static> {
-    /// All that was taken, and of that what had been taken before.
+    /// All that was taken; and of that what had been taken before, or was left by workers.
     traffic: Traffic,
     again: Traffic,
+    left: Traffic,
     stamps: Stamps,
     carry: Arc<Carry>,
     /// What [`take_all`](Self::take_all) gives out; kept for its room.
@@ -288,7 +313,14 @@ impl<M: 'static> ExactSizeIterator for Batch<'_, M> {}
 impl<M: Message> Intake<M> {
     pub(super) fn new(binder: &Binder<'_>) -> Self {
         let (stamps, carry) = (Stamps::new(binder.lane.clone()), binder.carry.clone());
-        Self { traffic: Traffic::default(), again: Traffic::default(), stamps, carry, taken: Taken(Vec::new()) }
+        Self {
+            traffic: Traffic::default(),
+            again: Traffic::default(),
+            left: Traffic::default(),
+            stamps,
+            carry,
+            taken: Taken(Vec::new()),
+        }
     }
 
     /// A run begins.
@@ -388,14 +420,15 @@ impl<M: Message> Intake<M> {
     pub(super) fn left(&mut self, from: &Arrivals<M>, left: Traffic) {
         // The newest of a hub that keeps it is there for the next run.
         if !from.reads_again() {
-            self.traffic = self.traffic.without(left);
+            self.left.messages += left.messages;
+            self.left.bytes = self.left.bytes.saturating_add(left.bytes);
             from.receiver.leave(left.messages);
         }
     }
 
-    /// Each message once, however often it was taken.
+    /// Each message once, however often it was taken, and none that workers have left.
     pub(super) fn traffic(&self) -> Traffic {
-        self.traffic.without(self.again)
+        self.traffic.without(self.again).without(self.left)
     }
 
     /// The streams that this run's messages came from.
@@ -425,6 +458,10 @@ impl Waits {
 
     pub(super) fn poll<M: Message>(&mut self, connections: &mut [Arrivals<M>], cx: &mut Context<'_>) -> Readiness {
         if self.off || self.need.optional {
+            // Hubs that keep the latest for the operator's other inputs learn here that these have ended.
+            for kept in connections.iter().filter(|connection| connection.reads_again()) {
+                let _ = kept.has_ended();
+            }
             return Readiness::READY;
         }
         let counted = poll_count(connections, self.need.asks(), cx);
@@ -474,8 +511,9 @@ impl<M: Message> Arrivals<M> {
 
 /// Of all connections of one port. All are asked, so that each keeps the waker.
 pub(super) fn poll_count<M: Message>(connections: &mut [Arrivals<M>], most: usize, cx: &mut Context<'_>) -> Counted {
-    let none = Counted { ready: 0, more: Readiness::NEVER };
-    connections.iter_mut().map(|connection| connection.poll_count(most, cx)).fold(none, Counted::and)
+    Counted::of_all(|| {
+        connections.iter_mut().map(|connection| connection.poll_count(most, cx)).fold(Counted::NONE, Counted::and)
+    })
 }
 
 pub(super) fn oldest<M: Message>(connections: &[Arrivals<M>]) -> Option<Instant> {

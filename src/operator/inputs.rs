@@ -6,7 +6,7 @@
 //! ```text
 //!   by default ready:  every connection that has not ended has a message
 //!   a connection has ended, and what it left is taken:  it counts no longer
-//!   all have, but for the newest that a hub keeps:  `Never`
+//!   all have, but for the newest that a hub keeps:  `Never`; where all hubs keep it, with the operator's other inputs
 //! ```
 
 use std::{
@@ -236,11 +236,18 @@ impl<M: Message> Inputs<M> {
 }
 
 impl<M: Message> Inputs<M> {
-    /// What is kept of one that has ended goes on only with the others.
+    /// What is kept of one that has ended goes on only with the others. All have been asked.
     #[inline]
     fn unless_over(&self, readiness: Readiness) -> Readiness {
-        let over = self.keeps && readiness.is_ready() && self.connections.iter().all(Arrivals::is_over);
+        let over = self.keeps && readiness.is_ready() && self.is_over();
         if over { Readiness::NEVER } else { readiness }
+    }
+
+    /// Where all of them keep the latest, the others are the operator's other inputs.
+    #[cold]
+    fn is_over(&self) -> bool {
+        let mut all = self.connections.iter();
+        all.clone().all(Arrivals::is_over) && (!all.clone().all(Arrivals::reads_again) || all.all(Arrivals::has_ended))
     }
 }
 

@@ -73,8 +73,7 @@ impl<P> Drop for Lent<P> {
 
 impl<P: PortState> PortState for Lent<P> {
     fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
-        let none = Counted { ready: 0, more: Readiness::NEVER };
-        self.0.with(|port| port.poll_count(most, cx)).unwrap_or(none)
+        self.0.with(|port| port.poll_count(most, cx)).unwrap_or(Counted::NONE)
     }
 
     fn poll_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {

@@ -236,7 +236,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> PortState for Link
     fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
         let more = self.ask(cx);
         let ready = usize::from(more.is_ready());
-        Counted { ready, more: if ready < most { more | Readiness::WAIT } else { more } }
+        Counted::new(ready, if ready < most { more | Readiness::WAIT } else { more })
     }
 
     fn poll_room(&mut self, _count: usize, cx: &mut Context<'_>) -> Readiness {

@@ -368,7 +368,7 @@ impl<M: Message> OutputPort for Output<M> {}
 
 impl<M: Message> PortState for Output<M> {
     fn poll_count(&mut self, _most: usize, _cx: &mut Context<'_>) -> Counted {
-        Counted { ready: 0, more: Readiness::NEVER }
+        Counted::NONE
     }
 
     fn poll_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {

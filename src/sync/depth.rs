@@ -16,11 +16,12 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::VecDeque,
     mem::ManuallyDrop,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use super::{discard, log};
+use super::{discard, discard_all, log};
 use crate::error::said;
 
 /// A few KiB of stack in a debug build.
@@ -116,6 +117,14 @@ fn call_queued(chain: Chain) {
                 log(move || tracing::error!(panic, "a call at the end of a long chain of them panicked"));
             }
         }
+    }
+}
+
+/// Drops what a reader has left in a queue, one by one, as several may have a destructor that panics. A message may hold the
+/// reader of another queue.
+pub(crate) fn discard_left<T: 'static>(left: VecDeque<T>) {
+    if !left.is_empty() {
+        limit_depth(Chain::Destructors, move || discard_all(left));
     }
 }
 

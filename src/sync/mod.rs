@@ -30,7 +30,7 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering,
 
 pub(crate) use aside::{on_user_code, step_back, step_out};
 pub(crate) use cell::WakerCell;
-pub(crate) use depth::{Chain, Nested, limit_depth};
+pub(crate) use depth::{Chain, Nested, discard_left, limit_depth};
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
 pub(crate) use proxy::{ProxyWaker, proxied};
 pub(crate) use wakes::{

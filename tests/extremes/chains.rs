@@ -212,3 +212,26 @@ fn hubs_may_lie_in_structures_to_any_depth() {
         chunk.commit().unwrap();
     });
 }
+
+/// A message that holds the egress of an earlier flow, in which lies such a message.
+struct Holds(#[allow(dead_code, reason = "dropped")] Option<wakeline::Egress<Holds>>);
+
+impl Message for Holds {}
+
+#[test]
+fn egresses_may_lie_in_messages_to_any_depth() {
+    on_a_small_stack("chains::egresses_may_lie_in_messages_to_any_depth", || {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+            let mut before = None;
+            for _ in 0..2_000 {
+                let mut flow = Flow::new("f");
+                let mut message = Some(Holds(before.take()));
+                let start = flow.add("start", source(move || std::future::ready(Ok(message.take()))));
+                let egress = flow.egress("out", start.output);
+                flow.run().await.unwrap();
+                before = Some(egress);
+            }
+            drop(before);
+        });
+    });
+}
