@@ -412,12 +412,12 @@ on_both_bounded!(a_waker_on_a_devices_thread_does_not_wait_for_room, async |devi
     let held_a = hold(&a);
     // CUDA has one thread for all host functions, and refuses every call there: `b` need not be full.
     let held_b = device.is_emulated().then(|| hold(&b));
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (tell, receiver) = tokio::sync::oneshot::channel();
     let waker = Arc::new(Enqueues { stream: b.clone(), data: Mutex::new(Some(data)), tell: Mutex::new(Some(tell)) });
     let mut done = Box::pin(a.completed());
     assert!(done.as_mut().poll(&mut Context::from_waker(&Waker::from(waker.clone()))).is_pending());
     drop(held_a);
-    let error = told.await.unwrap();
+    let error = receiver.await.unwrap();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     assert!(error.to_string().contains("wake a task of a runtime"), "{error}");
     // The device is well, and the others are served.
@@ -432,7 +432,7 @@ on_both_bounded!(a_waker_on_a_devices_thread_does_not_wait_for_room, async |devi
 
 on_both_bounded!(a_host_function_that_synchronizes_is_refused, async |device: Device| {
     let [a, b] = streams(&device);
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (tell, receiver) = tokio::sync::oneshot::channel();
     let (go, ready) = std::sync::mpsc::channel::<()>();
     let waits = b.clone();
     let function = move || {
@@ -443,7 +443,7 @@ on_both_bounded!(a_host_function_that_synchronizes_is_refused, async |device: De
     // What it waits for comes after itself. CUDA has one thread for all host functions: another one holds up nothing here.
     b.wait_for(&a).unwrap();
     drop(go);
-    let error = told.await.unwrap().unwrap_err();
+    let error = receiver.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     a.completed().await.unwrap();
     b.completed().await.unwrap();

@@ -994,7 +994,7 @@ fn a_simulated_device_does_not_end_under_the_lock_of_a_heap() {
         let device = Device::simulated(&simulation, Emulated::new());
         let other = Emulated::new().faults(Faults::new().lose_host_function(1));
         let its = Stream::new(&Device::simulated(&simulation, other)).unwrap();
-        let (tell, told) = mpsc::channel();
+        let (tell, receiver) = mpsc::channel();
         let allocates = Mutex::new(Allocates(device.clone(), tell));
         its.host_function(move || _ = &allocates).unwrap();
         its.host_function(|| ()).unwrap();
@@ -1006,7 +1006,7 @@ fn a_simulated_device_does_not_end_under_the_lock_of_a_heap() {
         let allocated = runtime().block_on(simulation.run(async {
             loop {
                 drop(Buffer::<u8>::new(&device, 4096).unwrap());
-                if let Ok(allocated) = told.try_recv() {
+                if let Ok(allocated) = receiver.try_recv() {
                     return allocated;
                 }
                 tokio::task::yield_now().await;

@@ -80,6 +80,17 @@ async fn others_are_served(service: &Adder) {
     }
 }
 
+/// Ends a flow, and returns what its callers are given.
+fn end(running: &Running, abort: bool) -> ErrorKind {
+    if abort {
+        running.abort();
+        ErrorKind::Cancelled
+    } else {
+        running.stop();
+        ErrorKind::Closed
+    }
+}
+
 /// The last caller goes away.
 async fn ends(service: Adder, running: Running) {
     drop(service);
@@ -161,13 +172,7 @@ on_both!(a_request_that_waits_for_its_work_hears_of_the_flows_end, async |device
         poll_fn(|cx| tower.poll_ready(cx)).await.unwrap();
         let mut calls = tower.call(request());
         assert!((&mut calls).now_or_never().is_none());
-        let kind = if abort {
-            running.abort();
-            ErrorKind::Cancelled
-        } else {
-            running.stop();
-            ErrorKind::Closed
-        };
+        let kind = end(&running, abort);
         assert_eq!(asks.await.unwrap_err().kind(), kind);
         assert_eq!(calls.await.unwrap_err().kind(), kind);
         assert_eq!(service.ask(request()).await.unwrap_err().kind(), kind);
@@ -462,13 +467,7 @@ async fn a_wait_within_a_limit_ends_with_the_flow() {
         poll_fn(|cx| keeps.poll_ready(cx)).await.unwrap();
         let mut waits = Box::pin(service.ask(2));
         assert!(waits.as_mut().now_or_never().is_none());
-        let kind = if abort {
-            running.abort();
-            ErrorKind::Cancelled
-        } else {
-            running.stop();
-            ErrorKind::Closed
-        };
+        let kind = end(&running, abort);
         assert_eq!(within(waits).await.unwrap_err().kind(), kind);
         assert_eq!(within(running).await.is_err(), abort);
         drop(keeps);

@@ -269,7 +269,7 @@ async fn h6_its_device_ends_before_another_one_is_done_with_it() {
         let notes = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
         let mut theirs = Watched(vec![7; LEN], notes.clone());
         let first = NonNull::from(&mut theirs.0[0]);
-        // SAFETY: it is that long, lies there as long as it lives, and nobody else uses it. Emulated devices lock no pages.
+        // SAFETY: it is that long, lies there as long as it lives, and has no other user. Emulated devices lock no pages.
         let (mine, wrapped) = unsafe { Buffer::from_page_locked(&device, first, LEN, theirs) }.unwrap();
         let mut there = Buffer::<u32>::new(&other, LEN).unwrap();
         let held = hold(&stream);

@@ -182,10 +182,28 @@ impl Node {
     /// Nothing was ready.
     pub(crate) fn park(&self) {
         if self.parking.park(&self.rest.tokens) {
-            self.rest.flow.wake();
-            if let Some(dispatcher) = self.dispatcher.get() {
-                dispatcher.wake_by_ref();
-            }
+            self.rests_last();
+        }
+    }
+
+    /// All others were at rest already. Apart, as is what follows a change of the task: what a hop between operators calls stays
+    /// short.
+    #[cold]
+    fn rests_last(&self) {
+        self.rest.flow.wake();
+        self.wake_dispatcher();
+    }
+
+    #[cold]
+    fn wake_changed(&self) {
+        self.other.wake();
+        // It holds its flow's token for this one, and holds it before the one that wakes gives its own back.
+        self.wake_dispatcher();
+    }
+
+    fn wake_dispatcher(&self) {
+        if let Some(dispatcher) = self.dispatcher.get() {
+            dispatcher.wake_by_ref();
         }
     }
 
@@ -406,11 +424,7 @@ impl Wake for Node {
             wake_shared(task);
         }
         if self.changed.load(Ordering::Acquire) {
-            self.other.wake();
-            // It holds its flow's token for this one, and holds it before the one that wakes gives its own back.
-            if let Some(dispatcher) = self.dispatcher.get() {
-                dispatcher.wake_by_ref();
-            }
+            self.wake_changed();
         }
     }
 }

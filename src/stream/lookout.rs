@@ -373,14 +373,14 @@ mod tests {
     fn its_thread_is_one_that_no_call_waits_on() {
         let device = Device::emulated(Emulated::new());
         let stream = Stream::new(&device).unwrap();
-        let (tell, told) = mpsc::channel();
+        let (tell, receiver) = mpsc::channel();
         let (asks, mut waits) = (stream.clone(), Some(tell));
         let sweep = move || {
             waits.take().into_iter().for_each(|tell| tell.send(asks.synchronize_blocking()).unwrap());
             false
         };
         stream.streams().lookout().sweep(Box::new(sweep));
-        let error = told.recv().unwrap().unwrap_err();
+        let error = receiver.recv().unwrap().unwrap_err();
         assert!(error.to_string().contains("on thread `wakeline-lookout"), "{error}");
         assert!(stream.synchronize_blocking().is_ok());
     }

@@ -66,7 +66,7 @@ on_both!(any_name_does_for_streams_pools_hubs_and_graphs, async |device: Device|
 async fn a_drawing_has_no_control_characters() {
     let device = emulated();
     for name in names().into_iter().filter(|name| name.len() < 100) {
-        let (tell, told) = mpsc::channel();
+        let (tell, receiver) = mpsc::channel();
         let mut flow = host_only();
         let from = flow.add("from", SendEach::new([vec![1_u32; 4], vec![1; 4]]));
         let add = flow.add(name.clone(), Increment).on(&device);
@@ -76,7 +76,7 @@ async fn a_drawing_has_no_control_characters() {
         flow.replay(name, &add).inspect(move |graph| tell.send(graph.to_dot()).unwrap());
         within(flow.run()).await.unwrap();
         drop(flow);
-        for dot in told {
+        for dot in receiver {
             assert!(dot.contains("label=") && dot.chars().all(|char| char == '\n' || !char.is_control()), "{dot:?}");
             assert_eq!(dot.matches("evil [label").count(), dot.matches("evil [label=\\\"").count(), "{dot}");
         }

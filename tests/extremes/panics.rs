@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Panics when it is told of an event with this text.
+/// Panics at an event with this text.
 struct PanicsAt(&'static str);
 
 impl tracing::Subscriber for PanicsAt {

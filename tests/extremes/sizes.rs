@@ -95,9 +95,9 @@ async fn an_emulated_device_of_any_size_takes_no_more_than_the_machine_has() {
 fn an_emulated_device_has_as_many_workers_as_it_can() {
     let device = Device::emulated(Emulated::new().workers(MOST));
     let stream = Stream::new(&device).unwrap();
-    let (tell, told) = mpsc::channel();
+    let (tell, receiver) = mpsc::channel();
     stream.host_function(move || tell.send(()).unwrap()).unwrap();
-    told.recv().unwrap();
+    receiver.recv().unwrap();
     drop(Device::emulated(Emulated::new().workers(0)));
 }
 

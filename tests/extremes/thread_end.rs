@@ -98,7 +98,7 @@ async fn a_scoped_futures_drop_is_in_its_scope() {
     }
     let device = emulated();
     let [a, b]: [Stream; 2] = streams(&device);
-    let (tell, told) = mpsc::channel();
+    let (tell, receiver) = mpsc::channel();
     let looks = Looks(tell.clone());
     let mut pending = Box::pin(a.scoped(async move {
         let _looks = looks;
@@ -110,10 +110,10 @@ async fn a_scoped_futures_drop_is_in_its_scope() {
         drop(pending);
         assert_eq!(Stream::current(), Some(b.clone()));
     });
-    assert_eq!(told.try_recv().unwrap(), Some(a.clone()));
+    assert_eq!(receiver.try_recv().unwrap(), Some(a.clone()));
     let looks = Looks(tell);
     a.scoped(async move { drop(looks) }).await;
-    assert_eq!(told.try_recv().unwrap(), Some(a.clone()));
+    assert_eq!(receiver.try_recv().unwrap(), Some(a.clone()));
     // A panic leaves it as it was.
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| a.scope(|| panic!("within a scope"))));
     assert!(outcome.is_err());

@@ -22,11 +22,11 @@ fn the_writer_of_a_log_uses_its_hub() {
         let hub = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(4).build().unwrap();
         let (mut produce, mut other) = (hub.produce(&host()).unwrap(), Some(hub.produce(&host()).unwrap()));
         let (asked, text) = (hub.clone(), Arc::new(Mutex::new(String::new())));
-        let told = text.clone();
+        let written = text.clone();
         hub.log_to(Lines(move |line: &str| {
-            // The chunk is there by the time that it is told.
+            // The chunk is there by the time that its line is written.
             assert!(!asked.is_empty());
-            told.lock().unwrap().push_str(line);
+            written.lock().unwrap().push_str(line);
             if let Some(mut other) = other.take() {
                 put(&mut other, 2).now_or_never().unwrap();
             }
@@ -81,7 +81,7 @@ fn the_writer_of_a_log_holds_up_its_own_thread_alone() {
         consume.next().await.unwrap().unwrap().commit().unwrap();
         drop(go);
         writes.join().unwrap();
-        assert_eq!(lines.load(Ordering::SeqCst), 3, "what others have told meanwhile is written, too");
+        assert_eq!(lines.load(Ordering::SeqCst), 3, "the lines of others are written, too");
     });
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Bombs without end; `made` is told of each.
+/// Bombs without end; `made` receives one message for each.
 fn bombs(made: tokio::sync::mpsc::UnboundedSender<()>) -> impl FnMut() -> std::future::Ready<Result<Option<Bomb>>> {
     move || {
         let _ = made.send(());
@@ -24,14 +24,14 @@ impl Operator for Stuck {
 #[test]
 fn messages_in_a_hub_whose_destructors_panic_end_with_the_flow() {
     alone("messages::messages_in_a_hub_whose_destructors_panic_end_with_the_flow", async {
-        let (made, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (made, mut receiver) = tokio::sync::mpsc::unbounded_channel();
         let mut flow = Flow::new("f");
         let bombs = flow.add("bombs", source(bombs(made)));
         let stuck = flow.add("stuck", Stuck);
         flow.connect_with(bombs.output, stuck.input, Hub::bounded(4));
         let running = flow.spawn().unwrap();
         for _ in 0..4 {
-            told.recv().await.unwrap();
+            receiver.recv().await.unwrap();
         }
         running.abort();
         assert!(running.await.unwrap_err().is_cancelled());

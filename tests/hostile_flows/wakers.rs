@@ -53,7 +53,7 @@ impl Operator for Keeps {
 #[test]
 fn callers_whose_wakers_panic_leave_the_others_their_answers() {
     alone("wakers::callers_whose_wakers_panic_leave_the_others_their_answers", async {
-        let (kept, (tell, mut told)) = (Arc::default(), tokio::sync::mpsc::unbounded_channel());
+        let (kept, (tell, mut receiver)) = (Arc::default(), tokio::sync::mpsc::unbounded_channel());
         let mut flow = Flow::new("f");
         let keeps = flow.add("keeps", Keeps(Arc::clone(&kept), tell));
         let ask = flow.service_with("ask", keeps.input, keeps.output, Hub::bounded(8));
@@ -63,12 +63,12 @@ fn callers_whose_wakers_panic_leave_the_others_their_answers() {
         let mut others: Vec<_> = Vec::new();
         for hostile_one in &mut asked {
             // Before it is answered it waits for the flow to run: asked until its request has come in.
-            while told.try_recv().is_err() {
+            while receiver.try_recv().is_err() {
                 assert!(hostile_one.as_mut().poll(&mut Context::from_waker(&hostile())).is_pending());
                 tokio::task::yield_now().await;
             }
             let mut other = Box::pin(ask.ask(2));
-            while told.try_recv().is_err() {
+            while receiver.try_recv().is_err() {
                 assert!(other.as_mut().poll(&mut Context::from_waker(&ours)).is_pending());
                 tokio::task::yield_now().await;
             }
