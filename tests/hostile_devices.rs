@@ -549,11 +549,14 @@ fn a_subscriber_waits_for_another_threads_launch() {
             exec.launch(&stream).unwrap();
             tell.send(()).unwrap();
         });
-        // The trap is not known to the host before the launch.
+        // The trap is behind a gate, so that the host does not know of it before the launch.
+        let (open, gate) = mpsc::channel::<()>();
         let (done, is_done) = mpsc::channel();
         let done = Discards(done);
+        stream.host_function(move || _ = gate.recv()).unwrap();
         traps_alone::launch(&stream, 1).unwrap();
-        stream.host_function(move || _ = &done).unwrap_or(());
+        stream.host_function(move || _ = &done).unwrap();
+        open.send(()).unwrap();
         is_done.recv().unwrap();
         *lock(&LAUNCH) = Some(launch);
         assert!(exec.launch(&stream).unwrap_err().is_device_lost());

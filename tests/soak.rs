@@ -262,16 +262,19 @@ fn l3_a_thousand_flows_leave_nothing_behind() {
     });
 }
 
-/// One after the other on one device: it comes to know no more than it did. A queue of its may now and then have become
-/// longer than it was.
+/// One after the other on one device: what it keeps does not grow with them. A queue of its own may now and then
+/// have become longer than it was, and stays so.
 #[test]
 fn l3_a_device_keeps_nothing_of_its_flows() {
-    const FLOWS: u64 = 200;
+    const FLOWS: u64 = 100;
+    const ROUNDS: usize = 12;
+    /// What all queues together may have grown by, in bytes.
+    const QUEUES: i64 = 64 << 10;
     alone(Builder::new_multi_thread().worker_threads(2), async {
         let device = device();
         many(&device, 0, 1, FLOWS).await;
-        let mut held = Vec::with_capacity(6);
-        for seed in 1..=5 {
+        let mut held = Vec::with_capacity(ROUNDS);
+        for seed in 1..=ROUNDS as u64 {
             many(&device, seed, 1, FLOWS).await;
             // The last of a kind is remembered until the next: here it is always the same.
             let mut flow = Flow::new("soak");
@@ -290,7 +293,7 @@ fn l3_a_device_keeps_nothing_of_its_flows() {
         let grown: Vec<_> = held.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let (least, all) = (grown.iter().min().copied().unwrap_or_default(), grown.iter().sum::<i64>());
         assert!(least <= 0, "every {FLOWS} flows leave bytes behind: {grown:?}");
-        assert!(all < (8 * FLOWS * 4) as i64, "there is room for a word of each flow: {grown:?}");
+        assert!(all < QUEUES, "that is more than queues need: {grown:?}");
     });
 }
 
