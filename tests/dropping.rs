@@ -8,7 +8,7 @@ use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{
-    condition::{Status, at_least, at_most, each, predicate, sum},
+    condition::{Status, any_of, at_least, at_most, each, predicate, sum},
     hub::Outcome,
     operator::{Consume, Produce},
     prelude::*,
@@ -595,6 +595,41 @@ async fn q2_readers_of_nothing_but_the_newest_end_with_the_last_writer() {
         }
         let report = within(flow.run()).await.unwrap();
         assert_eq!(lock(&seen).last(), Some(&5), "the last of each was read");
+        assert_eq!(report.untaken, 0);
+    }
+}
+
+#[derive(Ports)]
+struct LatestOrQueued {
+    #[input]
+    latest: Input<u64>,
+    #[input(optional)]
+    queued: Input<u64>,
+}
+
+/// The newest, and a queue that the operator does not wait for: it ends when both have, and has read all of the queue.
+#[tokio::test]
+async fn q2_the_newest_beside_an_optional_queue_ends_with_both() {
+    for condition in [false, true] {
+        let seen = shared();
+        let mut flow = Flow::new("q2");
+        let latest = flow.add("latest", sends([1]));
+        let queued = flow.add("queued", sends([2, 3, 4]));
+        let notes = seen.clone();
+        let both = flow.add(
+            "both",
+            in_runs(move |ports: &mut LatestOrQueued| {
+                assert_eq!(ports.latest.take()?, 1);
+                lock(&notes).extend(ports.queued.try_take()?);
+                Ok(())
+            }),
+        );
+        let either = any_of(at_least(both.queued, 1), at_least(both.latest, 1));
+        let both = if condition { both.when(either) } else { both };
+        flow.connect_with(latest.output, both.latest, Hub::latest());
+        flow.connect(queued.output, both.queued);
+        let report = within(flow.run()).await.unwrap();
+        assert_eq!(*lock(&seen), [2, 3, 4]);
         assert_eq!(report.untaken, 0);
     }
 }

@@ -1,10 +1,6 @@
 //! What hub each connection of a flow becomes: its size, its envelopes and its place.
 
-use std::{
-    cmp::Reverse,
-    collections::HashMap,
-    sync::{Arc, atomic::AtomicUsize},
-};
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use super::{
     Connection, Copied, Flow,
@@ -14,7 +10,13 @@ use super::{
 use crate::{
     condition::{self, Need, PortId, Room},
     device::Device,
-    hub::{self, Since, chunks::roles::Role, fan, link::LinkPlan, queue::Full},
+    hub::{
+        self, Since,
+        chunks::roles::Role,
+        fan,
+        link::{EndTogether, LinkPlan},
+        queue::Full,
+    },
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::lock,
@@ -204,19 +206,25 @@ fn plan_of(
     }
 }
 
-/// The hubs that keep the latest end together, where their reader has no other input that ends it.
+/// The hubs that keep the latest end together, where their reader has no other input that ends it. Queues of optional inputs
+/// are waited for.
 pub(super) fn ends_with(flow: &Flow, plans: &mut [LinkPlan]) {
     let mut inputs = vec![Vec::new(); flow.entries.len()];
-    within(flow).enumerate().for_each(|(at, connection)| inputs[connection.to.operator].push(at));
-    // A chunk that is waited for ends it, too.
-    let mut reads_chunks = vec![false; flow.entries.len()];
-    for link in flow.links.iter().filter(|link| link.role != Role::Produce && !decl(flow, link.port).need.optional) {
-        reads_chunks[link.port.operator] = true;
+    let mut end_alone = vec![false; flow.entries.len()];
+    for (at, connection) in within(flow).enumerate() {
+        let reader = connection.to.operator;
+        inputs[reader].push(at);
+        end_alone[reader] |= plans[at].full != Full::Replace && !decl(flow, connection.to).need.optional;
     }
-    for (inputs, reads_chunks) in inputs.into_iter().zip(reads_chunks) {
-        if !reads_chunks && inputs.iter().all(|at| plans[*at].full == Full::Replace) {
-            let open = Arc::new(AtomicUsize::new(inputs.len()));
-            inputs.into_iter().for_each(|at| plans[at].ends_with = Some(open.clone()));
+    // A chunk that is waited for ends it, too.
+    for link in flow.links.iter().filter(|link| link.role != Role::Produce && !decl(flow, link.port).need.optional) {
+        end_alone[link.port.operator] = true;
+    }
+    for (inputs, end_alone) in inputs.into_iter().zip(end_alone) {
+        let latest = inputs.iter().filter(|at| plans[**at].full == Full::Replace).count();
+        if !end_alone && latest > 0 {
+            let all = Arc::new(EndTogether::new(latest));
+            inputs.into_iter().for_each(|at| plans[at].ends_with = Some(all.clone()));
         }
     }
 }

@@ -80,8 +80,8 @@ impl Hub {
     /// Its messages are `Clone`. Envelopes are not: they are their reader's alone, which would have nothing left to give to
     /// the next run. [`drop_oldest(1)`](Self::drop_oldest) gives the newest of them, once.
     ///
-    /// When the writer has ended, the value stays as long as the operator has another input that has not. An operator all of
-    /// whose inputs are of this kind ends when all writers have ended and it has read the last of each.
+    /// When the writer has ended, the value stays as long as the operator has another input that has not. An operator whose
+    /// other inputs are all of this kind or optional ends when all writers have ended and it has read the last of each.
     ///
     /// What came with a message stays with it. Its [metadata](super::MergePolicy) merge with those of the other inputs in
     /// each run. A [request](crate::Flow::service) that is kept holds its caller: one whom no run answers is told so only

@@ -8,7 +8,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -33,7 +33,7 @@ use crate::{
     memory::transfer,
     planted::{self, Planted},
     stream::{CompletionMode, Stream, Ticket},
-    sync::{discard, logged},
+    sync::{Mutex, discard, lock, logged},
 };
 
 /// Envelopes that have been replaced and go home once no lock is held.
@@ -45,8 +45,8 @@ pub(crate) struct LinkPlan {
     pub(crate) name: Arc<str>,
     pub(crate) capacity: usize,
     pub(crate) full: Full,
-    /// Of a hub that keeps the latest: how many of them, all of one reader's, have not ended, if that ends with them.
-    pub(crate) ends_with: Option<Arc<AtomicUsize>>,
+    /// The hubs of one reader that end together, if one of them keeps the latest and this is one of them.
+    pub(crate) ends_with: Option<Arc<EndTogether>>,
     pub(crate) envelopes: usize,
     /// For blanks on the writer's side.
     pub(crate) writer_bytes: Option<usize>,
@@ -129,18 +129,47 @@ struct Moved {
 /// How a message is read that is kept, and until when.
 pub(super) struct Again<M> {
     pub(super) copy: AgainFn<M>,
-    ends_with: Option<Arc<AtomicUsize>>,
+    ends_with: Option<Arc<EndTogether>>,
     over: AtomicBool,
+}
+
+/// The hubs of an operator that has no input which ends it alone: those that keep the latest end when all have.
+#[derive(Default)]
+pub(crate) struct EndTogether {
+    /// How many hubs that keep the latest have not ended.
+    open: AtomicUsize,
+    /// The others: queues of optional inputs.
+    queues: Mutex<Vec<Weak<dyn HubState>>>,
+}
+
+impl EndTogether {
+    /// `count`: of the hubs that keep the latest.
+    pub(crate) fn new(count: usize) -> Self {
+        Self { open: count.into(), ..Self::default() }
+    }
+
+    fn is_over(&self) -> bool {
+        // What is upgraded may be the last of its hub, so it is dropped under no lock.
+        let mut queues = (0..).map_while(|at| lock(&self.queues).get(at).cloned());
+        self.open.load(Ordering::Acquire) == 0
+            && queues.all(|queue| queue.upgrade().is_none_or(|queue| queue.has_ended()))
+    }
+}
+
+impl fmt::Debug for EndTogether {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndTogether").field("open", &self.open).finish_non_exhaustive()
+    }
 }
 
 impl<M> Again<M> {
     /// The writer has ended, and the last message was read: has the reader, too?
     pub(super) fn ends(&self) -> bool {
-        let Some(open) = &self.ends_with else { return false };
+        let Some(all) = &self.ends_with else { return false };
         if !self.over.swap(true, Ordering::AcqRel) {
-            open.fetch_sub(1, Ordering::AcqRel);
+            all.open.fetch_sub(1, Ordering::AcqRel);
         }
-        open.load(Ordering::Acquire) == 0
+        all.is_over()
     }
 }
 
@@ -156,6 +185,8 @@ pub(crate) trait HubState: Send + Sync {
     fn step(&self) -> Result<Option<u64>>;
     /// It goes on by itself.
     fn go_on(&self);
+    /// Nothing can be taken, and nothing will come.
+    fn has_ended(&self) -> bool;
     /// Its name.
     fn name(&self) -> &Arc<str>;
     /// How many envelopes of a pool lie in its queue.
@@ -206,6 +237,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
         (blanks, pool(plan.reader_bytes, &plan.reader, &captured)?)
     };
     let copies = if plan.captured.is_some() { captured } else { copies()? };
+    let queues = plan.ends_with.clone().filter(|_| again.is_none());
     let link = Arc::new(Link {
         name: name.clone(),
         queue: Queue::new(plan.capacity, plan.full),
@@ -222,6 +254,10 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
         asked: Asked::new(),
         failed: OnceLock::new(),
     });
+    if let Some(all) = queues {
+        let state: Arc<dyn HubState> = link.clone();
+        lock(&all.queues).push(Arc::downgrade(&state));
+    }
     if let Some(pool) = &link.blanks {
         let link = Arc::downgrade(&link);
         pool.listen(Box::new(move || {
@@ -472,6 +508,10 @@ impl<M: Message> HubState for Link<M> {
         self.stepped.store(false, Ordering::Release);
         // An error is kept for both ends.
         let _ = self.pump();
+    }
+
+    fn has_ended(&self) -> bool {
+        Link::has_ended(self)
     }
 
     fn name(&self) -> &Arc<str> {
