@@ -35,7 +35,7 @@ use std::{
 
 pub(crate) use caller::CallerErrors;
 
-use crate::sync::{Chain, discard_cause, limit_depth};
+use crate::sync::discard_cause;
 
 /// The result of a wakeline call.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
@@ -289,15 +289,6 @@ pub(crate) fn said(panic: Box<dyn Any + Send>) -> String {
     // The same may be true of this one's.
     dropping.unwrap_or_else(std::mem::forget);
     said
-}
-
-// The cause may be an error with a cause, and so on: a retry that keeps its last failure.
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let Some(cause) = self.cause.take() {
-            limit_depth(Chain::Destructors, move || drop(cause));
-        }
-    }
 }
 
 /// So many errors of a chain of causes are displayed, the first one included.

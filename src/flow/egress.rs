@@ -37,7 +37,7 @@ use crate::{
         queue::{Answer, Full, Queue},
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
-    sync::{Mutex, WakerCell, discard_left, lock},
+    sync::{Mutex, WakerCell, discard_all, lock},
 };
 
 impl Flow {
@@ -219,9 +219,9 @@ impl<M: Message> Drop for Egress<M> {
         state.dropped = true;
         let (queue, earlier) = (state.queue.clone(), mem::take(&mut state.earlier));
         drop(state);
-        discard_left(queue.close_reader());
-        earlier.iter().for_each(|queue| discard_left(queue.close_reader()));
-        discard_left(self.queue.close_reader());
+        discard_all(queue.close_reader());
+        earlier.iter().for_each(|queue| discard_all(queue.close_reader()));
+        discard_all(self.queue.close_reader());
         self.exit.owner.wake();
     }
 }

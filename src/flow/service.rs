@@ -372,12 +372,13 @@ impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
 /// The response to come. Dropping it abandons the request, and drops one that was not sent: see
 /// [device work on a request](Service#device-work-on-a-request).
 #[must_use = "it is a future of the response"]
-pub struct ResponseFuture<Res> {
-    state: State<Res>,
+pub struct ResponseFuture<Res: 'static> {
+    /// A response, or a request, may hold the future of another response, and so on.
+    state: Discarded<State<Res>>,
     proxy: ProxyWaker,
 }
 
-enum State<Res> {
+enum State<Res: 'static> {
     Waits(Pending<Res>),
     /// The device work on the request was not done: it waits for that first, and then for a place. Behind a lock that is
     /// never taken: so the whole is `Sync`.
@@ -387,13 +388,13 @@ enum State<Res> {
 }
 
 /// A caller's end of its request.
-struct Pending<Res> {
+struct Pending<Res: 'static> {
     response: oneshot::Receiver<Result<Res>>,
     standing: Arc<Standing>,
 }
 
 /// The caller goes away, or has its answer.
-impl<Res> Drop for Pending<Res> {
+impl<Res: 'static> Drop for Pending<Res> {
     fn drop(&mut self) {
         self.standing.end();
     }
@@ -416,9 +417,9 @@ impl Standing {
     }
 }
 
-impl<Res> ResponseFuture<Res> {
+impl<Res: 'static> ResponseFuture<Res> {
     fn new(state: State<Res>) -> Self {
-        Self { state, proxy: ProxyWaker::new() }
+        Self { state: Discarded::new(state), proxy: ProxyWaker::new() }
     }
 
     fn failed(error: Error) -> Self {
@@ -426,30 +427,27 @@ impl<Res> ResponseFuture<Res> {
     }
 }
 
-impl<Res> Future for ResponseFuture<Res> {
+impl<Res: 'static> Future for ResponseFuture<Res> {
     type Output = Result<Res>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Res>> {
         let again = || Error::new(ErrorKind::Usage, "this response was awaited before");
         let this = &mut *self;
-        match &mut this.state {
+        let Some(state) = this.state.get_mut() else { return Poll::Ready(Err(again())) };
+        let answer = match state {
             State::Waits(pending) => {
                 let polled = Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx));
-                let answer = ready!(polled).unwrap_or_else(|_| Err(again()));
-                this.state = State::Failed(None);
-                Poll::Ready(answer)
+                ready!(polled).unwrap_or_else(|_| Err(again()))
             }
-            State::Asks(asks) => {
-                let answer = ready!(asks.get_mut().as_mut().poll(cx));
-                this.state = State::Failed(None);
-                Poll::Ready(answer)
-            }
-            State::Failed(error) => Poll::Ready(Err(error.take().unwrap_or_else(again))),
-        }
+            State::Asks(asks) => ready!(asks.get_mut().as_mut().poll(cx)),
+            State::Failed(error) => return Poll::Ready(Err(error.take().unwrap_or_else(again))),
+        };
+        *state = State::Failed(None);
+        Poll::Ready(answer)
     }
 }
 
-impl<Res> fmt::Debug for ResponseFuture<Res> {
+impl<Res: 'static> fmt::Debug for ResponseFuture<Res> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ResponseFuture")
     }

@@ -4,7 +4,7 @@ use std::{any::Any, borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::Nested,
+    sync::Discarded,
 };
 
 /// Named values of any type beside a message: a frame's number, when it was taken, who asked for it. They go on with
@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Default)]
 pub struct Metadata(Option<Arc<BTreeMap<Cow<'static, str>, Value>>>);
 
-/// A [`Nested`] value of the user's. Several lie in one map, which drops them together; one may be other metadata, with
+/// A [`Discarded`] value of the user's. Several lie in one map, which drops them together; one may be other metadata, with
 /// metadata in it.
 pub(crate) type Value = Arc<dyn Any + Send + Sync>;
 
@@ -42,7 +42,7 @@ pub enum MergePolicy {
 impl Metadata {
     /// The value of that name, if there is one and it is a `T`.
     pub fn get<T: Send + Sync + 'static>(&self, name: &str) -> Option<&T> {
-        self.0.as_ref()?.get(name)?.downcast_ref::<Nested<T>>()?.get()
+        self.0.as_ref()?.get(name)?.downcast_ref::<Discarded<T>>()?.get()
     }
 
     /// Sets a value. What was there under that name is replaced.
@@ -52,7 +52,7 @@ impl Metadata {
 
     /// A value, as [`replace`](Self::replace) takes it.
     pub(crate) fn value<T: Send + Sync + 'static>(value: T) -> Value {
-        Arc::new(Nested::new(value))
+        Arc::new(Discarded::new(value))
     }
 
     /// As `insert`. The value replaced is the caller's, to drop with no lock held.

@@ -9,7 +9,7 @@ use crate::{
     error::Result,
     planted::{self, Planted},
     stream::Ticket,
-    sync::{discard, discard_left},
+    sync::{discard, discard_all},
 };
 
 /// The reader's end. Dropping it hands back what was never taken.
@@ -206,7 +206,7 @@ impl<M: Message> Receiver<M> {
 
 impl<M: Message> Drop for Receiver<M> {
     fn drop(&mut self) {
-        discard_left(self.0.queue.close_reader());
+        discard_all(self.0.queue.close_reader());
     }
 }
 

@@ -22,7 +22,6 @@ use crate::{
     device::Device,
     error::Result,
     stream::{Stream, Ticket},
-    sync::{Chain, limit_depth},
 };
 
 /// A place in the line. Given up when it is dropped.
@@ -79,8 +78,7 @@ impl Heap {
 
     /// Wakes the first of the line, and all at its side.
     pub(super) fn wake(&self) {
-        let woken = self.line.first();
-        limit_depth(Chain::Wakes, move || woken.wake());
+        self.line.first().wake();
     }
 
     /// Wakes all of the line, and all at its side: the device is lost.

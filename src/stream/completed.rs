@@ -17,10 +17,7 @@ use super::{
     effort::Effort,
     lookout::Lookout,
 };
-use crate::{
-    error::{Error, ErrorKind, Result},
-    sync::{Chain, limit_depth},
-};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Resolves when the work up to a ticket is done, or with the error that ended the device.
 ///
@@ -87,10 +84,7 @@ impl Future for Completed {
 
 impl Drop for Completed {
     fn drop(&mut self) {
-        let next = self.ticket.stream().0.completion.leave(&mut self.place);
-        if !next.is_empty() {
-            limit_depth(Chain::Wakes, move || next.wake());
-        }
+        self.ticket.stream().0.completion.leave(&mut self.place).wake();
     }
 }
 

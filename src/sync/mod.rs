@@ -6,8 +6,8 @@
 //! - [`log`]: a `tracing` event where a lock may be held.
 //! - [`Deferred`]: a scope that holds back the wakes, drops and logs of its thread until the locks within it are released.
 //! - [`on_user_code`]: what a thread is in the middle of, a capture, is left while user code of another task runs there.
-//! - [`limit_depth`], [`Nested`]: a call, or a value's destructor, that may lead to another one like it, and so on, without an
-//!   end to the stack.
+//! - [`limit_depth`]: a call that may lead to another one like it, and so on, without an end to the stack. What is woken and
+//!   discarded is limited in the same way.
 //!
 //! The protocols that are model-checked use nothing else of the crate: `stream/completion.rs`, `stream/watch.rs`,
 //! `hub/queue.rs`, `hub/waking.rs`, `hub/free_list.rs`, `memory/line.rs`, `memory/hold/turn.rs`, `condition/told.rs`,
@@ -18,7 +18,6 @@ use crate::planted::{self, Planted};
 
 mod aside;
 mod cell;
-mod depth;
 mod mutex;
 mod proxy;
 mod wakes;
@@ -30,12 +29,11 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering,
 
 pub(crate) use aside::{on_user_code, step_back, step_out};
 pub(crate) use cell::WakerCell;
-pub(crate) use depth::{Chain, Nested, discard_left, limit_depth};
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
 pub(crate) use proxy::{ProxyWaker, proxied};
 pub(crate) use wakes::{
-    Deferred, Discarded, WakeList, assert_may_wake, contained, discard, discard_all, discard_cause, later, log, logged,
-    wake, wake_shared,
+    Chain, Deferred, Discarded, WakeList, assert_may_wake, contained, discard, discard_all, discard_cause, later,
+    limit_depth, log, logged, wake, wake_shared,
 };
 
 /// [`Mutex::at`], for the protocols, whose model checks have another mutex.

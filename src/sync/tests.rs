@@ -8,7 +8,7 @@ use std::{
     task::{Wake, Waker},
 };
 
-use super::*;
+use super::{wakes::DEEPEST, *};
 
 /// Counts its wakes, and panics at each.
 struct Panics(Arc<AtomicUsize>);
@@ -92,4 +92,48 @@ fn the_order_of_locks_and_what_runs_under_them_is_asserted() {
     assert!(refused(&|| _ = (lock(&outer), discard(String::from("a user's")))));
     // Nothing is left behind of any of them.
     assert_unlocked();
+}
+
+fn depth() -> usize {
+    Chain::Drops.depth()
+}
+
+fn chain(left: usize, calls: Arc<AtomicUsize>) {
+    calls.fetch_add(1, Ordering::Relaxed);
+    if left > 0 {
+        limit_depth(Chain::Drops, move || chain(left - 1, calls));
+    }
+}
+
+#[test]
+fn a_long_chain_is_over_when_the_first_call_returns() {
+    for left in [0, 1, DEEPEST - 1, DEEPEST, DEEPEST + 1, 1_000_000] {
+        let calls = Arc::default();
+        chain(left, Arc::clone(&calls));
+        assert_eq!(calls.load(Ordering::Relaxed), left + 1);
+        assert_eq!((depth(), Arc::strong_count(&calls)), (0, 1));
+    }
+}
+
+#[test]
+fn a_panic_stops_no_other_call() {
+    fn chain(left: usize, panics: fn(usize) -> bool, calls: Arc<AtomicUsize>) {
+        calls.fetch_add(1, Ordering::Relaxed);
+        if left > 0 {
+            let calls = calls.clone();
+            limit_depth(Chain::Drops, move || chain(left - 1, panics, calls));
+        }
+        assert!(!panics(left), "on purpose");
+    }
+    const CALLS: usize = DEEPEST + 20;
+    // One at the end, all that are queued, the one that queues the first, one before it.
+    let panics: [fn(usize) -> bool; 4] =
+        [|left| left == 0, |left| left < CALLS - DEEPEST, |left| left == CALLS - DEEPEST, |left| left == CALLS - 2];
+    for (case, panics) in panics.into_iter().enumerate() {
+        let calls = Arc::default();
+        let outcome =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| chain(CALLS, panics, Arc::clone(&calls))));
+        assert_eq!(outcome.is_err(), case > 1, "case {case}");
+        assert_eq!((calls.load(Ordering::Relaxed), depth()), (CALLS + 1, 0), "case {case}");
+    }
 }

@@ -15,6 +15,18 @@
 //!
 //! A function that wakes and may be called under its caller's lock needs no list handed back: the caller opens a [`Deferred`]
 //! scope before it acquires the lock.
+//!
+//! User code may lead to more of its kind: a waker drops a future that wakes the next waiter; a message's destructor drops the
+//! reader of another queue; an error drops its cause. The user decides how long such a [chain](Chain) is, and the stack is short.
+//! So a thread counts those on its stack, and from [`DEEPEST`] on they are queued:
+//!
+//! ```text
+//!   wake, discard ──> fewer than DEEPEST of this chain on the stack? ── yes ──> run now
+//!                                   └── no ──> queued ──> the deepest has returned ──> run in a loop
+//! ```
+//!
+//! The chains are counted apart: a user's destructor may wait for a task, whose wake is not queued until the destructor has
+//! returned.
 
 use std::{
     any::Any,
@@ -44,17 +56,36 @@ enum Held {
     Call(&'static str, Box<dyn FnOnce()>),
 }
 
-/// What one scope adds to [`SCOPES`].
-const SCOPE: usize = 4;
+/// What a call leads to: others of its own kind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Chain {
+    Wakes,
+    /// The user's destructors.
+    Drops,
+    /// Listeners of pools, which wake tasks and move messages from hub to hub.
+    Listeners,
+}
+
+/// So many calls of one chain lie on a thread's stack: a few KiB in a debug build.
+pub(super) const DEEPEST: usize = 8;
+
 /// Set in [`SCOPES`] while something is held back.
 const HELD_BACK: usize = 1;
 /// Set in [`SCOPES`] while the thread is in the middle of something that user code is no part of.
 const IN_THE_MIDDLE: usize = 2;
+/// What a call of the first chain adds to [`SCOPES`]. Each chain has four bits.
+const CALL: usize = 4;
+/// What one scope adds to [`SCOPES`].
+const SCOPE: usize = CALL << 12;
 
 thread_local! {
-    /// Scopes that are open on this thread, whether they hold something back, and whether user code is to be [set
-    /// aside](super::aside): one word, which is 0 on most calls.
+    /// Scopes that are open on this thread, whether they hold something back, whether user code is to be [set
+    /// aside](super::aside), and how many calls of each chain are on the stack: one word, which is 0 on most calls.
     static SCOPES: Cell<usize> = const { Cell::new(0) };
+    /// Of each chain, the calls that wait for the deepest one to return, which leaves this empty. Without a destructor, as
+    /// below.
+    static TOO_DEEP: RefCell<ManuallyDrop<[Vec<Held>; 3]>> =
+        const { RefCell::new(ManuallyDrop::new([Vec::new(), Vec::new(), Vec::new()])) };
     /// What they hold back. Without a destructor, so that it is there for destructors that run at the thread's end; the
     /// outermost scope leaves it empty.
     static QUEUE: RefCell<ManuallyDrop<Vec<Held>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
@@ -69,11 +100,6 @@ pub(crate) struct Deferred(PhantomData<*mut ()>);
 impl WakeList {
     pub(crate) fn new() -> Self {
         Self(SmallVec::new())
-    }
-
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     /// Wakes all.
@@ -110,6 +136,79 @@ impl Drop for WakeList {
     }
 }
 
+/// One of a chain's calls on the stack.
+struct Entered(Chain);
+
+impl Chain {
+    /// What one call adds to [`SCOPES`].
+    #[inline]
+    fn call(self) -> usize {
+        CALL << (4 * self as usize)
+    }
+
+    #[inline]
+    pub(super) fn depth(self) -> usize {
+        SCOPES.get() / self.call() % 16
+    }
+
+    #[inline]
+    fn is_deepest(self) -> bool {
+        self.depth() == DEEPEST
+    }
+
+    #[inline]
+    fn enter(self) -> Entered {
+        SCOPES.set(SCOPES.get() + self.call());
+        Entered(self)
+    }
+
+    #[cold]
+    fn queue(self, call: Held) {
+        TOO_DEEP.with_borrow_mut(|queues| queues[self as usize].push(call));
+    }
+
+    #[cold]
+    fn run_queued(self) {
+        loop {
+            let queued = TOO_DEEP.with_borrow_mut(|queues| std::mem::take(&mut queues[self as usize]));
+            if queued.is_empty() {
+                return;
+            }
+            for call in queued {
+                match call {
+                    Held::Wake(waker) => _ = wake_by_ref(waker),
+                    Held::WakeShared(waker) => {
+                        caught("a waker panicked", || waker.wake_by_ref());
+                        discard(waker);
+                    }
+                    Held::Drop(value) => _ = caught("a destructor panicked", || drop(value)),
+                    Held::Call(what, call) => _ = caught(what, call),
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Entered {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.is_deepest() {
+            self.0.run_queued();
+        }
+        SCOPES.set(SCOPES.get() - self.0.call());
+    }
+}
+
+/// Makes a call that may lead to another one like it. A panic of it is the caller's; that of a queued one is logged.
+#[inline]
+pub(crate) fn limit_depth(chain: Chain, call: impl FnOnce() + 'static) {
+    if chain.is_deepest() {
+        return chain.queue(Held::Call("a call at the end of a long chain of them panicked", Box::new(call)));
+    }
+    let _entered = chain.enter();
+    call();
+}
+
 /// Wakes one.
 pub(crate) fn wake(waker: Waker) {
     wake_one(waker);
@@ -121,30 +220,47 @@ fn wake_one(waker: Waker) -> bool {
         hold_back(Held::Wake(waker));
         return true;
     }
-    // By reference: were it dropped as its panic unwinds, a panic of its destructor would be the second at a time, an abort.
-    let woken = contained("a waker panicked", || waker.wake_by_ref());
-    contained("a destructor panicked", || drop(waker)) && woken
+    assert_unlocked();
+    if Chain::Wakes.is_deepest() {
+        Chain::Wakes.queue(Held::Wake(waker));
+        return true;
+    }
+    let _entered = Chain::Wakes.enter();
+    wake_by_ref(waker)
+}
+
+/// By reference: were it dropped as its panic unwinds, a panic of its destructor would be the second at a time, an abort.
+fn wake_by_ref(waker: Waker) -> bool {
+    let woken = caught("a waker panicked", || waker.wake_by_ref());
+    drop_one(waker) && woken
 }
 
 /// Wakes one that stays. It is shared so that it can be held back, or taken out under a lock, without a clone of the waker,
 /// which is user code.
 pub(crate) fn wake_shared(waker: &Arc<Waker>) {
-    if SCOPES.get() > 0 {
-        wake_shared_aside(waker);
-    } else {
+    // A few wakes may be on the stack.
+    if SCOPES.get() < CALL * DEEPEST / 2 && SCOPES.get() % CALL == 0 {
         assert_unlocked();
+        SCOPES.set(SCOPES.get() + CALL);
         caught_here("a waker panicked", || waker.wake_by_ref());
+        SCOPES.set(SCOPES.get() - CALL);
+    } else {
+        wake_shared_aside(waker);
     }
 }
 
-/// The same where it is to be held back, or set aside.
+/// The same where it is to be held back, or set aside, or in a long chain.
 #[cold]
 fn wake_shared_aside(waker: &Arc<Waker>) {
     if is_deferred() {
-        hold_back(Held::WakeShared(waker.clone()));
-    } else {
-        contained("a waker panicked", || waker.wake_by_ref());
+        return hold_back(Held::WakeShared(waker.clone()));
     }
+    assert_unlocked();
+    if Chain::Wakes.is_deepest() {
+        return Chain::Wakes.queue(Held::WakeShared(waker.clone()));
+    }
+    let _entered = Chain::Wakes.enter();
+    caught("a waker panicked", || waker.wake_by_ref());
 }
 
 /// Whether what is woken or discarded on this thread is held back.
@@ -161,13 +277,9 @@ pub(crate) fn set_in_the_middle(is: bool) {
 
 /// Drops a value whose destructor is the user's: a waker that was replaced, a closure that was refused.
 pub(crate) fn discard<T: 'static>(value: T) {
-    if !std::mem::needs_drop::<T>() {
-        return;
-    }
-    if is_deferred() {
-        hold_back(Held::Drop(Box::new(value)));
-    } else {
-        contained("a destructor panicked", || drop(value));
+    if std::mem::needs_drop::<T>() {
+        assert_may_wake();
+        discard_cause(value);
     }
 }
 
@@ -177,8 +289,18 @@ pub(crate) fn discard_cause<T: 'static>(cause: T) {
     if is_deferred() {
         hold_back(Held::Drop(Box::new(cause)));
     } else {
-        caught("a destructor panicked", || drop(cause));
+        drop_one(cause);
     }
+}
+
+/// False if its destructor has panicked.
+fn drop_one<T: 'static>(value: T) -> bool {
+    if Chain::Drops.is_deepest() {
+        Chain::Drops.queue(Held::Drop(Box::new(value)));
+        return true;
+    }
+    let _entered = Chain::Drops.enter();
+    caught("a destructor panicked", || drop(value))
 }
 
 /// The same, one by one.
@@ -206,8 +328,8 @@ pub(crate) fn logged(event: impl FnOnce()) {
     contained("a subscriber panicked", event);
 }
 
-/// A function of the user's, or another value, that is [discarded](discard) wherever the last who holds it lets go of it: on a
-/// worker's thread, in the middle of a list of others.
+/// A function of the user's, or another value, that is [discarded](discard) wherever its last owner drops it: on a worker's
+/// thread, in the middle of a list of others, or as a part of another one like it.
 pub(crate) struct Discarded<T: 'static>(Option<T>);
 
 impl<T: 'static> Discarded<T> {
@@ -311,7 +433,7 @@ impl Drop for Deferred {
     fn drop(&mut self) {
         let outer = SCOPES.get() - SCOPE;
         if outer < SCOPE {
-            SCOPES.set(outer & IN_THE_MIDDLE);
+            SCOPES.set(outer & !HELD_BACK);
             assert_unlocked();
             if outer & HELD_BACK > 0 {
                 run_held();

@@ -1,9 +1,11 @@
 //! Chains of any length, on a small stack.
 
+use tower_service::Service as _;
+
 use super::*;
 
 /// Runs a test's body in a process of its own: an overflow of a stack aborts the process.
-fn on_a_small_stack(test: &str, body: impl FnOnce() + Send + 'static) {
+pub(super) fn on_a_small_stack(test: &str, body: impl FnOnce() + Send + 'static) {
     alone::in_a_process(test, || small_stack(256 << 10, body));
 }
 
@@ -233,5 +235,180 @@ fn egresses_may_lie_in_messages_to_any_depth() {
             }
             drop(before);
         });
+    });
+}
+
+/// What a user gives away, which keeps what was given away before.
+type Kept = Option<Box<dyn Any + Send + Sync>>;
+
+/// A place of the library's that keeps one, and is kept by the next.
+type Keeper = (&'static str, fn(Kept) -> Kept);
+
+fn device() -> Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    DEVICE.get_or_init(|| Device::emulated(Emulated::new().workers(1))).clone()
+}
+
+fn kept(value: impl Any + Send + Sync) -> Kept {
+    Some(Box::new(value))
+}
+
+/// A flow that does not run.
+fn flow(add: impl FnOnce(&mut Flow)) -> Kept {
+    let mut flow = Flow::new("f");
+    add(&mut flow);
+    kept(Mutex::new(flow))
+}
+
+struct Owner(Vec<u8>, #[allow(dead_code, reason = "dropped")] Kept);
+
+impl AsMut<[u8]> for Owner {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+const KEEPERS: [Keeper; 15] = [
+    ("the owner of a buffer", |inner| kept(Buffer::wrap(Owner(vec![0; 8], inner)).unwrap().0)),
+    ("a function of a graph", |inner| {
+        let mut builder = Graph::builder(&device()).unwrap();
+        builder.host(&[], move || _ = &inner).unwrap();
+        kept(builder.build().unwrap())
+    }),
+    ("an instantiated graph", |inner| {
+        let mut builder = Graph::builder(&device()).unwrap();
+        builder.host(&[], move || _ = &inner).unwrap();
+        kept(builder.build().unwrap().instantiate().unwrap())
+    }),
+    ("a task of a simulation", |inner| {
+        let simulation = Simulation::new(0);
+        let _ = simulation.spawn("keeps", async move {
+            let _inner = inner;
+            std::future::pending::<()>().await
+        });
+        kept(simulation)
+    }),
+    ("the output of a task", |inner| {
+        let simulation = Simulation::new(0);
+        let task = simulation.spawn("ends", async move { inner });
+        runtime().block_on(simulation.run(std::future::ready(())));
+        kept(task)
+    }),
+    ("a function of a simulated stream", |inner| {
+        let simulation = Simulation::new(0);
+        let device = Device::simulated(&simulation, Emulated::new());
+        Stream::new(&device).unwrap().host_function(move || drop(inner)).unwrap();
+        kept(simulation)
+    }),
+    ("the cause of an error", |inner| {
+        #[derive(Debug)]
+        struct Cause(#[allow(dead_code, reason = "dropped")] Kept);
+        impl std::fmt::Display for Cause {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a cause")
+            }
+        }
+        impl std::error::Error for Cause {}
+        kept(Error::other(Cause(inner)))
+    }),
+    ("metadata", |inner| {
+        let mut metadata = Metadata::default();
+        metadata.insert("inner", inner);
+        kept(metadata)
+    }),
+    ("an operator", |inner| {
+        flow(|flow| {
+            _ = flow.add("sink", sink(move |_: u32| std::future::ready(Ok(_ = &inner))));
+        })
+    }),
+    ("a source", |inner| {
+        flow(|flow| {
+            let mut inner = inner.map(Host);
+            _ = flow.add("source", source(move || std::future::ready(Ok(inner.take().map(|_| 1_u32)))));
+        })
+    }),
+    ("a predicate", |inner| {
+        flow(|flow| {
+            let inner = Mutex::new(inner);
+            let condition = predicate(move || inner.lock().is_ok());
+            _ = flow.add("sink", sink(async |_: u32| Ok(()))).when(condition);
+        })
+    }),
+    ("a function of until", |inner| {
+        flow(|flow| {
+            let mut inner = Some(inner);
+            _ = flow.add("sink", sink(async |_: u32| Ok(()))).when(until(move || {
+                let inner = inner.take();
+                async move { drop(inner) }
+            }));
+        })
+    }),
+    ("a message in a queue", |inner| {
+        let runtime = runtime();
+        let mut flow = Flow::new("f");
+        let end = flow.add("end", sink(async |_: Host<Kept>| std::future::pending().await));
+        let ingress = flow.ingress("in", end.input);
+        let running = runtime.block_on(async {
+            let running = flow.spawn().unwrap();
+            ingress.send(Host(None)).await.unwrap();
+            ingress.send(Host(inner)).await.unwrap();
+            running
+        });
+        kept(Mutex::new((runtime, running)))
+    }),
+    ("a response", |inner| {
+        let mut flow = Flow::new("f");
+        let echo = flow.add("echo", map(async |request: Host<Kept>| Ok(request)));
+        let mut service = flow.service("echoes", echo.input, echo.output);
+        let response = runtime().block_on(async {
+            let running = flow.spawn().unwrap();
+            std::future::poll_fn(|cx| service.poll_ready(cx)).await.unwrap();
+            let response = service.call(Host(inner));
+            // The one behind it has its answer, so it has, too.
+            service.ask(Host(None)).await.unwrap();
+            running.stop();
+            running.await.unwrap();
+            response
+        });
+        kept(response)
+    }),
+    ("a report", |inner| {
+        let mut inner = Some(inner);
+        let failed = runtime().block_on(async {
+            let mut flow = Flow::new("f");
+            _ = flow.add(
+                "fails",
+                source::<u32, _, _>(move || std::future::ready(Err(Error::other(Owns(inner.take().flatten()))))),
+            );
+            flow.run().await.unwrap_err()
+        });
+        kept(failed)
+    }),
+];
+
+/// An error of the user's.
+#[derive(Debug)]
+struct Owns(#[allow(dead_code, reason = "dropped")] Kept);
+
+impl std::fmt::Display for Owns {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("owns")
+    }
+}
+
+impl std::error::Error for Owns {}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Wherever the library keeps a user's value: that may keep another one, to any depth.
+#[test]
+fn what_a_user_gives_away_may_lie_in_it_to_any_depth() {
+    on_a_small_stack("chains::what_a_user_gives_away_may_lie_in_it_to_any_depth", || {
+        for (place, keep) in KEEPERS {
+            println!("{place}");
+            drop((0..1_000).fold(None, |inner, _| keep(inner)));
+        }
     });
 }

@@ -13,19 +13,20 @@ mod names;
 mod panics;
 mod sizes;
 mod thread_end;
+mod wakes;
 
 use std::{
     any::Any,
     cell::RefCell,
     future::ready,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, OnceLock, mpsc},
     time::Duration,
 };
 
 use common::*;
 use futures::FutureExt;
 use wakeline::{
-    condition::{self, Condition, MissedTicks, at_least, at_most, batch, count, every, memory, room},
+    condition::{self, Condition, MissedTicks, at_least, at_most, batch, count, every, memory, predicate, room, until},
     device::Simulation,
     flow::LocalFlow,
     graph::Graph,

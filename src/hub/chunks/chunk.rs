@@ -11,7 +11,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::envelope::Envelope,
     memory::{DeviceSlice, DeviceSliceMut, Plain, Sealed, View, ViewMut},
-    sync::Nested,
+    sync::Discarded,
 };
 
 /// A chunk of a [`ChunkHub`](super::ChunkHub), in the hands of a link; or a blank that becomes one. It is an
@@ -48,7 +48,7 @@ pub struct Chunk<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static = ()> {
 }
 
 fn beside<S>(structure: S) -> Structure<S> {
-    Arc::new(Nested::new(structure))
+    Arc::new(Discarded::new(structure))
 }
 
 enum Held<T: Plain> {
@@ -86,7 +86,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
 
     /// What stands beside the data. `None` of a blank whose structure was not [said](Chunk::set_structure) yet.
     pub fn structure(&self) -> Option<&S> {
-        self.structure.as_deref().and_then(Nested::get)
+        self.structure.as_deref().and_then(Discarded::get)
     }
 
     /// A blank that nobody has written to, nor given a length or a structure.

@@ -37,14 +37,14 @@ use crate::{
     },
     memory::{Plain, transfer},
     stream::Stream,
-    sync::{Deferred, Level, Mutex, Nested, discard, discard_all, lock, logged, wake_shared},
+    sync::{Deferred, Discarded, Level, Mutex, discard, discard_all, lock, logged, wake_shared},
 };
 
 /// An envelope, which those who peek share.
 type Envelopes<T> = Arc<Envelope<T>>;
 
 /// What stands beside a chunk's data. It may hold hubs of chunks of its own.
-pub(super) type Structure<S> = Arc<Nested<S>>;
+pub(super) type Structure<S> = Arc<Discarded<S>>;
 
 /// What is shared by all who have to do with a hub.
 pub(crate) struct Core<T: Plain, S: 'static> {

@@ -220,7 +220,7 @@ impl Drop for Simulation {
         state.over = true;
         let (tasks, waker) = (std::mem::take(&mut state.tasks), state.waker.take());
         drop(state);
-        tasks.into_values().for_each(|task| _ = contained("a task panicked as it was dropped", || drop(task)));
+        discard_all(tasks.into_values());
         discard(waker);
         let dropped: Vec<_> = self.core.engine.with(|machine| {
             let error = Error::new(ErrorKind::DeviceLost, "its simulation is over");

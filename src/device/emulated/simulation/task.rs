@@ -55,27 +55,29 @@ impl Entry {
 }
 
 /// Where a task's end is put, and who waits for it.
-pub(super) struct Slot<T>(Mutex<State<T>>);
+pub(super) struct Slot<T: 'static>(Mutex<State<T>>);
 
-struct State<T> {
+struct State<T: 'static> {
     end: Option<Result<T, Unfinished>>,
     over: bool,
     waker: Option<Waker>,
 }
 
-impl<T> Drop for State<T> {
+impl<T: 'static> Drop for State<T> {
     fn drop(&mut self) {
         discard(self.waker.take());
+        // An output may hold the end of another task, and so on.
+        discard(self.end.take());
     }
 }
 
-impl<T> Default for Slot<T> {
+impl<T: 'static> Default for Slot<T> {
     fn default() -> Self {
         Self(Mutex::new(State { end: None, over: false, waker: None }))
     }
 }
 
-impl<T> Slot<T> {
+impl<T: 'static> Slot<T> {
     fn put(&self, end: Result<T, Unfinished>) {
         let mut state = lock(&self.0);
         if state.over {
@@ -90,9 +92,9 @@ impl<T> Slot<T> {
 }
 
 /// In a task's body: when that is dropped unfinished, the slot hears of it.
-struct End<T>(Arc<Slot<T>>);
+struct End<T: 'static>(Arc<Slot<T>>);
 
-impl<T> Drop for End<T> {
+impl<T: 'static> Drop for End<T> {
     fn drop(&mut self) {
         self.0.put(Err(Unfinished::Aborted));
     }
@@ -131,13 +133,13 @@ impl std::error::Error for Unfinished {}
 ///
 /// # Cancel safety
 /// Dropping it lets the task go on by itself.
-pub struct Task<T> {
+pub struct Task<T: 'static> {
     id: TaskId,
     slot: Arc<Slot<T>>,
     core: Weak<Core>,
 }
 
-impl<T> Task<T> {
+impl<T: 'static> Task<T> {
     pub(super) fn new(id: TaskId, slot: Arc<Slot<T>>, core: &Arc<Core>) -> Self {
         Self { id, slot, core: Arc::downgrade(core) }
     }
@@ -155,7 +157,7 @@ impl<T> Task<T> {
     }
 }
 
-impl<T> Future for Task<T> {
+impl<T: 'static> Future for Task<T> {
     type Output = Result<T, Unfinished>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -172,7 +174,7 @@ impl<T> Future for Task<T> {
     }
 }
 
-impl<T> fmt::Debug for Task<T> {
+impl<T: 'static> fmt::Debug for Task<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Task").field("id", &self.id).finish_non_exhaustive()
     }

@@ -1,0 +1,124 @@
+//! Chains of wakes of any length, on a small stack: a waker that gives up its wait, or goes on with its task, where it is woken.
+
+use std::{
+    pin::Pin,
+    sync::atomic::{AtomicUsize, Ordering},
+    task::{Context, Wake, Waker},
+};
+
+use tokio::task::unconstrained;
+use wakeline::{condition::Gate, stream::CompletionMode};
+
+use super::{chains::on_a_small_stack, common::until, *};
+
+type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A task as a small executor has it, which lies in its own waker.
+struct Task {
+    wait: Mutex<Option<Wait>>,
+    goes_on: bool,
+    /// Counts the tasks that are done, or have given up.
+    done: Arc<AtomicUsize>,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        let Some(mut wait) = self.wait.lock().unwrap().take() else { return };
+        let waker = Waker::from(self.clone());
+        if self.goes_on && wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            *self.wait.lock().unwrap() = Some(wait);
+        } else {
+            drop(wait);
+            self.done.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// So many tasks, each of which waits.
+fn tasks(count: usize, goes_on: bool, wait: impl Fn(usize) -> Wait) -> (Vec<Arc<Task>>, Arc<AtomicUsize>) {
+    let done = Arc::new(AtomicUsize::new(0));
+    let task = |at| {
+        let task = Arc::new(Task { wait: Mutex::default(), goes_on, done: done.clone() });
+        let waker = Waker::from(task.clone());
+        // All in one turn of the test's own task.
+        let mut wait: Wait = Box::pin(unconstrained(wait(at)));
+        assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        *task.wait.lock().unwrap() = Some(wait);
+        task
+    };
+    ((0..count).map(task).collect(), done)
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+#[test]
+fn callers_of_a_service_with_a_limit_give_up_as_they_are_woken() {
+    on_a_small_stack("wakes::callers_of_a_service_with_a_limit_give_up_as_they_are_woken", || {
+        block_on(async {
+            let gate = Gate::open();
+            let mut flow = Flow::new("f");
+            let echo = flow.add("echo", map(async |n: u32| Ok(n))).when(gate.clone());
+            let service = flow.service("echoes", echo.input, echo.output).limit(1);
+            let _running = flow.spawn().unwrap();
+            assert_eq!(service.ask(7).await.unwrap(), 7);
+            gate.pause();
+            let ask = || {
+                let service = service.clone();
+                Box::pin(async move { _ = service.ask(1).await })
+            };
+            let mut first = ask();
+            assert!(first.as_mut().now_or_never().is_none());
+            let (tasks, done) = tasks(2_000, false, |_| ask());
+            drop(first);
+            assert_eq!(done.load(Ordering::SeqCst), tasks.len(), "each has given up, and so woken the next");
+            gate.resume();
+            assert_eq!(service.ask(7).await.unwrap(), 7);
+        });
+    });
+}
+
+#[test]
+fn senders_from_outside_give_up_as_they_are_woken() {
+    on_a_small_stack("wakes::senders_from_outside_give_up_as_they_are_woken", || {
+        block_on(async {
+            let gate = Gate::paused();
+            let mut flow = Flow::new("f");
+            let end = flow.add("end", sink(async |_: u32| Ok(()))).when(gate.clone());
+            let ingress = flow.ingress("in", end.input);
+            let running = flow.spawn().unwrap();
+            while ingress.send(1).now_or_never().is_some_and(|sent| sent.is_ok()) {}
+            ingress.send(1).await.unwrap();
+            let (tasks, done) = tasks(2_000, false, |_| {
+                let ingress = ingress.clone();
+                Box::pin(async move { _ = ingress.send(1).await })
+            });
+            gate.resume();
+            until("each has given up", || done.load(Ordering::SeqCst) == tasks.len()).await;
+            ingress.send(1).await.unwrap();
+            running.stop();
+            running.await.unwrap();
+        });
+    });
+}
+
+/// Each ticket's task asks for its own mark, which is passed, too, and so wakes the next.
+#[test]
+fn tasks_that_wait_for_a_stream_go_on_as_they_are_woken() {
+    on_a_small_stack("wakes::tasks_that_wait_for_a_stream_go_on_as_they_are_woken", || {
+        let stream = Stream::new(&Device::emulated(Emulated::new().workers(1))).unwrap();
+        stream.set_completion_mode(CompletionMode::Quiet);
+        let (go, held) = mpsc::channel::<()>();
+        stream.host_function(move || _ = held.recv()).unwrap();
+        let (tasks, done) = tasks(10_000, true, |_| {
+            stream.host_function(|| ()).unwrap();
+            Box::pin(stream.completed().map(|done| done.unwrap()))
+        });
+        drop(go);
+        block_on(async {
+            until("all are done", || done.load(Ordering::SeqCst) == tasks.len()).await;
+            stream.completed().await.unwrap();
+        });
+    });
+}
