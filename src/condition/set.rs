@@ -154,8 +154,7 @@ impl Conditions {
         for_each([Self::give_back, Self::rest], |end| end(self));
     }
 
-    pub(crate) fn into_all(mut self) -> Vec<When> {
-        self.rest();
+    pub(crate) fn into_all(self) -> Vec<When> {
         self.all
     }
 }

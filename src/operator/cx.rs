@@ -477,6 +477,11 @@ impl Cx {
         self.conditions.iter_mut().for_each(|conditions| conditions.start());
     }
 
+    /// After its own `stop`, which may have asked them.
+    pub(super) fn rest_conditions(&mut self) {
+        self.conditions.iter_mut().for_each(|conditions| conditions.rest());
+    }
+
     /// The conditions that it was given.
     pub(super) fn into_conditions(mut self) -> Vec<When> {
         self.conditions.take().map(|conditions| conditions.into_all()).unwrap_or_default()

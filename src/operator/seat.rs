@@ -255,12 +255,17 @@ impl<O: Operator> Seat for Place<O> {
         // Its last work is done by now, or lost.
         self.tally.device = cx.device_time();
         self.tally.memory_peak = cx.memory_peak();
-        // The user's own are among them.
+        // The user's own are among them. One that panics is there in the next run, too.
+        let rested = caught(async {
+            cx.rest_conditions();
+            Ok(())
+        })
+        .await;
         let kept = caught(async {
             self.conditions = cx.into_conditions();
             Ok(())
         });
-        stopped.and(kept.await)
+        stopped.and(rested).and(kept.await)
     }
 
     async fn settled(&mut self) {
