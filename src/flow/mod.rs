@@ -307,6 +307,10 @@ impl Flow {
         let how = How { mode: self.mode, timed: self.device_times };
         let (gates, spawn) = (self.gates.clone(), spawn::spawner(self.threads));
         let surroundings = Arc::new(Surroundings { how, gates, control: control.clone(), spawn });
+        // Before the operators take their conditions along.
+        let waits =
+            |connection: &Connection| (check::waits_at(self, connection.from), check::waits_at(self, connection.to));
+        let waits: Vec<_> = self.connections.iter().map(waits).collect();
         let mut crew = Vec::with_capacity(self.entries.len());
         for (index, (entry, node)) in self.entries.iter_mut().zip(&control.nodes).enumerate() {
             let Some(mut seat) = entry.seat.take() else { continue };
@@ -329,8 +333,8 @@ impl Flow {
         }
         let joints: Vec<_> = plans
             .into_iter()
-            .zip(&self.connections)
-            .map(|(mut plan, connection)| {
+            .zip(self.connections.iter().zip(waits))
+            .map(|(mut plan, (connection, (writer_waits, reader_waits)))| {
                 plan.stepped = stepped;
                 let port = |id: PortId| (id.operator, self.entries[id.operator].ports[id.port].name);
                 drive::Joint {
@@ -338,8 +342,8 @@ impl Flow {
                     make: connection.make.clone(),
                     from: port(connection.from),
                     to: port(connection.to),
-                    writer_waits: check::waits_at(self, connection.from),
-                    reader_waits: check::waits_at(self, connection.to),
+                    writer_waits,
+                    reader_waits,
                 }
             })
             .collect();

@@ -133,3 +133,48 @@ fn a_condition_that_is_added_while_the_flow_runs_is_there_in_the_next_run() {
         assert!(asked.load(Ordering::SeqCst) > 0);
     });
 }
+
+#[derive(Ports)]
+struct OptionalPorts {
+    #[input(optional)]
+    input: Input<u32>,
+}
+
+struct Takes(Arc<AtomicUsize>);
+
+impl Operator for Takes {
+    type Ports = OptionalPorts;
+
+    async fn compute(&mut self, ports: &mut OptionalPorts, _: &mut Cx) -> Result<()> {
+        self.0.fetch_add(ports.input.try_take()?.into_iter().len(), Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// What waits for messages only by a condition is no source: a stop ends it behind those.
+#[tokio::test]
+async fn an_operator_that_waits_by_a_condition_has_all_messages_before_it_stops() {
+    let taken = Arc::new(AtomicUsize::new(0));
+    let gate = Gate::paused();
+    let mut flow = Flow::new("f");
+    let takes = flow.add("takes", Takes(taken.clone())).when(gate.clone());
+    let takes = takes.clone().when(at_least(takes.input, 1));
+    let (mut next, sent) = (0..8, Arc::new(AtomicUsize::new(0)));
+    let sends = sent.clone();
+    let numbers = flow.add(
+        "numbers",
+        source(move || {
+            sends.fetch_add(1, Ordering::SeqCst);
+            ready(Ok(next.next()))
+        }),
+    );
+    flow.connect_with(numbers.output, takes.input, Hub::bounded(8));
+    let running = flow.spawn().unwrap();
+    while sent.load(Ordering::SeqCst) < 8 {
+        tokio::task::yield_now().await;
+    }
+    running.stop();
+    gate.resume();
+    let report = running.await.unwrap();
+    assert_eq!((taken.load(Ordering::SeqCst), report.untaken), (8, 0));
+}
