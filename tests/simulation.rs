@@ -5,8 +5,12 @@ use std::{
     future::pending,
     panic::AssertUnwindSafe,
     pin::pin,
-    sync::{Arc, Mutex, mpsc},
-    task::{Context, Wake, Waker},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    task::{Context, Poll, Wake, Waker},
     thread,
     time::Duration,
 };
@@ -273,6 +277,102 @@ async fn an_event_that_is_recorded_within_a_record_does_not_go_back() {
         let last = format!("{:?}", stream.ticket());
         assert!(format!("{event:?}").contains(&last), "{event:?} is not recorded at {last}");
     }
+}
+
+/// How often it was woken.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// `a` runs on another thread, which waits for that stream alone; `b` comes after it.
+#[test]
+fn the_loop_runs_a_stream_that_a_call_on_another_thread_made_runnable() {
+    for faults in [Faults::new(), Faults::new().trap_kernel("increment", 1)] {
+        let simulation = Simulation::new(1);
+        let [first, second] = [faults, Faults::new()]
+            .map(|faults| Device::simulated(&simulation, Emulated::new().faults(faults)).race_checked());
+        let (a, b) = (Stream::new(&first).unwrap(), Stream::new(&second).unwrap());
+        let mut numbers = Buffer::<u32>::new(&first, 4).unwrap();
+        let (begun, begins) = mpsc::channel();
+        let (go, held) = mpsc::channel::<()>();
+        let (tell, heard) = futures::channel::oneshot::channel();
+        a.host_function(move || {
+            begun.send(()).unwrap();
+            _ = held.recv();
+        })
+        .unwrap();
+        increment::launch(&a, &mut numbers).unwrap();
+        b.wait_for(&a).unwrap();
+        b.host_function(move || _ = tell.send(())).unwrap();
+        let other = thread::spawn(move || a.synchronize_blocking());
+        begins.recv().unwrap();
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(count.clone());
+        let mut run = pin!(simulation.run(heard));
+        assert!(run.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert_eq!(count.0.load(Ordering::Relaxed), 0, "the loop sleeps");
+        drop(go);
+        _ = other.join().unwrap();
+        assert!(count.0.load(Ordering::Relaxed) > 0, "a stream may run, and the loop was not woken");
+        assert_eq!(run.poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(())));
+    }
+}
+
+/// There are no timers: the tick that asks the stream, as its callback never comes, is the simulation's own.
+#[test]
+fn a_simulation_keeps_its_beat_on_an_executor_without_timers() {
+    let faults = Faults::new().lose_host_function(1).lose_host_function(2);
+    let simulation = Simulation::new(1);
+    let waits = async || {
+        let device = Device::simulated(&simulation, Emulated::new().faults(faults.clone())).race_checked();
+        let stream = Stream::new(&device)?;
+        let mut buffer = Buffer::<u32>::new(&device, 16)?;
+        stream.fill(&mut buffer, 7)?;
+        stream.completed().await
+    };
+    // One that is left alone has its tick in the next run, on another clock.
+    let paused = || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    paused().block_on(simulation.run(async {
+        sleep(Duration::from_secs(3600)).await;
+        assert!(poll!(pin!(waits())).is_pending());
+    }));
+    futures::executor::block_on(simulation.run(waits())).unwrap();
+    paused().block_on(simulation.run(waits())).unwrap();
+}
+
+/// tokio's clock, which makes the ticks elsewhere, is gone there.
+#[test]
+fn the_destructor_of_a_thread_local_may_run_a_simulation_that_waits() {
+    let (ended, end) = mpsc::channel();
+    let at_the_end = move || {
+        AT_THE_END.with_borrow_mut(|_| ());
+        // Makes tokio's thread-local.
+        drop(tokio::runtime::Builder::new_current_thread().build().unwrap().enter());
+        let waits = move || {
+            assert!(tokio::runtime::Handle::try_current().unwrap_err().is_thread_local_destroyed());
+            let simulation = Simulation::new(1);
+            // The second is the wait's.
+            let faults = Faults::new().lose_host_function(2);
+            let stream = Stream::new(&Device::simulated(&simulation, Emulated::new().faults(faults))).unwrap();
+            stream.host_function(|| ()).unwrap();
+            let mut run = pin!(simulation.run(stream.completed()));
+            let done = loop {
+                match run.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(done) => break done,
+                    Poll::Pending => thread::yield_now(),
+                }
+            };
+            ended.send(done).unwrap();
+        };
+        AT_THE_END.with_borrow_mut(|last| last.0 = Some(Box::new(waits)));
+    };
+    thread::spawn(at_the_end).join().unwrap();
+    end.recv().unwrap().unwrap();
 }
 
 #[test]

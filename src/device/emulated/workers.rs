@@ -82,12 +82,23 @@ impl Engine {
     pub(super) fn with<R>(&self, change: impl FnOnce(&mut Machine<Work>) -> R) -> R {
         let mut state = lock(&self.state);
         let result = change(&mut state.machine);
-        let news = state.ring(None);
+        let news = state.ring(None) && self.simulation.is_some();
+        if news && state.listeners > 0 {
+            // A call that waits in a simulation carries work out itself.
+            self.passed.notify_all();
+        }
         drop(state);
-        if let Some(simulation) = self.simulation.as_ref().filter(|_| news).and_then(Weak::upgrade) {
-            simulation.stir();
+        if news {
+            self.stir();
         }
         result
+    }
+
+    /// There is news in a simulation: its loop may be on another thread, asleep.
+    fn stir(&self) {
+        if let Some(simulation) = self.simulation.as_ref().and_then(Weak::upgrade) {
+            simulation.stir();
+        }
     }
 
     /// What decides the orders in which a graph's launches run: the simulation's seed, if there is one.
@@ -149,6 +160,12 @@ impl Engine {
         }
     }
 
+    /// How many threads sleep in a call that waits.
+    #[cfg(test)]
+    pub(super) fn listeners(&self) -> usize {
+        lock(&self.state).listeners
+    }
+
     /// Blocks until all work of a stream is done. In a simulation: carries work out until then.
     pub(super) fn synchronize(&self, device: DeviceId, stream: StreamId) -> Result<()> {
         let mut state = lock(&self.state);
@@ -159,31 +176,24 @@ impl Engine {
                 return Ok(());
             }
             if let Some(simulation) = &self.simulation {
-                let name = state.machine.stream_name(stream).to_owned();
-                drop(state);
-                let simulation = simulation.upgrade();
-                let stepped = simulation.as_ref().is_some_and(|simulation| simulation.step_streams());
-                let is_gone = simulation.is_none();
-                // Its drop takes the lock.
-                drop(simulation);
-                state = lock(&self.state);
-                if stepped {
+                if state.machine.is_anything_runnable()
+                    && let Some(simulation) = simulation.upgrade()
+                {
+                    drop(state);
+                    simulation.step_streams();
+                    // Its drop takes the lock.
+                    drop(simulation);
+                    state = lock(&self.state);
                     continue;
                 }
-                if state.machine.is_running() && !DeviceThread::is_one() {
-                    // Another thread carries it out, not this one further up. It passes something when it is done.
-                    state.listeners += 1;
-                    state = self.passed.wait(state);
-                    state.listeners -= 1;
-                    continue;
-                }
-                let is_passed = ends.iter().all(|point| state.machine.is_passed(*point));
-                if !is_passed && (is_gone || state.machine.all_runnable().is_empty()) {
+                if !state.machine.is_running() || DeviceThread::is_one() {
+                    let name = state.machine.stream_name(stream).to_owned();
                     drop(state);
                     let message = format!("stream `{name}` waits for what nobody has enqueued");
                     return Err(Error::new(ErrorKind::Stalled, message));
                 }
-                continue;
+                // Another thread carries something out, not this one further up, and notifies when it is done. The lock was
+                // held since the checks above, so no notification was missed.
             }
             state.listeners += 1;
             state = self.passed.wait(state);
@@ -256,13 +266,17 @@ impl Engine {
             }
         }
         state.machine.finish(stream);
-        state.ring(device);
+        let stirs = state.ring(device) && self.simulation.is_some();
         if state.listeners > 0 {
             self.passed.notify_all();
         }
-        if !dropped.is_empty() {
-            // Destructors of a user's: not under the lock, and when all have learnt of the fault.
+        if stirs || !dropped.is_empty() {
             drop(state);
+            if stirs {
+                // What this has made runnable is not this thread's to run, unless it is the loop.
+                self.stir();
+            }
+            // Destructors of a user's: not under the lock, and when all have learnt of the fault.
             discard_all(dropped);
             state = lock(&self.state);
         }

@@ -51,7 +51,7 @@ pub(super) struct Machine<W> {
     devices: BTreeMap<DeviceId, Device>,
     streams: BTreeMap<StreamId, Stream<W>>,
     events: BTreeMap<EventId, Event>,
-    /// Devices that got something runnable since somebody last asked.
+    /// Devices that got something runnable, or ended, since somebody last asked.
     news: Vec<DeviceId>,
 }
 
@@ -427,6 +427,11 @@ impl<W> Machine<W> {
         self.devices.get(&device)?.runnable.values().next().copied()
     }
 
+    /// Whether there is a stream that may run.
+    pub(super) fn is_anything_runnable(&self) -> bool {
+        self.devices.values().any(|device| !device.runnable.is_empty())
+    }
+
     /// All streams that may run, in the order in which they were made.
     pub(super) fn all_runnable(&self) -> Vec<StreamId> {
         let mut streams: Vec<_> = self.devices.values().flat_map(|device| device.runnable.values().copied()).collect();
@@ -434,7 +439,7 @@ impl<W> Machine<W> {
         streams
     }
 
-    /// Devices that got something runnable since this was last asked, each as often as that happened.
+    /// Devices that got something runnable, or ended, since this was last asked, each as often as that happened.
     pub(super) fn news(&mut self) -> Vec<DeviceId> {
         std::mem::take(&mut self.news)
     }

@@ -70,6 +70,8 @@ impl<W> Machine<W> {
             Some(failed) if failed.lost.is_none() => {
                 failed.lost = Some(error);
                 failed.runnable.clear();
+                // Whoever waits for its work is to look.
+                self.news.push(device);
             }
             _ => return dropped,
         }

@@ -2,7 +2,8 @@
 //!
 //! A [`Simulation`] owns emulated devices that have no workers, and the tasks that use them. It is a future itself and
 //! runs inside whatever tokio runtime awaits it, so timers are tokio's own; on a runtime whose clock is paused
-//! (`#[tokio::test(start_paused = true)]`) time is virtual and a run depends on its seed alone.
+//! (`#[tokio::test(start_paused = true)]`) time is virtual and a run depends on its seed alone. On another executor its own
+//! ticks come from an [`alarm`].
 //!
 //! ```text
 //!            ┌────────────────────────────────────────────────────────────────────┐
@@ -20,7 +21,9 @@
 //! [log](Simulation::log) is the same line by line. Tasks are polled outside tokio's cooperative budget, since when that
 //! runs out depends on what else the thread did.
 
+mod alarm;
 mod task;
+mod wakeup;
 
 #[cfg(test)]
 mod tests;
@@ -46,14 +49,18 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use self::task::{Body, Entry, TaskId, TaskWaker};
 #[allow(unused_imports, reason = "what a join can say, for whoever joins")]
 pub use self::task::{Task, Unfinished};
+use self::{
+    alarm::Alarm,
+    task::{Body, Entry, TaskId, TaskWaker},
+    wakeup::{LoopPoll, Wakeup},
+};
 use super::{Emulated, device::Device, lock, machine::StreamId, workers::Engine};
 use crate::{
     device::backend::Backend,
     error::{Error, ErrorKind},
-    sync::{Level, Mutex, contained, discard, discard_all, wake},
+    sync::{Level, Mutex, contained, discard, discard_all, log},
 };
 
 /// The future that [`Simulation::run`] was given.
@@ -78,6 +85,7 @@ pub(super) struct Core {
     started: OnceLock<Instant>,
     /// The latest time that was read, in nanoseconds.
     latest: AtomicU64,
+    wakeup: Wakeup,
     state: Mutex<State>,
 }
 
@@ -91,11 +99,6 @@ struct State {
     devices: u64,
     /// From the first poll of a run to its end.
     running: bool,
-    /// The loop is in a poll and will look again by itself; otherwise it wants to be woken.
-    polling: bool,
-    /// Something has changed since the loop last looked.
-    stirred: bool,
-    waker: Option<Waker>,
     over: bool,
 }
 
@@ -136,15 +139,13 @@ impl Simulation {
             next_task: ROOT + 1,
             devices: 0,
             running: false,
-            polling: false,
-            stirred: false,
-            waker: None,
             over: false,
         };
         let core = Arc::new_cyclic(|core| Core {
             engine: Arc::new(Engine::simulated(core.clone())),
             started: OnceLock::new(),
             latest: AtomicU64::new(0),
+            wakeup: Wakeup::new(),
             state: Mutex::at(Level::Simulation, state),
         });
         Self { core, seed }
@@ -172,19 +173,21 @@ impl Simulation {
     /// Runs a future, the tasks that are spawned meanwhile and the devices, until the future is done. Tasks that are not
     /// done by then go on in the next run, or end with the simulation.
     ///
+    /// It works on any executor. Outside a tokio runtime, time is real, and the tasks have no tokio timers. The simulation's own
+    /// timer, which it needs while a task waits for a stream, is a thread there, from the first such wait to the end of the run.
+    ///
     /// # Panics
-    /// If it is running already.
+    /// - If it is running already.
+    /// - In a tokio runtime without timers (`Builder::enable_time`), when nothing can run and a task has waited for a stream.
     ///
     /// # Cancel safety
     /// Dropping it stops everything where it is; the tasks go on in the next run.
     pub async fn run<F: Future>(&self, future: F) -> F::Output {
         let mut root = pin!(unconstrained(future));
-        let _running = Running::new(&self.core);
-        // Timers belong to a runtime, and this may be another than last time. They have a waker of the user's.
-        let timers: Vec<_> = lock(&self.core.state).ticks.iter_mut().filter_map(|tick| tick.sleep.take()).collect();
-        discard_all(timers);
+        let mut running = Running::new(&self.core);
+        self.core.restart_ticks();
         self.core.make_ready(ROOT);
-        std::future::poll_fn(|cx| self.core.poll(cx, root.as_mut())).await
+        std::future::poll_fn(|cx| self.core.poll(cx, root.as_mut(), &mut running.alarm)).await
     }
 
     /// What was done, step by step.
@@ -218,7 +221,7 @@ impl Drop for Simulation {
     fn drop(&mut self) {
         let mut state = lock(&self.core.state);
         state.over = true;
-        let (tasks, waker) = (std::mem::take(&mut state.tasks), state.waker.take());
+        let (tasks, waker) = (std::mem::take(&mut state.tasks), self.core.wakeup.take_waker());
         drop(state);
         discard_all(tasks.into_values());
         discard(waker);
@@ -281,7 +284,7 @@ impl SimulationHandle {
     /// Calls `call` every `interval` while nothing else happens, until it returns false. While there is one of these, a
     /// simulation that can do nothing lets time pass instead of standing still.
     pub(crate) fn on_idle_every(&self, interval: Duration, call: Box<dyn FnMut() -> bool + Send>) {
-        let tick = Tick { interval, due: Instant::now() + interval, sleep: None, call };
+        let tick = Tick { interval, due: clock() + interval, sleep: None, call };
         lock(&self.core.state).ticks.push(tick);
         self.core.stir();
     }
@@ -289,11 +292,16 @@ impl SimulationHandle {
 
 /// The loop.
 impl Core {
-    fn poll<F: Future>(self: &Arc<Self>, cx: &mut Context<'_>, mut root: Pin<&mut F>) -> Poll<F::Output> {
-        let _polling = Polling::new(self, cx);
+    fn poll<F: Future>(
+        self: &Arc<Self>,
+        cx: &mut Context<'_>,
+        mut root: Pin<&mut F>,
+        alarm: &mut Option<Alarm>,
+    ) -> Poll<F::Output> {
+        let polling = Polling::new(self, cx);
         let waker = Waker::from(Arc::new(TaskWaker::new(ROOT, self)));
         for _ in 0..BURST {
-            match self.choose(true) {
+            match self.choose(Some(&polling.in_loop)) {
                 Some(Step::Root) => {
                     self.note("root".into());
                     if let Poll::Ready(output) = root.as_mut().poll(&mut Context::from_waker(&waker)) {
@@ -303,28 +311,22 @@ impl Core {
                 }
                 Some(Step::Task(id)) => self.poll_task(id),
                 Some(Step::Stream(stream)) => self.step_stream(stream),
-                None if self.poll_ticks(cx) => {}
-                None => {
-                    let mut state = lock(&self.state);
-                    if !state.stirred {
-                        // Under the same lock as the look: who changes something from now on wakes us.
-                        state.polling = false;
-                        return Poll::Pending;
-                    }
-                }
+                None if self.poll_ticks(cx, alarm) => {}
+                None if polling.in_loop.may_sleep() => return Poll::Pending,
+                None => {}
             }
         }
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// What to do next, by the seed.
-    fn choose(&self, tasks: bool) -> Option<Step> {
-        // First of all: what comes in from now on may be missed below, and is looked for again.
-        lock(&self.state).stirred = false;
+    /// What to do next, by the seed: for the loop any step, for others that of a stream.
+    fn choose(&self, in_loop: Option<&LoopPoll<'_>>) -> Option<Step> {
+        // First of all: what comes in from now on may be missed below.
+        in_loop.inspect(|in_loop| in_loop.observe());
         let streams = self.engine.with(|machine| machine.all_runnable());
         let mut state = lock(&self.state);
-        let ready = if tasks { state.ready.len() } else { 0 };
+        let ready = if in_loop.is_some() { state.ready.len() } else { 0 };
         if ready + streams.len() == 0 {
             return None;
         }
@@ -343,7 +345,7 @@ impl Core {
 
     /// One entry of some stream, for a call that waits. False if there is none.
     pub(super) fn step_streams(&self) -> bool {
-        let Some(Step::Stream(stream)) = self.choose(false) else { return false };
+        let Some(Step::Stream(stream)) = self.choose(None) else { return false };
         self.step_stream(stream);
         true
     }
@@ -375,22 +377,52 @@ impl Core {
         contained("a task panicked as it was dropped", || drop(body));
     }
 
+    /// Before a run: timers belong to a runtime and times to its clock, and this may be another one than last time.
+    fn restart_ticks(&self) {
+        let now = clock();
+        let mut timers = Vec::new();
+        for tick in &mut lock(&self.state).ticks {
+            timers.extend(tick.sleep.take());
+            tick.due = tick.due.min(now + tick.interval);
+        }
+        // They have a waker of the user's.
+        discard_all(timers);
+    }
+
     /// Calls the ticks that are due, and sees to it that the next one wakes us. True if there was one.
-    fn poll_ticks(&self, cx: &mut Context<'_>) -> bool {
+    fn poll_ticks(self: &Arc<Self>, cx: &mut Context<'_>, alarm: &mut Option<Alarm>) -> bool {
         let mut called = false;
+        let has_timers = Handle::try_current().is_ok();
         let mut taken = Taken { core: self, ticks: std::mem::take(&mut lock(&self.state).ticks) };
         taken.ticks.retain_mut(|tick| {
-            let due = tick.due;
-            let sleep = tick.sleep.get_or_insert_with(|| Box::pin(unconstrained(sleep_until(due))));
-            if sleep.as_mut().poll(cx).is_pending() {
+            if !tick.is_due(cx, has_timers) {
                 return true;
             }
             called = true;
             tick.sleep = None;
-            tick.due = Instant::now() + tick.interval;
+            tick.due = clock() + tick.interval;
             (tick.call)()
         });
+        if !has_timers {
+            let next = taken.ticks.iter().filter(|tick| tick.sleep.is_none()).map(|tick| tick.due).min();
+            self.set_alarm(alarm, next.map(Instant::into_std));
+        }
         called
+    }
+
+    fn set_alarm(self: &Arc<Self>, alarm: &mut Option<Alarm>, at: Option<std::time::Instant>) {
+        if alarm.is_none() && at.is_some() {
+            match Alarm::new(Arc::downgrade(self)) {
+                Ok(made) => *alarm = Some(made),
+                // The next poll tries again.
+                Err(error) => log(move || {
+                    tracing::error!(%error, "no thread for a simulation's ticks: a fault may go unnoticed");
+                }),
+            }
+        }
+        if let Some(alarm) = alarm {
+            alarm.set(at);
+        }
     }
 
     /// A number that the seed decides, for what chooses an order by itself.
@@ -435,11 +467,26 @@ impl Core {
 
     /// Something has changed: the loop is to look, unless it is going to anyway.
     pub(super) fn stir(&self) {
-        let mut state = lock(&self.state);
-        state.stirred = true;
-        let waker = if state.polling { None } else { state.waker.take() };
-        drop(state);
-        waker.into_iter().for_each(wake);
+        self.wakeup.notify();
+    }
+}
+
+impl Tick {
+    fn is_due(&mut self, cx: &mut Context<'_>, has_timers: bool) -> bool {
+        if self.sleep.is_none() && !has_timers {
+            return self.due <= clock();
+        }
+        let due = self.due;
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(unconstrained(sleep_until(due))));
+        sleep.as_mut().poll(cx).is_ready()
+    }
+}
+
+/// tokio's time. In the destructor of a thread-local, where tokio's clock may be gone, it is std's.
+fn clock() -> Instant {
+    match Handle::try_current() {
+        Err(error) if error.is_thread_local_destroyed() => std::time::Instant::now().into(),
+        _ => Instant::now(),
     }
 }
 
@@ -459,44 +506,42 @@ impl Drop for Taken<'_> {
 }
 
 /// The time of one run.
-struct Running<'a>(&'a Core);
+struct Running<'a> {
+    core: &'a Core,
+    /// What makes ticks where no runtime does.
+    alarm: Option<Alarm>,
+}
 
 impl<'a> Running<'a> {
     fn new(core: &'a Core) -> Self {
         let before = std::mem::replace(&mut lock(&core.state).running, true);
         assert!(!before, "a simulation runs one future at a time");
-        Self(core)
+        Self { core, alarm: None }
     }
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        lock(&self.0.state).running = false;
+        lock(&self.core.state).running = false;
     }
 }
 
 /// The time of one poll of the loop: this thread is in the simulation.
 struct Polling<'a> {
-    core: &'a Core,
+    in_loop: LoopPoll<'a>,
     before: Option<SimulationHandle>,
 }
 
 impl<'a> Polling<'a> {
     fn new(core: &'a Arc<Core>, cx: &Context<'_>) -> Self {
-        let waker = cx.waker().clone();
-        let mut state = lock(&core.state);
-        state.polling = true;
-        let old = state.waker.replace(waker);
-        drop(state);
-        discard(old);
+        let in_loop = core.wakeup.begin(cx.waker().clone());
         let before = CURRENT.with(|current| current.replace(Some(SimulationHandle { core: core.clone() })));
-        Self { core, before }
+        Self { in_loop, before }
     }
 }
 
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
-        lock(&self.core.state).polling = false;
         let before = self.before.take();
         let polled = CURRENT.try_with(|current| current.replace(before));
         drop(polled);

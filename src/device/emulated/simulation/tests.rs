@@ -293,6 +293,108 @@ async fn other_threads_wake_the_loop() {
     }
 }
 
+/// A call that waits carries out streams on another thread, while the loop is between its look and its sleep. The test makes
+/// that call in the poll of a tick's timer, which is at that place.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_waits_on_another_thread_hides_no_wake_from_the_loop() {
+    let simulation = Simulation::new(1);
+    let device = simulation.device(Emulated::new());
+    let on = stream(&device, "s");
+    let polls = Arc::new(AtomicUsize::new(0));
+    let (core, counted) = (simulation.core.clone(), polls.clone());
+    let mut run = std::pin::pin!(simulation.run(std::future::poll_fn(move |cx| {
+        if counted.fetch_add(1, Ordering::Relaxed) == 0 {
+            let (mut waker, device) = (Some(cx.waker().clone()), device.clone());
+            let sleep = std::future::poll_fn(move |_| {
+                if let Some(waker) = waker.take() {
+                    waker.wake();
+                    drop(done(&device, on));
+                    device.stream_synchronize(on).unwrap();
+                }
+                Poll::Pending
+            });
+            let due = Instant::now() + Duration::from_secs(1);
+            let tick =
+                Tick { interval: Duration::from_secs(1), due, sleep: Some(Box::pin(sleep)), call: Box::new(|| false) };
+            lock(&core.state).ticks.push(tick);
+        }
+        Poll::<()>::Pending
+    })));
+    assert!(futures::poll!(run.as_mut()).is_pending());
+    assert_eq!(polls.load(Ordering::Relaxed), 2, "woken, and not polled");
+}
+
+/// Streams of a simulation, and a thread that carries out a host function of the first one until `end` is dropped.
+struct Blocked {
+    device: Arc<dyn Backend>,
+    streams: [RawStream; 3],
+    end: std::sync::mpsc::Sender<()>,
+    call: std::thread::JoinHandle<crate::Result<()>>,
+}
+
+fn blocked(simulation: &Simulation) -> Blocked {
+    let device = simulation.device(Emulated::new());
+    let streams = ["a", "b", "c"].map(|name| stream(&device, name));
+    let (end, held) = std::sync::mpsc::channel();
+    let (begun, begins) = std::sync::mpsc::channel();
+    let function = move || {
+        begun.send(()).unwrap();
+        _ = held.recv();
+    };
+    device.host_function(streams[0], &mut Some(Box::new(function))).unwrap();
+    let call = std::thread::spawn({
+        let device = device.clone();
+        move || device.stream_synchronize(streams[0])
+    });
+    begins.recv().unwrap();
+    Blocked { device, streams, end, call }
+}
+
+/// Waits for the second stream, behind the first, on a thread of its own, which sleeps then. The channel has the outcome.
+fn waits_for_b(simulation: &Simulation, blocked: &Blocked) -> std::sync::mpsc::Receiver<crate::Result<()>> {
+    let Blocked { device, streams: [a, b, _], .. } = blocked;
+    let event = device.event_create(false).unwrap();
+    device.event_record(event, *a).unwrap();
+    device.stream_wait(*b, event).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let (device, b) = (device.clone(), *b);
+    std::thread::spawn(move || _ = tell.send(device.stream_synchronize(b)));
+    while simulation.core.engine.listeners() == 0 {
+        std::thread::yield_now();
+    }
+    told
+}
+
+/// Longer than any machine needs: a test that fails says so.
+const NEVER: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_call_that_sleeps_carries_out_what_is_enqueued_meanwhile() {
+    let simulation = Simulation::new(1);
+    let blocked = blocked(&simulation);
+    let told = waits_for_b(&simulation, &blocked);
+    let (ran, runs) = std::sync::mpsc::channel();
+    let function = move || ran.send(()).unwrap();
+    blocked.device.host_function(blocked.streams[2], &mut Some(Box::new(function))).unwrap();
+    // The first function may wait for this one: nothing orders the two.
+    assert!(runs.recv_timeout(NEVER).is_ok(), "a thread waits in the simulation, and nobody runs the stream");
+    drop(blocked.end);
+    blocked.call.join().unwrap().unwrap();
+    told.recv().unwrap().unwrap();
+}
+
+#[test]
+fn a_call_that_sleeps_hears_of_the_end_of_its_simulation() {
+    let simulation = Simulation::new(1);
+    let blocked = blocked(&simulation);
+    let told = waits_for_b(&simulation, &blocked);
+    drop(simulation);
+    let outcome = told.recv_timeout(NEVER).expect("its device is lost, and it waits for another thread's function");
+    assert!(outcome.unwrap_err().is_device_lost());
+    drop(blocked.end);
+    assert!(blocked.call.join().unwrap().unwrap_err().is_device_lost());
+}
+
 #[test]
 fn it_can_be_sent() {
     fn check<T: Send + Sync>() {}

@@ -1,0 +1,83 @@
+//! The timer of a simulation that runs where no tokio runtime has timers for it: on another executor.
+//!
+//! One thread, from the first time that a run needs it until the end of that run. It stirs the loop at the time that was last
+//! set, and the loop finds out what is due.
+
+use std::{
+    io,
+    sync::{Arc, Weak},
+    thread,
+    time::Instant,
+};
+
+use super::{Core, lock};
+use crate::{
+    device::thread::DeviceThread,
+    sync::{Condvar, Mutex},
+};
+
+/// A timer, until it is dropped.
+pub(super) struct Alarm(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    change: Condvar,
+}
+
+struct State {
+    at: Option<Instant>,
+    over: bool,
+}
+
+impl Alarm {
+    pub(super) fn new(core: Weak<Core>) -> io::Result<Self> {
+        let state = Mutex::new(State { at: None, over: false });
+        let shared = Arc::new(Shared { state, change: Condvar::new() });
+        let alarm = Self(shared.clone());
+        thread::Builder::new().name("wakeline-sim".into()).spawn(move || shared.run(&core))?;
+        Ok(alarm)
+    }
+
+    /// Stirs the loop at that time, or not at all, in place of the time that was set before.
+    pub(super) fn set(&self, at: Option<Instant>) {
+        let mut state = lock(&self.0.state);
+        if state.at != at {
+            state.at = at;
+            drop(state);
+            self.0.change.notify_one();
+        }
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        lock(&self.0.state).over = true;
+        self.0.change.notify_one();
+    }
+}
+
+impl Shared {
+    /// The thread.
+    fn run(&self, core: &Weak<Core>) {
+        // The loop's waker may poll the simulation here.
+        let _device = DeviceThread::enter();
+        let mut state = lock(&self.state);
+        while !state.over {
+            let Some(at) = state.at else {
+                state = self.change.wait(state);
+                continue;
+            };
+            let nap = at.saturating_duration_since(Instant::now());
+            if !nap.is_zero() {
+                state = self.change.wait_timeout(state, nap);
+                continue;
+            }
+            state.at = None;
+            drop(state);
+            let Some(core) = core.upgrade() else { return };
+            core.stir();
+            drop(core);
+            state = lock(&self.state);
+        }
+    }
+}

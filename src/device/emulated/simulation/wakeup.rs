@@ -1,0 +1,84 @@
+//! How a simulation's loop sleeps, and how a change wakes it.
+//!
+//! The loop returns `Pending` when it has found nothing to do. A change that comes between its look and that return must not
+//! be lost; one that comes during a poll needs no waker, as the loop looks again before it sleeps.
+//!
+//! ```text
+//!   loop:    begin ──► observe ──► look ──► found: do it ──► observe ...
+//!                         ▲          └────► nothing: may_sleep ── yes ──► Pending
+//!                         └───── no: changed since `observe` ──┘
+//!   others:  change ──► notify: marks the change, and wakes the loop if it sleeps
+//! ```
+//!
+//! Only the loop clears the mark, so `observe` is a method of [`LoopPoll`]: a call that waits for a stream carries out work on
+//! its own thread, and sees streams but no tasks. Whoever makes a task ready or a stream runnable notifies after that.
+//!
+//! Knows no device: `tests/loom_wakeup.rs` includes it as it stands.
+
+use std::task::Waker;
+
+use crate::sync::{Mutex, discard, lock, wake};
+
+/// The state of the loop as those see it who change something.
+pub(crate) struct Wakeup(Mutex<State>);
+
+struct State {
+    /// The loop is in a poll and looks again by itself; otherwise it needs its waker.
+    polling: bool,
+    /// Something has changed since the loop last looked.
+    changed: bool,
+    waker: Option<Waker>,
+}
+
+/// The loop, during one poll.
+pub(crate) struct LoopPoll<'a>(&'a Wakeup);
+
+impl Wakeup {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(State { polling: false, changed: false, waker: None }))
+    }
+
+    /// The loop begins a poll; `waker` is for a change that comes after it.
+    pub(crate) fn begin(&self, waker: Waker) -> LoopPoll<'_> {
+        let mut state = lock(&self.0);
+        state.polling = true;
+        let old = state.waker.replace(waker);
+        drop(state);
+        discard(old);
+        LoopPoll(self)
+    }
+
+    /// Something has changed.
+    pub(crate) fn notify(&self) {
+        let mut state = lock(&self.0);
+        state.changed = true;
+        let waker = if state.polling { None } else { state.waker.take() };
+        drop(state);
+        waker.into_iter().for_each(wake);
+    }
+
+    /// The waker of the last poll, if it was not used. The caller [discards](discard) it.
+    pub(crate) fn take_waker(&self) -> Option<Waker> {
+        lock(&self.0).waker.take()
+    }
+}
+
+impl LoopPoll<'_> {
+    /// Before the loop looks: a change from now on may be missed by that look, and keeps the loop awake.
+    pub(crate) fn observe(&self) {
+        lock(&self.0.0).changed = false;
+    }
+
+    /// After a look that has found nothing. If true the poll returns `Pending`, and the next change wakes the loop.
+    pub(crate) fn may_sleep(&self) -> bool {
+        let mut state = lock(&self.0.0);
+        state.polling = state.changed;
+        !state.changed
+    }
+}
+
+impl Drop for LoopPoll<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.0).polling = false;
+    }
+}
