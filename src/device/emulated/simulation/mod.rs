@@ -51,6 +51,7 @@ use self::task::{Body, Entry, TaskId, TaskWaker};
 pub use self::task::{Task, Unfinished};
 use super::{Emulated, device::Device, lock, machine::StreamId, workers::Engine};
 use crate::{
+    clock,
     device::backend::Backend,
     error::{Error, ErrorKind},
     sync::{Level, Mutex, contained, discard, discard_all, wake},
@@ -281,7 +282,7 @@ impl SimulationHandle {
     /// Calls `call` every `interval` while nothing else happens, until it returns false. While there is one of these, a
     /// simulation that can do nothing lets time pass instead of standing still.
     pub(crate) fn on_idle_every(&self, interval: Duration, call: Box<dyn FnMut() -> bool + Send>) {
-        let tick = Tick { interval, due: Instant::now() + interval, sleep: None, call };
+        let tick = Tick { interval, due: clock::now() + interval, sleep: None, call };
         lock(&self.core.state).ticks.push(tick);
         self.core.stir();
     }
