@@ -59,6 +59,7 @@
 // What the macros generate names the crate from outside.
 extern crate self as wakeline;
 
+mod clock;
 pub mod condition;
 #[cfg(feature = "config")]
 #[cfg_attr(docsrs, doc(cfg(feature = "config")))]

@@ -13,7 +13,7 @@ use std::{
 
 use common::*;
 use futures::FutureExt;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 use wakeline::{
     condition::{count, every},
     flow::{LocalFlow, Step, Steps},
@@ -314,6 +314,117 @@ impl Operator for Pair {
     async fn compute(&mut self, ports: &mut PairPorts, _cx: &mut Cx) -> Result<()> {
         let sum = ports.left.take()? + ports.right.take()?;
         ports.back.send(sum).await
+    }
+}
+
+/// What becomes of an operator's wait for its next run, before it waits for another operator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wait {
+    Dropped,
+    /// Not polled meanwhile.
+    Kept,
+    /// There is no next run.
+    Over,
+}
+
+/// Waits for a run of another operator, once: as soon as it is notified, or after its last run.
+struct Awaits {
+    wait: Wait,
+    begin: Arc<Notify>,
+    other: Arc<Notify>,
+    heard: Arc<AtomicBool>,
+}
+
+impl Awaits {
+    async fn other_runs(&self) {
+        self.other.notified().await;
+        self.heard.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Operator for Awaits {
+    type Ports = SinkPorts<u32>;
+
+    async fn run(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        loop {
+            let mut ready = Box::pin(cx.ready(ports));
+            let may_run = tokio::select! {
+                biased;
+                () = self.begin.notified(), if self.wait != Wait::Over => None,
+                may_run = &mut ready => Some(may_run),
+            };
+            let may_run = match may_run {
+                Some(may_run) => {
+                    drop(ready);
+                    may_run
+                }
+                None if self.wait == Wait::Kept => {
+                    self.other_runs().await;
+                    ready.await
+                }
+                None => {
+                    drop(ready);
+                    self.other_runs().await;
+                    continue;
+                }
+            };
+            if !may_run {
+                break;
+            }
+            ports.input.take()?;
+        }
+        if self.wait == Wait::Over {
+            self.other_runs().await;
+        }
+        Ok(())
+    }
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Notifies at each run, until it was heard.
+struct Notifies(Arc<Notify>, Arc<AtomicBool>);
+
+impl Operator for Notifies {
+    type Ports = ();
+
+    async fn compute(&mut self, _ports: &mut (), cx: &mut Cx) -> Result<()> {
+        self.0.notify_waiters();
+        if self.1.load(Ordering::SeqCst) {
+            cx.finish();
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn l5_an_operator_that_waits_for_another_one_between_its_runs_is_passed_over() {
+    for wait in [Wait::Dropped, Wait::Kept, Wait::Over] {
+        let (begin, other) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let heard = Arc::new(AtomicBool::new(false));
+        let (mut numbers, notify) = (1..=6, begin.clone());
+        let third = move || {
+            let number = numbers.next();
+            if number == Some(3) {
+                notify.notify_one();
+            }
+            std::future::ready(Ok(number))
+        };
+        let mut flow = Flow::new("l5");
+        let source = flow.add("source", source(third));
+        let awaits = flow.add("awaits", Awaits { wait, begin, other: other.clone(), heard: heard.clone() });
+        flow.add("notifies", Notifies(other, heard.clone()));
+        flow.connect(source.output, awaits.input);
+        let log = Lines::default();
+        let mut steps = flow.steps().unwrap().log_to(log.clone());
+        let made = rest(&mut steps).await;
+        let runs = made.iter().filter(|step| step.starts_with("awaits: run")).count();
+        assert_eq!((runs, heard.load(Ordering::SeqCst)), (6, true), "{wait:?}: {made:?}");
+        within(steps.run_on()).await.unwrap();
+        let passed_over = log.get().contains(&"  awaits: goes on by itself".to_string());
+        assert!(passed_over || wait == Wait::Kept, "{wait:?}: {:?}", log.get());
     }
 }
 

@@ -21,6 +21,7 @@ use super::{
     Alarm, Counted, IntoCondition, Need, Readiness, Since, Status, When, alarm::after, combine::Tree,
     message::messages, room::room_problem,
 };
+use crate::clock;
 
 /// Which port of which operator of which flow, whatever it carries: what a handle becomes for a condition over several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,7 +80,7 @@ enum What {
 
 impl OnPorts {
     fn new(what: What) -> Self {
-        let now = Instant::now();
+        let now = clock::now();
         Self { what, or_after: None, last_run: now, run_before: now, alarms: [None, None] }
     }
 

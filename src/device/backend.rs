@@ -74,6 +74,8 @@ pub(crate) enum Place {
 // SAFETY: a place is a number until a backend copies from or to it, and whoever enqueues that copy vouches (the calls
 // are unsafe) that the memory stays valid until it is done, on whatever thread that happens.
 unsafe impl Send for Place {}
+// SAFETY: as above; nothing is read or written through a shared place.
+unsafe impl Sync for Place {}
 
 /// What a fill repeats: the low `width` bytes of `bits`. `width` is 1, 2 or 4, and divides the address and the length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

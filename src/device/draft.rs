@@ -1,6 +1,15 @@
 //! What is known of a graph on this side of the seam: its nodes as people know them, and what comes after what.
+//!
+//! Each node is in a chain, of which each node comes after the one before. So what a node comes after is one place in each
+//! chain. A stream of a capture makes about one chain, and nodes share what they know of the others until they join:
+//!
+//! ```text
+//!   chain 0    a ──> b ──────────> e ──> f        e, f: chain 1 up to d
+//!              └───────> c ──> d ──┘              c, d: chain 0 up to a
+//! ```
 
 use std::{
+    collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
 };
@@ -17,6 +26,8 @@ use super::{
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     nodes: Vec<Node>,
+    /// How many nodes are in each chain.
+    chains: Vec<usize>,
 }
 
 /// See [`Draft`].
@@ -30,8 +41,13 @@ pub(crate) struct Node {
     /// Whose it is.
     pub(crate) label: Option<Arc<str>>,
     pub(crate) after: Few,
-    /// All that it comes after, directly or not.
-    ancestors: Set,
+    /// See the [module](self).
+    chain: usize,
+    place: usize,
+    /// Directly or not.
+    clock: Clock,
+    /// That of those that come after it alone, once there is one.
+    next: Option<Clock>,
     /// Of what it does beside that: sizes, shapes and values, but no addresses.
     pub(crate) digest: u64,
     /// Not what is in a graph within it.
@@ -165,24 +181,64 @@ impl Draft {
         label: Option<Arc<str>>,
         after: Few,
     ) -> usize {
-        let mut ancestors = Set::default();
-        for &node in &after {
-            ancestors.add_all(&self.nodes[node].ancestors);
-            ancestors.add(node);
-        }
+        let (chain, place, clock) = self.come_after(&after);
         self.nodes.push(Node {
             raw,
             kind,
             name,
             label,
             after,
-            ancestors,
+            chain,
+            place,
+            clock,
+            next: None,
             digest: 0,
             touched: Touched::new(),
             copies: None,
             removed: false,
         });
         self.nodes.len() - 1
+    }
+
+    /// The place of a new node that comes after these, and its clock.
+    fn come_after(&mut self, after: &[usize]) -> (usize, usize, Clock) {
+        let is_last = |draft: &Self, chain: usize, place: usize| draft.chains[chain] == place + 1;
+        // It goes on in the chain of one of them, if that is the last there.
+        let goes_on = after.iter().copied().find(|at| is_last(self, self.nodes[*at].chain, self.nodes[*at].place));
+        let mut others: Few = after.iter().copied().filter(|at| Some(*at) != goes_on).collect();
+        others.retain(|at| goes_on.is_none_or(|last| !self.comes_after(last, *at)));
+        let clock = match (goes_on, &*others) {
+            (None, []) => Clock::default(),
+            (Some(last), []) => self.nodes[last].clock.clone(),
+            (None, [one]) => self.clock_after(*one),
+            _ => self.clock_of_join(goes_on, &others),
+        };
+        // Or in any whose last node it comes after: what forks and joins again and again needs few.
+        let chain = goes_on
+            .map(|at| self.nodes[at].chain)
+            .or_else(|| clock.iter().find(|(chain, place)| is_last(self, *chain, *place)).map(|(chain, _)| *chain));
+        let chain = chain.unwrap_or_else(|| {
+            self.chains.push(0);
+            self.chains.len() - 1
+        });
+        self.chains[chain] += 1;
+        (chain, self.chains[chain] - 1, clock)
+    }
+
+    /// The clock of a node that comes after this one alone, in another chain.
+    fn clock_after(&mut self, at: usize) -> Clock {
+        let node = &mut self.nodes[at];
+        let (chain, place, clock) = (node.chain, node.place, &node.clock);
+        node.next.get_or_insert_with(|| latest(clock.iter().copied().chain([(chain, place)]))).clone()
+    }
+
+    /// That of a node that comes after all of these, in the chain of the first.
+    fn clock_of_join(&self, goes_on: Option<usize>, others: &[usize]) -> Clock {
+        let nodes = || goes_on.iter().chain(others).map(|at| &self.nodes[*at]);
+        // What they share is looked at once.
+        let clocks: BTreeMap<_, _> = nodes().map(|node| (node.clock.as_ptr(), &node.clock)).collect();
+        let shared = clocks.values().flat_map(|clock| clock.iter().copied());
+        latest(shared.chain(others.iter().map(|at| (self.nodes[*at].chain, self.nodes[*at].place))))
     }
 
     pub(crate) fn get(&self, node: usize) -> Option<&Node> {
@@ -196,7 +252,11 @@ impl Draft {
 
     /// Whether `node` comes after `before`, directly or not.
     pub(crate) fn comes_after(&self, node: usize, before: usize) -> bool {
-        self.nodes.get(node).is_some_and(|node| node.ancestors.has(before))
+        let (Some(node), Some(before)) = (self.nodes.get(node), self.get(before)) else { return false };
+        match node.chain == before.chain {
+            true => before.place < node.place,
+            false => place_in(&node.clock, before.chain).is_some_and(|place| before.place <= place),
+        }
     }
 
     /// Without those that another of them comes after anyway.
@@ -222,11 +282,17 @@ impl Draft {
         if !self.nodes[after].after.contains(&before) {
             self.nodes[after].after.push(before);
         }
-        let mut gained = self.nodes[before].ancestors.clone();
-        gained.add(before);
+        let gained = self.clock_after(before);
+        // Those that shared a clock do so afterwards.
+        let mut known: BTreeMap<*const (usize, usize), (Clock, Clock)> = BTreeMap::new();
         for at in 0..self.nodes.len() {
-            if at == after || self.nodes[at].ancestors.has(after) {
-                self.nodes[at].ancestors.add_all(&gained);
+            if at == after || self.comes_after(at, after) {
+                let node = &mut self.nodes[at];
+                let old = node.clock.clone();
+                let (_, new) = known
+                    .entry(old.as_ptr())
+                    .or_insert_with(|| (old.clone(), latest(old.iter().chain(&*gained).copied())));
+                (node.clock, node.next) = (new.clone(), None);
             }
         }
     }
@@ -244,39 +310,25 @@ impl Draft {
                     }
                 }
             }
-            self.nodes[at].ancestors.remove(node);
         }
     }
 }
 
-/// A set of small numbers.
-#[derive(Clone, Debug, Default)]
-struct Set(Vec<u64>);
+/// How far a node has come in each chain that it is not in itself: the chain, and the last place in it that the node comes after.
+/// Sorted by the chains. Nodes of the same clock share it.
+type Clock = Arc<[(usize, usize)]>;
 
-impl Set {
-    fn has(&self, number: usize) -> bool {
-        self.0.get(number / 64).is_some_and(|word| word & (1 << (number % 64)) != 0)
-    }
+fn place_in(clock: &Clock, chain: usize) -> Option<usize> {
+    clock.binary_search_by_key(&chain, |(chain, _)| *chain).ok().map(|at| clock[at].1)
+}
 
-    fn add(&mut self, number: usize) {
-        if self.0.len() <= number / 64 {
-            self.0.resize(number / 64 + 1, 0);
-        }
-        self.0[number / 64] |= 1 << (number % 64);
-    }
-
-    fn remove(&mut self, number: usize) {
-        if let Some(word) = self.0.get_mut(number / 64) {
-            *word &= !(1 << (number % 64));
-        }
-    }
-
-    fn add_all(&mut self, other: &Self) {
-        if self.0.len() < other.0.len() {
-            self.0.resize(other.0.len(), 0);
-        }
-        self.0.iter_mut().zip(&other.0).for_each(|(word, other)| *word |= other);
-    }
+/// Of each chain the last place.
+fn latest(places: impl Iterator<Item = (usize, usize)>) -> Clock {
+    let mut places: Vec<_> = places.collect();
+    places.sort_unstable_by(|one, other| other.cmp(one));
+    places.dedup_by_key(|(chain, _)| *chain);
+    places.reverse();
+    places.into()
 }
 
 #[cfg(test)]
@@ -298,12 +350,55 @@ mod tests {
         draft.nodes[from].after.iter().any(|&before| before == to || reaches(draft, before, to))
     }
 
+    /// What its nodes know of each other, in places of chains.
+    fn known(draft: &Draft) -> usize {
+        let clocks = draft.nodes.iter().flat_map(|node| [Some(&node.clock), node.next.as_ref()]).flatten();
+        clocks.map(|clock| (clock.as_ptr(), clock.len())).collect::<BTreeMap<_, _>>().values().sum()
+    }
+
+    #[test]
+    fn what_is_known_of_many_nodes_is_little_for_each() {
+        const NODES: usize = 10_000;
+        let mut row = Draft::default();
+        let add = |draft: &mut Draft, after: &[usize]| {
+            draft.add(SmallVec::new(), Kind::Empty, String::new(), None, after.iter().copied().collect())
+        };
+        (0..NODES).for_each(|at| _ = add(&mut row, at.checked_sub(1).as_slice()));
+        assert!(row.comes_after(NODES - 1, 0) && !row.comes_after(0, NODES - 1));
+        assert_eq!(known(&row), 0);
+
+        // Streams that part and meet, which goes on first by turns; in one layer after the other, without and with a node in
+        // between.
+        for (wide, joins) in [(2, true), (3, true), (100, true), (100, false)] {
+            let mut layers = Draft::default();
+            let mut last = vec![add(&mut layers, &[])];
+            while layers.nodes.len() < NODES {
+                let from = if joins { Some(add(&mut layers, &last)) } else { None };
+                let mut branches: Vec<_> = (0..wide).collect();
+                branches.rotate_left(layers.nodes.len() % wide);
+                let ends = branches.iter().map(|branch| match from {
+                    Some(from) => {
+                        let first = add(&mut layers, &[from]);
+                        add(&mut layers, &[first])
+                    }
+                    None => add(&mut layers, &[last[branch % last.len()]]),
+                });
+                last = ends.collect();
+            }
+            assert!(layers.comes_after(layers.nodes.len() - 1, 0));
+            assert!(layers.are_apart(last[0], last[1]));
+            let known = known(&layers);
+            assert!(known <= 4 * NODES, "{wide} wide, {joins}: {known} for {NODES} nodes");
+        }
+    }
+
     proptest! {
         #[test]
         fn what_comes_after_what(
             edges in prop::collection::vec(prop::collection::vec(0..16_usize, 0..3), 1..16),
             more in prop::collection::vec((0..16_usize, 0..16_usize), 0..6),
             out in 0..16_usize,
+            later in prop::collection::vec(prop::collection::vec(0..24_usize, 0..3), 0..8),
         ) {
             let mut draft = draft(&edges);
             let count = edges.len();
@@ -322,6 +417,12 @@ mod tests {
             prop_assert!((0..count).all(|node| last.iter().any(|&end| end == node || draft.comes_after(end, node))));
             prop_assert!(last.iter().all(|&end| !last.iter().any(|&other| draft.comes_after(other, end))));
             draft.remove(out % count);
+            prop_assert!(agree(&draft));
+            for after in later {
+                let live: Vec<_> = draft.all().map(|(at, _)| at).collect();
+                let after = after.iter().filter_map(|at| live.get(at % live.len().max(1)).copied()).collect();
+                draft.add(SmallVec::new(), Kind::Empty, String::new(), None, after);
+            }
             prop_assert!(agree(&draft));
         }
     }

@@ -24,6 +24,7 @@ use tokio::time::Instant;
 
 use super::{Flow, Handle, Running};
 use crate::{
+    clock,
     condition::Status,
     device::human,
     error::{Error, ErrorKind, Result},
@@ -280,7 +281,7 @@ impl Steps {
             self.settling.as_mut()?.1.pop();
         }
         let (step, _, since) = self.settling.take()?;
-        self.write(|| format!("  {step} ({:.1?})", since.elapsed()));
+        self.write(|| format!("  {step} ({:.1?})", clock::now() - since));
         if let Step::Moved { hub, .. } = &step {
             let at = self.hub_names.iter().position(|name| name == hub);
             self.write_hub(at, || step.to_string());
@@ -305,7 +306,7 @@ impl Steps {
             permit.ask();
             node.wake_by_ref();
         }
-        let since = *self.asked.get_or_insert_with(Instant::now);
+        let since = *self.asked.get_or_insert_with(clock::now);
         let outcome = poll_fn(|task| match permit.poll_outcome(task) {
             Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
             // It may never have begun.
@@ -343,7 +344,7 @@ impl Steps {
 
     fn ask_hub(&mut self, at: usize) {
         self.turn += 1;
-        let since = Instant::now();
+        let since = clock::now();
         let hubs = self.hubs();
         let Some(hub) = hubs.all.get(at) else { return };
         match hub.state.step() {

@@ -14,7 +14,6 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use super::{
     AgainFn, Message,
@@ -28,6 +27,7 @@ use super::{
     stamps::Stamps,
 };
 use crate::{
+    clock,
     device::{Device, human},
     error::{Error, ErrorKind, Result, said},
     memory::transfer,
@@ -409,7 +409,7 @@ impl<M: Message> Link<M> {
     #[inline]
     pub(super) fn note_time(&self, parcel: &mut Parcel<M>, now: Since) {
         if self.times == Some(now) {
-            parcel.baggage.get_or_insert_default().since = Some(Instant::now());
+            parcel.baggage.get_or_insert_default().since = Some(clock::now());
         }
     }
 

@@ -2,10 +2,12 @@
 //!
 //! ```text
 //!   launch on s    the turn ──> s waits for the uses of all that it touches ──> enqueued ──> its ticket is a use of all that
-//!   update, set    the turn ──> the device agrees ──> what it uses instead is used by launches from now on;
+//!   update, set    the device agrees ──> what it uses instead is used by launches from now on;
 //!                  what it used before goes when the launches until now are done
 //!   drop           its launches are done: ended at once; otherwise at the lookout's beat that finds them so
 //! ```
+//!
+//! The turn is one for all devices, and a change takes a time that grows with the graph: so it takes none.
 //!
 //! Locks are taken in this order: the turn, what it uses, a recorder's state. What somebody may have given a destructor of
 //! his own, memory, callbacks, is dropped with none of them held.
@@ -13,6 +15,7 @@
 mod open;
 
 use std::{
+    cell::Cell,
     fmt, iter,
     sync::{Arc, OnceLock, Weak},
 };
@@ -64,6 +67,8 @@ struct Uses {
     before: Vec<(Use, Open)>,
     /// All that launches from now on use: each once.
     holds: SmallVec<[Arc<Hold>; 2]>,
+    /// How often these have changed.
+    changes: u64,
     ends: Vec<End>,
 }
 
@@ -97,6 +102,7 @@ impl Uses {
     /// Launches from now on use what is here, and this no more.
     fn changed(&mut self, gone: impl IntoIterator<Item = Use>) {
         let all = iter::once(&self.graph).chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
+        self.changes += 1;
         let mut holds = SmallVec::<[Arc<Hold>; 2]>::new();
         for hold in all.flat_map(|of| &of.holds) {
             if !holds.iter().any(|known| Arc::ptr_eq(known, hold)) {
@@ -166,13 +172,21 @@ impl Execution {
         given.iter().filter(|given| given.written).try_for_each(|given| given.memory.writable())?;
         // Before the locks, so that it is dropped after them.
         let _gone;
-        let (room, _turn) = stream.make_room(|| {
-            Turn::take_when(|| {
-                lock(&self.uses).holds.iter().any(|hold| hold.is_lent())
-                    || given.iter().any(|given| given.memory.is_lent())
-            })
-        })?;
-        let mut uses = lock(&self.uses);
+        let (room, _turn, mut uses) = loop {
+            let looked_at = Cell::new(None);
+            let (room, turn) = stream.make_room(|| {
+                Turn::take_when(|| {
+                    let uses = lock(&self.uses);
+                    looked_at.set(Some(uses.changes));
+                    uses.holds.iter().any(|hold| hold.is_lent()) || given.iter().any(|given| given.memory.is_lent())
+                })
+            })?;
+            let uses = lock(&self.uses);
+            // A change takes no turn: since it was looked, there may be memory here that is lent.
+            if looked_at.get().is_none_or(|changes| changes == uses.changes) {
+                break (room, turn, uses);
+            }
+        };
         _gone = uses.take_over(|open| open.iter().all(Ticket::has_passed));
         uses.ends.iter().try_for_each(|end| end.is_covered(given))?;
         for Given { memory, written, .. } in given.iter_mut() {
@@ -197,7 +211,7 @@ impl Execution {
     pub(crate) fn update(&self, recorder: &Recorder, with: Use) -> Result<Result<(), Refused>> {
         self.device.check()?;
         let updated = {
-            let _turn = Turn::take();
+            let _later = Deferred::new();
             let mut uses = lock(&self.uses);
             let state = recorder.state();
             // SAFETY: the memory that the graph's nodes use is held by `with`, which is kept from here on.
@@ -219,7 +233,7 @@ impl Execution {
         self.device.check()?;
         let Some(new) = &with.piece else { return Ok(Ok(())) };
         let set = {
-            let _turn = Turn::take();
+            let _later = Deferred::new();
             let mut uses = lock(&self.uses);
             let state = recorder.state();
             let (raw, kind) = match raw_of(&state, node) {

@@ -609,6 +609,7 @@ mod tests {
         pin::pin,
         sync::mpsc,
         task::{Context, Wake},
+        time::Duration,
     };
 
     use super::*;
@@ -669,6 +670,34 @@ mod tests {
         let launches = lock(&hold.state).launches.all().len();
         let reads = from.view().memory.uses().all().len();
         assert!(launches <= 33 && reads <= 33, "{launches} launches, {reads} uses");
+    }
+
+    /// A change of a graph takes a time that grows with it, and all launches on all devices take the turn.
+    #[test]
+    fn an_exec_is_changed_without_the_turn() {
+        let device = Device::emulated(Emulated::new());
+        let [mut data, mut other] = [0, 1].map(|_| Buffer::<u32>::new(&device, 4).unwrap());
+        let (graph, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut data, 1)).unwrap();
+        let (exec, node) = (graph.instantiate().unwrap(), graph.nodes()[0].node);
+        let (go, wait) = mpsc::channel::<()>();
+        let (begin, begun) = mpsc::channel();
+        let has_the_turn = std::thread::spawn(move || {
+            let _turn = Turn::take();
+            begin.send(()).unwrap();
+            let _ = wait.recv();
+        });
+        begun.recv().unwrap();
+        let (change, changed) = mpsc::channel();
+        let changes = std::thread::spawn(move || {
+            change.send(exec.update(&graph)).unwrap();
+            change.send(exec.set(node, |stream| stream.fill(&mut other, 2))).unwrap();
+        });
+        let [updated, set] = [0, 1].map(|_| changed.recv_timeout(Duration::from_secs(10)));
+        drop(go);
+        has_the_turn.join().unwrap();
+        changes.join().unwrap();
+        updated.unwrap().unwrap();
+        set.unwrap().unwrap();
     }
 
     #[test]

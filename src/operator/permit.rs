@@ -27,6 +27,8 @@ struct Inner {
     state: State,
     /// It waits for its next run, and asks here before that.
     at_door: bool,
+    /// It has asked in the present poll. A wait that is kept and not polled does not learn that it may run.
+    asks: bool,
     /// The last work of the run.
     last: Vec<Ticket>,
     /// The run waits for others.
@@ -73,7 +75,7 @@ impl Permit {
     /// It wants to run. True if it may. `busy`: not all of its last run has ended; otherwise `last` is that one's work.
     pub(super) fn come(&self, busy: bool, last: impl FnOnce() -> Vec<Ticket>) -> bool {
         let mut inner = lock(&self.0);
-        inner.at_door = true;
+        (inner.at_door, inner.asks) = (true, true);
         match inner.state {
             State::Asked => return true,
             State::Begun if !busy => {
@@ -93,7 +95,7 @@ impl Permit {
     /// Its conditions are ready.
     pub(super) fn begin(&self) {
         let mut inner = lock(&self.0);
-        (inner.state, inner.at_door, inner.waits) = (State::Begun, false, false);
+        (inner.state, inner.at_door, inner.asks, inner.waits) = (State::Begun, false, false, false);
     }
 
     /// Its conditions are not ready.
@@ -105,13 +107,20 @@ impl Permit {
         }
     }
 
+    /// It waits for its next run no more: the wait was given up, or there is no next run.
+    pub(super) fn go_away(&self) {
+        let mut inner = lock(&self.0);
+        (inner.at_door, inner.asks) = (false, false);
+    }
+
     /// It was polled, and is pending; `waits`: in the middle of a run, for others.
     pub(super) fn polled(&self, waits: bool) {
         let mut inner = lock(&self.0);
+        inner.at_door = std::mem::take(&mut inner.asks);
         match inner.state {
             State::Begun => inner.waits = waits,
             _ if inner.at_door => return,
-            // It has a loop of its own, and no runs.
+            // It has a loop of its own, and does something else than wait for its next run.
             State::Asked => inner.state = State::Refused,
             _ => inner.stirred = true,
         }

@@ -11,6 +11,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
+    clock,
     condition::Status,
     sync::{Mutex, lock},
 };
@@ -51,7 +52,7 @@ impl Shown {
     pub(crate) fn new() -> Self {
         Self {
             state: AtomicU64::new(code::READY),
-            made: Instant::now(),
+            made: clock::now(),
             runs: AtomicU64::new(0),
             lacks: Mutex::default(),
         }

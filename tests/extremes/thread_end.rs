@@ -119,3 +119,63 @@ async fn a_scoped_futures_drop_is_in_its_scope() {
     assert!(outcome.is_err());
     assert_eq!(Stream::current(), None);
 }
+
+#[derive(Ports)]
+struct BatchPorts {
+    #[input(batch = 1, within = "1h")]
+    messages: Input<Envelope<u32>>,
+}
+
+/// Notes since when messages wait, and hands out what it takes.
+struct HandsOut(mpsc::Sender<Envelope<u32>>);
+
+impl Operator for HandsOut {
+    type Ports = BatchPorts;
+
+    async fn compute(&mut self, ports: &mut BatchPorts, _cx: &mut Cx) -> Result<()> {
+        ports.messages.take_batch()?.for_each(|envelope| self.0.send(envelope).unwrap());
+        Ok(())
+    }
+}
+
+/// Once the clock of a runtime was paused, tokio looks for the clock of a thread's runtime wherever it is asked for the time.
+fn pause_a_clock() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async {});
+}
+
+#[tokio::test]
+async fn a_message_is_sent_and_one_is_moved_where_tokio_has_no_clock() {
+    std::thread::spawn(pause_a_clock).join().unwrap();
+    let (hand_out, handed_out) = mpsc::channel();
+    let mut flow = Flow::new("flow");
+    let reader = flow.add("reader", HandsOut(hand_out)).on(&Device::emulated(Emulated::new()));
+    // One envelope where the reader is: the next message is moved when that comes home.
+    let hub = Hub::bounded(4).envelopes(1).envelope_bytes(4);
+    let ingress = flow.ingress_with("ingress", reader.messages, hub);
+    let running = flow.spawn().unwrap();
+    let message = || Envelope::from(Buffer::<u32>::pinned(&Device::host(), 1).unwrap());
+    within(ingress.send(message())).await.unwrap();
+    let next = async || {
+        let mut next = None;
+        until("a message is handed out", || {
+            next = handed_out.try_recv().ok();
+            next.is_some()
+        })
+        .await;
+        next.unwrap()
+    };
+    let (first, second) = (next().await, message());
+    as_a_thread_ends(move || {
+        // Its locals are there first.
+        let _ = tokio::runtime::Handle::try_current();
+        Box::new(move || {
+            let error = tokio::runtime::Handle::try_current().unwrap_err();
+            assert!(error.is_thread_local_destroyed());
+            ingress.try_send(second).unwrap().unwrap();
+            drop(first);
+        })
+    });
+    next().await;
+    within(running).await.unwrap();
+}

@@ -96,6 +96,9 @@ impl Cx {
             if asked != Poll::Ready(true) {
                 asking.cx.stop_clock();
             }
+            if asked == Poll::Ready(false) {
+                asking.cx.goes_away();
+            }
             asked
         })
         .await
@@ -115,6 +118,10 @@ impl Cx {
             }
             return Poll::Ready(false);
         }
+        // Before the turn that is given up below: who steps is not answered by that.
+        if self.node.is_held() && !self.node.is_aborted() && !self.may_begin() {
+            return Poll::Pending;
+        }
         // An operator that is always ready lets others have a turn now and then, also where tokio's budget is off.
         self.streak += 1;
         if self.streak == LONGEST_STREAK {
@@ -126,9 +133,6 @@ impl Cx {
         if self.node.is_aborted() {
             // What it does is dropped at the next poll.
             task.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        if self.node.is_held() && !self.may_begin() {
             return Poll::Pending;
         }
         let budget = ready!(tokio::task::coop::poll_proceed(task));
@@ -166,6 +170,16 @@ impl Cx {
     #[inline]
     fn held_by(&self) -> Option<&Permit> {
         if self.node.is_held() { self.node.permit() } else { None }
+    }
+
+    /// It waits for its next run no more, and does something else.
+    #[cold]
+    fn goes_away(&mut self) {
+        if let Some(permit) = self.held_by() {
+            permit.go_away();
+        }
+        self.tell(Vec::new());
+        self.node.show(Status::Ready);
     }
 
     /// It is paused, or stepped through: may a run begin all the same?
@@ -433,6 +447,7 @@ impl<P: Ports> Asking<'_, P> {
         self.cx.awaited.iter_mut().for_each(HostAccess::rest);
         self.cx.conditions.iter_mut().for_each(|conditions| conditions.rest());
         self.cx.node.resume();
+        self.cx.goes_away();
     }
 }
 

@@ -29,7 +29,7 @@ use std::{
 
 pub(super) use self::run::Sequence;
 use self::{
-    nodes::{Node, Task, adopt, events, find, refusal},
+    nodes::{Node, Task, adopt, events, find, place, refusal},
     run::Dice,
 };
 use super::{
@@ -64,9 +64,20 @@ struct Graph {
 
 struct Exec {
     of: RawGraph,
-    nodes: Vec<Node>,
+    /// Shared with the launches that have not begun.
+    program: Arc<Program>,
     dice: Dice,
     last: Option<Point>,
+}
+
+/// What a launch does.
+#[derive(Clone)]
+struct Program {
+    nodes: Vec<Node>,
+    /// The events that it waits for, and those that it records.
+    around: Around,
+    /// It leaves memory: the next launch cannot make it once more.
+    leaves_memory: bool,
 }
 
 impl std::fmt::Debug for Graphs {
@@ -87,7 +98,7 @@ impl Graphs {
     /// An error if a node cannot be added behind these.
     fn accepts(&self, graph: RawGraph, after: &[RawNode]) -> Result<()> {
         let nodes = &self.graph(graph)?.nodes;
-        match after.iter().find(|id| nodes.iter().all(|node| node.id != **id)) {
+        match after.iter().find(|id| place(nodes, **id).is_none()) {
             Some(stranger) => Err(wrong(format!("node {} is not of this graph", stranger.0))),
             None => Ok(()),
         }
@@ -162,18 +173,33 @@ impl Graph {
                 return true;
             }
             if seen.insert(id) {
-                left.extend(self.nodes.iter().filter(|node| node.id == id).flat_map(|node| &node.after));
+                left.extend(place(&self.nodes, id).iter().flat_map(|at| &self.nodes[*at].after));
             }
         }
         false
     }
 }
 
-impl Exec {
-    /// Memory that a launch leaves there: the next one cannot make it once more.
-    fn leaves_memory(&self) -> bool {
+impl Program {
+    fn new(nodes: Vec<Node>) -> Self {
+        let mut program = Self { nodes, around: Around::default(), leaves_memory: false };
+        program.changed();
+        program
+    }
+
+    /// After a change of its nodes, and not at each launch: a launch is made within the turn of all devices.
+    fn changed(&mut self) {
+        self.around = Around::default();
+        events(&self.nodes, &mut self.around.waits, &mut self.around.records);
         let count = |is: fn(&Task) -> bool| self.nodes.iter().filter(|node| is(&node.task)).count();
-        count(|task| matches!(task, Task::Alloc(_))) > count(|task| matches!(task, Task::Free(_)))
+        self.leaves_memory = count(|task| matches!(task, Task::Alloc(_))) > count(|task| matches!(task, Task::Free(_)));
+    }
+}
+
+impl Exec {
+    /// For launches from now on: what those before it run stays as it is.
+    fn program(&mut self) -> &mut Program {
+        Arc::make_mut(&mut self.program)
     }
 }
 
@@ -255,8 +281,10 @@ impl Device {
             return Err(wrong(format!("node {} comes before node {} already: a cycle", after.0, before.0)));
         }
         let nodes = graphs.graphs.get_mut(&graph).map(|graph| &mut graph.nodes);
-        if let Some(node) = nodes.and_then(|nodes| nodes.iter_mut().find(|node| node.id == after)) {
-            node.comes_after(before);
+        if let Some(nodes) = nodes
+            && let Some(at) = place(nodes, after)
+        {
+            nodes[at].comes_after(before);
         }
         Ok(())
     }
@@ -270,7 +298,7 @@ impl Device {
         }
         let nodes = graphs.graphs.get_mut(&graph).map(|graph| &mut graph.nodes);
         let Some((nodes, at)) = nodes.and_then(|nodes| {
-            let at = nodes.iter().position(|other| other.id == node)?;
+            let at = place(nodes, node)?;
             Some((nodes, at))
         }) else {
             return Err(wrong(format!("node {} is not of this graph", node.0)));
@@ -347,9 +375,9 @@ impl Device {
                 "a graph that {what} has one exec at a time, and there is one: drop that first"
             )));
         }
-        let nodes = graphs.snapshot(graph)?;
+        let program = Arc::new(Program::new(graphs.snapshot(graph)?));
         let exec = RawExec(fresh_id());
-        graphs.execs.insert(exec, Exec { of: graph, nodes, dice: Dice { seed, throw: 0 }, last: None });
+        graphs.execs.insert(exec, Exec { of: graph, program, dice: Dice { seed, throw: 0 }, last: None });
         Ok(exec)
     }
 
@@ -369,15 +397,13 @@ impl Device {
         self.alive()?;
         let mut graphs = lock(&self.graphs);
         let exec = graphs.exec(exec)?;
-        if exec.last.is_some() && exec.leaves_memory() {
+        if exec.last.is_some() && exec.program.leaves_memory {
             return Err(wrong("the launch before has left memory that no node gives back"));
         }
-        let mut around = Around::default();
-        events(&exec.nodes, &mut around.waits, &mut around.records);
         // Held by the exec too, so nothing of a user's is dropped here.
-        let mut work = Some(Work::Graph(Box::new(Sequence::new(&exec.nodes, &self.plan, exec.dice))));
-        let (stream, last) = (self.stream(stream), exec.last);
-        let launched = self.engine.with(|machine| machine.launch(self.id, stream, last, &around, &mut work))?;
+        let mut work = Some(Work::Graph(Box::new(Sequence::new(&exec.program, &self.plan, exec.dice))));
+        let (stream, last, around) = (self.stream(stream), exec.last, &exec.program.around);
+        let launched = self.engine.with(|machine| machine.launch(self.id, stream, last, around, &mut work))?;
         exec.last = Some(launched);
         exec.dice.throw += 1;
         Ok(())
@@ -388,9 +414,11 @@ impl Device {
         let mut graphs = lock(&self.graphs);
         let mut new = graphs.snapshot(graph)?;
         let exec = graphs.exec(exec)?;
-        let refused = refusal(&exec.nodes, &new);
+        let refused = refusal(&exec.program.nodes, &new);
         if refused.is_none() {
-            adopt(&mut exec.nodes, &mut new);
+            let program = exec.program();
+            adopt(&mut program.nodes, &mut new);
+            program.changed();
         }
         drop(graphs);
         drop(new);
@@ -404,10 +432,14 @@ impl Device {
         }
         let mut graphs = lock(&self.graphs);
         let mut task = self.task(&graphs, work)?;
-        let found = find(&mut graphs.exec(exec)?.nodes, node).ok_or_else(|| no_node(node))?;
+        let program = graphs.exec(exec)?.program();
+        let found = find(&mut program.nodes, node).ok_or_else(|| no_node(node))?;
         let refused = found.refuses(&task);
         if refused.is_none() {
             std::mem::swap(&mut found.task, &mut task);
+            if matches!(task, Task::Record(_) | Task::Wait(_) | Task::Child(_)) {
+                program.changed();
+            }
         }
         drop(graphs);
         drop(task);
@@ -417,7 +449,7 @@ impl Device {
     pub(super) fn enable_node(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
         self.alive()?;
         let mut graphs = lock(&self.graphs);
-        let found = find(&mut graphs.exec(exec)?.nodes, node).ok_or_else(|| no_node(node))?;
+        let found = find(&mut graphs.exec(exec)?.program().nodes, node).ok_or_else(|| no_node(node))?;
         if !matches!(found.task, Task::Kernel { .. } | Task::Copy { .. } | Task::Fill { .. }) {
             let why = format!("only kernels, copies and fills can be passed over, and it is {}", found.task.kind());
             return Ok(Err(Refused { node: Some(node), why }));

@@ -147,8 +147,7 @@ pub(super) fn refusal(nodes: &[Node], new: &[Node]) -> Option<Refused> {
         return Some(Refused { node: None, why });
     }
     let places = |nodes: &[Node], of: &Node| -> SmallVec<[usize; 2]> {
-        let place = |id: &RawNode| nodes.iter().position(|node| node.id == *id);
-        let mut places: SmallVec<[usize; 2]> = of.after.iter().filter_map(place).collect();
+        let mut places: SmallVec<[usize; 2]> = of.after.iter().filter_map(|id| place(nodes, *id)).collect();
         places.sort_unstable();
         places
     };
@@ -179,16 +178,25 @@ pub(super) fn adopt(nodes: &mut [Node], new: &mut [Node]) {
     }
 }
 
+/// Where a node is in a list: its nodes are in the order in which they were added, and so are their numbers.
+pub(super) fn place(nodes: &[Node], id: RawNode) -> Option<usize> {
+    nodes
+        .binary_search_by(|node| {
+            #[cfg(test)]
+            super::tests::visit();
+            node.id.cmp(&id)
+        })
+        .ok()
+}
+
 /// Finds a node of a snapshot, in the bodies of its conditional nodes too.
 pub(super) fn find(nodes: &mut [Node], id: RawNode) -> Option<&mut Node> {
-    nodes.iter_mut().find_map(|node| {
-        if node.id == id {
-            return Some(node);
-        }
-        match &mut node.task {
-            Task::Conditional { within, .. } => find(within, id),
-            _ => None,
-        }
+    if let Some(at) = place(nodes, id) {
+        return nodes.get_mut(at);
+    }
+    nodes.iter_mut().find_map(|node| match &mut node.task {
+        Task::Conditional { within, .. } => find(within, id),
+        _ => None,
     })
 }
 

@@ -23,15 +23,23 @@ use super::{
         memory::Reserved,
         work::{Fault, Work},
     },
+    Program,
     nodes::{Node, Task},
 };
 use crate::device::backend::{Address, Condition, Place, RawNode};
 
 /// See the module.
 pub(in super::super) struct Sequence {
-    steps: Vec<Step>,
+    steps: Steps,
     plan: Arc<Plan>,
     dice: Dice,
+}
+
+enum Steps {
+    /// Of a device whose faults are planned.
+    Ordered(Vec<Step>),
+    /// Put in order when its turn has come, by the thread that runs it: who launches has the turn of all devices.
+    Of(Arc<Program>),
 }
 
 enum Step {
@@ -55,14 +63,19 @@ struct Turn {
 }
 
 impl Sequence {
-    pub(super) fn new(nodes: &[Node], plan: &Arc<Plan>, dice: Dice) -> Self {
-        let mut places = Vec::new();
-        lay_out(nodes, plan, &[], &mut places);
-        Self { steps: order(places, dice), plan: plan.clone(), dice }
+    pub(super) fn new(program: &Arc<Program>, plan: &Arc<Plan>, dice: Dice) -> Self {
+        let steps = match plan.is_empty() {
+            true => Steps::Of(program.clone()),
+            false => Steps::Ordered(ordered(&program.nodes, plan, dice)),
+        };
+        Self { steps, plan: plan.clone(), dice }
     }
 
     pub(in super::super) fn len(&self) -> usize {
-        self.steps.len()
+        match &self.steps {
+            Steps::Ordered(steps) => steps.len(),
+            Steps::Of(program) => count(&program.nodes),
+        }
     }
 
     /// Carries it out, as long as the device is `going`; a fault ends it.
@@ -71,6 +84,10 @@ impl Sequence {
     /// As [`Work::run`].
     pub(in super::super) unsafe fn run(self, going: &dyn Fn() -> bool) -> Result<(), Fault> {
         let Self { steps, plan, dice } = self;
+        let steps = match steps {
+            Steps::Ordered(steps) => steps,
+            Steps::Of(program) => ordered(&program.nodes, &plan, dice),
+        };
         for step in steps {
             if !going() {
                 break;
@@ -87,8 +104,9 @@ impl Sequence {
                     let mut dice = Dice { seed: dice.seed.wrapping_add(dice.throw), throw: 0 };
                     // SAFETY: as the caller vouches.
                     while going() && unsafe { is_raised(flag) }? {
+                        let steps = Steps::Ordered(ordered(&within, &plan, dice));
                         // SAFETY: as the caller vouches.
-                        unsafe { Sequence::new(&within, &plan, dice).run(going) }?;
+                        unsafe { Self { steps, plan: plan.clone(), dice }.run(going) }?;
                         dice.throw += 1;
                         if when == Condition::If {
                             break;
@@ -112,11 +130,29 @@ unsafe fn is_raised(flag: Address) -> Result<bool, Fault> {
     Ok(value != 0)
 }
 
+/// How many steps they have.
+fn count(nodes: &[Node]) -> usize {
+    let of = |node: &Node| match &node.task {
+        Task::Child(nodes) => count(nodes),
+        Task::Empty | Task::Record(_) | Task::Wait(_) => 0,
+        _ => usize::from(node.enabled),
+    };
+    nodes.iter().map(of).sum()
+}
+
+fn ordered(nodes: &[Node], plan: &Plan, dice: Dice) -> Vec<Step> {
+    let mut places = Vec::new();
+    lay_out(nodes, plan, &[], &mut places);
+    order(places, dice)
+}
+
 /// Appends nodes, and says what each comes after. Those that come after no other come after `roots`.
 fn lay_out(nodes: &[Node], plan: &Plan, roots: &[usize], places: &mut Vec<Turn>) {
     let mut ends: BTreeMap<RawNode, usize> = BTreeMap::new();
     let mut firsts = Vec::with_capacity(nodes.len());
     for node in nodes {
+        #[cfg(test)]
+        super::tests::visit();
         let first = places.len();
         firsts.push(first);
         let step = if node.enabled { step(&node.task, plan) } else { None };

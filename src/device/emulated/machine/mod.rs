@@ -117,7 +117,7 @@ struct Event {
 }
 
 /// Events that a launch waits for, and those that it records.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Around {
     pub(super) waits: Vec<EventId>,
     pub(super) records: Vec<EventId>,

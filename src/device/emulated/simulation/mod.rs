@@ -58,6 +58,7 @@ use self::{
 };
 use super::{Emulated, device::Device, lock, machine::StreamId, workers::Engine};
 use crate::{
+    clock,
     device::backend::Backend,
     error::{Error, ErrorKind},
     sync::{Level, Mutex, contained, discard, discard_all, log},
@@ -284,7 +285,7 @@ impl SimulationHandle {
     /// Calls `call` every `interval` while nothing else happens, until it returns false. While there is one of these, a
     /// simulation that can do nothing lets time pass instead of standing still.
     pub(crate) fn on_idle_every(&self, interval: Duration, call: Box<dyn FnMut() -> bool + Send>) {
-        let tick = Tick { interval, due: clock() + interval, sleep: None, call };
+        let tick = Tick { interval, due: clock::now() + interval, sleep: None, call };
         lock(&self.core.state).ticks.push(tick);
         self.core.stir();
     }
@@ -379,7 +380,7 @@ impl Core {
 
     /// Before a run: timers belong to a runtime and times to its clock, and this may be another one than last time.
     fn restart_ticks(&self) {
-        let now = clock();
+        let now = clock::now();
         let mut timers = Vec::new();
         for tick in &mut lock(&self.state).ticks {
             timers.extend(tick.sleep.take());
@@ -400,7 +401,7 @@ impl Core {
             }
             called = true;
             tick.sleep = None;
-            tick.due = clock() + tick.interval;
+            tick.due = clock::now() + tick.interval;
             (tick.call)()
         });
         if !has_timers {
@@ -474,19 +475,11 @@ impl Core {
 impl Tick {
     fn is_due(&mut self, cx: &mut Context<'_>, has_timers: bool) -> bool {
         if self.sleep.is_none() && !has_timers {
-            return self.due <= clock();
+            return self.due <= clock::now();
         }
         let due = self.due;
         let sleep = self.sleep.get_or_insert_with(|| Box::pin(unconstrained(sleep_until(due))));
         sleep.as_mut().poll(cx).is_ready()
-    }
-}
-
-/// tokio's time. In the destructor of a thread-local, where tokio's clock may be gone, it is std's.
-fn clock() -> Instant {
-    match Handle::try_current() {
-        Err(error) if error.is_thread_local_destroyed() => std::time::Instant::now().into(),
-        _ => Instant::now(),
     }
 }
 

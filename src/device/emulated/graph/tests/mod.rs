@@ -3,10 +3,13 @@
 mod faults;
 mod update;
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicUsize, Ordering},
-    mpsc,
+use std::{
+    cell::Cell,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
 };
 
 use super::super::{
@@ -20,6 +23,20 @@ use crate::{
         RawNode, RawStream, Refused,
     },
 };
+
+thread_local!(static VISITS: Cell<usize> = const { Cell::new(0) });
+
+/// A node is looked at.
+pub(super) fn visit() {
+    VISITS.set(VISITS.get() + 1);
+}
+
+/// How many nodes this thread looks at.
+fn visits<T>(work: impl FnOnce() -> T) -> (usize, T) {
+    let before = VISITS.get();
+    let outcome = work();
+    (VISITS.get() - before, outcome)
+}
 
 type Device = Arc<dyn Backend>;
 /// Who ran, in order.

@@ -125,3 +125,32 @@ fn children_bodies_and_copies_are_updated_and_compared() {
     run(&device, exec, work).unwrap();
     assert_eq!(read(&device, work, memory, 8), [8, 8, 7, 7, 3, 3, 3, 3]);
 }
+
+#[test]
+fn an_update_looks_at_few_nodes_for_each_and_a_launch_at_none() {
+    const NODES: usize = 1000;
+    let device = open(Emulated::new());
+    let (work, memory) = (stream(&device, "work"), device.alloc(8).unwrap());
+    let make = |byte| {
+        let graph = device.graph_create().unwrap();
+        let mut last: Option<RawNode> = None;
+        for _ in 0..NODES {
+            last = Some(add(&device, graph, last.as_slice(), &filling(memory, byte, 8)).unwrap());
+        }
+        graph
+    };
+    let (for_one, graph) = visits(|| make(1));
+    assert!((NODES..NODES * 32).contains(&for_one), "{for_one} to make it");
+    let exec = device.graph_instantiate(graph).unwrap();
+    let other = make(2);
+    let (for_all, updated) = visits(|| update(&device, exec, other).unwrap());
+    updated.unwrap();
+    assert!((NODES..NODES * 32).contains(&for_all), "{for_all} for {NODES} nodes");
+    let go = hold(&device, work);
+    let (for_launch, launched) = visits(|| start(&device, exec, work));
+    launched.unwrap();
+    assert_eq!(for_launch, 0, "those who launch on other devices wait meanwhile");
+    drop(go);
+    device.stream_synchronize(work).unwrap();
+    assert_eq!(read(&device, work, memory, 8), vec![2; 8]);
+}
