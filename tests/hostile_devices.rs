@@ -1325,3 +1325,107 @@ fn an_input_is_copied_on_no_stream_of_another_make() {
     assert_eq!(error.kind(), wakeline::ErrorKind::Usage, "{error}");
     assert!(emulated.lost().is_none() && simulated.lost().is_none());
 }
+
+/// A source that waits for memory, and allocates it.
+struct Allocates(wakeline::memory::Allocator);
+
+#[derive(Ports)]
+struct AllocatesPorts {}
+
+impl Operator for Allocates {
+    type Ports = AllocatesPorts;
+
+    async fn compute(&mut self, _ports: &mut AllocatesPorts, cx: &mut Cx) -> Result<()> {
+        let _memory = cx.alloc::<u8>(10)?;
+        assert!(self.0.device().lost().is_none());
+        cx.finish();
+        Ok(())
+    }
+}
+
+/// Tasks that wait for memory in use, or for a chunk, wait for no stream of the device: a fault that no call has met ends their
+/// waits all the same, whether its kernel was enqueued before they waited or after.
+#[test]
+fn a_fault_ends_the_waits_for_memory_and_for_chunks() {
+    type Waits = Box<dyn Fn(&Device, &Stream) -> Pin<Box<dyn Future<Output = Result<()>>>>>;
+    fn held(device: &Device, stream: &Stream) -> (wakeline::memory::Allocator, Buffer<u8>) {
+        let blocks = wakeline::memory::Allocator::blocks(device, 1024, 1).unwrap();
+        let held = blocks.alloc::<u8>(stream, 10).unwrap();
+        (blocks, held)
+    }
+    let waits: [fn() -> Waits; 4] = [
+        || {
+            Box::new(|device, stream| {
+                let ((blocks, held), stream) = (held(device, stream), stream.clone());
+                Box::pin(async move {
+                    let _held = held;
+                    blocks.alloc_when_free::<u8>(&stream, 10).await.map(drop)
+                })
+            })
+        },
+        // The second in the line.
+        || {
+            Box::new(|device, stream| {
+                let ((blocks, held), stream) = (held(device, stream), stream.clone());
+                Box::pin(async move {
+                    let _held = held;
+                    let mut first = pin!(blocks.alloc_when_free::<u8>(&stream, 10));
+                    let mut cx = Context::from_waker(Waker::noop());
+                    assert!(first.as_mut().poll(&mut cx).is_pending());
+                    blocks.alloc_when_free::<u8>(&stream, 10).await.map(drop)
+                })
+            })
+        },
+        || {
+            Box::new(|device, stream| {
+                let (blocks, held) = held(device, stream);
+                let mut flow = Flow::new("waits");
+                let _ = flow
+                    .add("waits", Allocates(blocks.clone()))
+                    .on(device)
+                    .when(wakeline::condition::memory(&blocks, 10));
+                Box::pin(async move {
+                    let _held = held;
+                    flow.run().await.map(drop)
+                })
+            })
+        },
+        || {
+            Box::new(|device, _| {
+                let hub = ChunkHub::<u32>::builder("hub").elements(1).envelopes(device, 1).build().unwrap();
+                let mut link = hub.consume(device).unwrap();
+                let _produces = hub.produce(device).unwrap();
+                Box::pin(async move {
+                    let _produces = _produces;
+                    link.next().await.map(drop)
+                })
+            })
+        },
+    ];
+    for (number, waits) in waits.into_iter().enumerate() {
+        for before in [false, true] {
+            let case = format!("wait {number}, enqueued before: {before}");
+            alone::case_within_bound(&case.clone(), move || {
+                let device = Device::emulated(Emulated::new());
+                let [stream, traps_on] = [&device; 2].map(|device| Stream::new(device).unwrap());
+                let mut data = Buffer::<u32>::new(&device, 1).unwrap();
+                let mut enqueue = Some(|| {
+                    let go = held_up(&traps_on);
+                    traps::launch(&traps_on, &mut data).unwrap();
+                    go
+                });
+                let go = if before { enqueue.take().map(|mut enqueue| enqueue()) } else { None };
+                runtime().block_on(async {
+                    let mut waits = waits()(&device, &stream);
+                    for _ in 0..10 {
+                        assert!(futures::poll!(waits.as_mut()).is_pending(), "{case}");
+                        tokio::task::yield_now().await;
+                    }
+                    drop(go.or_else(|| enqueue.take().map(|mut enqueue| enqueue())));
+                    let error = waits.await.expect_err(&case);
+                    assert!(error.is_device_lost(), "{case}: {error}");
+                });
+            });
+        }
+    }
+}

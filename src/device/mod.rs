@@ -46,7 +46,7 @@ pub use kernel_type::KernelType;
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::{Mutex, discard, lock, logged},
+    sync::{Mutex, discard, discard_all, lock, logged},
 };
 
 /// Chooses the device of [`Device::first`]: `cuda:1`, `emulated`.
@@ -96,6 +96,9 @@ struct Inner {
 /// Where tasks wait for what comes from others, who may never bring it once a device is lost.
 pub(crate) trait HearsOfLoss: Send + Sync {
     fn device_lost(&self);
+
+    /// Whether a task waits there. Looks under the lock under which waiters register.
+    fn has_waiters(&self) -> bool;
 }
 
 /// What the layers above keep for each device (streams, memory), without this one knowing them. Each takes the first free
@@ -313,6 +316,15 @@ impl Device {
         let mut hearers = lock(&self.0.hearers);
         hearers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&whom));
         hearers.push(whom);
+    }
+
+    /// Whether a task waits at any of those that are told when the device is lost.
+    pub(crate) fn has_waiters(&self) -> bool {
+        let hearers: Vec<_> = lock(&self.0.hearers).iter().filter_map(Weak::upgrade).collect();
+        let has_waiters = hearers.iter().any(|hearer| hearer.has_waiters());
+        // Any of them may be the last handle.
+        discard_all(hearers);
+        has_waiters
     }
 
     /// Everybody is told that it is lost.

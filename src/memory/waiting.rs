@@ -21,7 +21,7 @@ use super::{HostAccess, Owned, heap::Heap, ledger::Arena, line::Place};
 use crate::{
     device::Device,
     error::Result,
-    stream::{Stream, Ticket},
+    stream::{Stream, Streams, Ticket},
     sync::{Chain, limit_depth},
 };
 
@@ -56,6 +56,7 @@ impl Heap {
                 return Poll::Ready(Err(lost));
             }
             if !is_first {
+                Streams::attend(device);
                 return Poll::Pending;
             }
             loop {
@@ -71,6 +72,8 @@ impl Heap {
                 if !ever || none_out {
                     return Poll::Ready(Err(error));
                 }
+                // Memory in use comes from other tasks, which may wait for no stream.
+                Streams::attend(device);
                 ready!(oldest.poll(self, cx));
             }
         })
@@ -95,6 +98,11 @@ impl Heap {
 
     pub(super) fn unwatch(&self, place: &mut Place) {
         let _ = self.line.leave(&self.ledger.hunger, place);
+    }
+
+    /// True while a task stands in the line or at its side.
+    pub(super) fn has_waiters(&self) -> bool {
+        self.line.has_waiters()
     }
 
     /// True while a task stands in the line: then those at its side take nothing.

@@ -438,7 +438,11 @@ impl Stream {
             order.spoil(number);
         }
         inner.issued.store(number, Ordering::Release);
+        let is_armed = inner.streams.vigil.is_armed();
         drop(order);
+        if is_armed {
+            inner.streams.stir();
+        }
         if pieces > 0
             && let Some((backlog, backend)) = inner.held.backlog()
         {
