@@ -86,6 +86,8 @@ struct Inner {
     unchecked: Option<Device>,
     /// Set once, by whoever learns of the fault first.
     lost: OnceLock<Error>,
+    /// And runs nothing any more: found once, and so for good.
+    ended: AtomicBool,
     /// Who is told of that.
     hearers: Mutex<Vec<Weak<dyn HearsOfLoss>>>,
     /// Off only by a test hook: buffers then no longer order the streams that use them.
@@ -133,6 +135,7 @@ impl Device {
             id,
             unchecked,
             lost: OnceLock::new(),
+            ended: AtomicBool::new(false),
             hearers: Mutex::default(),
             tracked: AtomicBool::new(true),
             extensions: Extensions::default(),
@@ -280,6 +283,22 @@ impl Device {
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.0.lost.get().is_some()
+    }
+
+    /// True once the device is lost and none of its work touches memory any more, or ever will. Always false where that is
+    /// not known: of a CUDA device.
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_lost() && self.has_ended_since()
+    }
+
+    #[cold]
+    fn has_ended_since(&self) -> bool {
+        let has_ended = self.0.ended.load(Ordering::Acquire) || self.0.backend.has_ended();
+        if has_ended {
+            self.0.ended.store(true, Ordering::Release);
+        }
+        has_ended
     }
 
     /// An error if the device is lost.

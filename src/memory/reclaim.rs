@@ -34,12 +34,17 @@ impl Memory {
         if planted::is(Planted::EarlyReuse) {
             *uses = Uses::default();
         }
-        let bound = uses.bound();
+        let mut bound = uses.bound();
+        let is_simple = |bound| bound == Bound::Idle || bound == Bound::To(lane);
+        if !is_simple(bound) && uses.any_is(Ticket::has_ended) {
+            uses.forget_done();
+            bound = uses.bound();
+        }
         drop(uses);
         if self.device.is_lost() {
             return self.leak();
         }
-        if !(bound == Bound::Idle || bound == Bound::To(lane)) {
+        if !is_simple(bound) {
             // Others have to wait for it, and a mark that is made now covers no more than is there now. On the stream that it
             // was made for it is used again without one.
             let _ = self.commit();
@@ -152,7 +157,7 @@ impl Heap {
         }
         // Tickets that are forgotten under the lock may be the last to hold a stream.
         let _later = Deferred::new();
-        let never_passes = |ticket: &Ticket| ticket.stream().device().lost().is_some() && !ticket.has_passed();
+        let never_passes = |ticket: &Ticket| ticket.stream().device().is_lost() && !ticket.is_done();
         let mut state = lock(&self.state);
         let (mut size, mut asked, mut kept) = (0, 0, 0);
         let mut passed: SmallVec<[Box<Memory>; 8]> = SmallVec::new();

@@ -517,6 +517,9 @@ impl Stream {
             let may_be_spoilt = inner.device != other.device || ticket.stream().is_doubtful();
             return if reads && may_be_spoilt { self.come_after_passed(ticket) } else { Ok(()) };
         }
+        if !reads && ticket.has_ended() {
+            return Ok(());
+        }
         if (inner.streams.capture().is_some() || other.streams.capture().is_some())
             && !capture::is_one_of_both(self, ticket, reads)?
         {
