@@ -183,6 +183,14 @@ impl Uses {
         }
     }
 
+    /// The last use of one of the streams that it is bound to, by their numbers. A read is later than the write before it.
+    #[inline]
+    pub(super) fn last(&self) -> Option<(u64, u64)> {
+        let last = self.reads.last().or(self.write.as_ref())?;
+        let write = self.write.as_ref().filter(|write| write.stream().is(last.stream()));
+        Some((last.stream().id(), write.map_or(0, Ticket::number).max(last.number())))
+    }
+
     /// For memory that nobody will read any more.
     #[inline]
     pub(super) fn forget_passed(&mut self) {

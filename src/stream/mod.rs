@@ -608,7 +608,9 @@ impl Stream {
         loop {
             let passed = self.0.completion.passed();
             let order = lock(&self.0.order);
-            let next = order.marks.iter().find(|mark| mark.ticket > passed).cloned();
+            // Those that have passed stay until another one is made.
+            let next = order.marks.partition_point(|mark| mark.ticket <= passed);
+            let next = order.marks.get(next).cloned();
             drop(order);
             match next {
                 Some(mark) if self.ask(&mark)? => {}
