@@ -1325,3 +1325,224 @@ fn an_input_is_copied_on_no_stream_of_another_make() {
     assert_eq!(error.kind(), wakeline::ErrorKind::Usage, "{error}");
     assert!(emulated.lost().is_none() && simulated.lost().is_none());
 }
+
+/// A source that waits for memory, and allocates it.
+struct Allocates(wakeline::memory::Allocator);
+
+#[derive(Ports)]
+struct AllocatesPorts {}
+
+impl Operator for Allocates {
+    type Ports = AllocatesPorts;
+
+    async fn compute(&mut self, _ports: &mut AllocatesPorts, cx: &mut Cx) -> Result<()> {
+        let _memory = cx.alloc::<u8>(10)?;
+        assert!(self.0.device().lost().is_none());
+        cx.finish();
+        Ok(())
+    }
+}
+
+/// Tasks that wait for memory in use, or for a chunk, wait for no stream of the device: a fault that no call has met ends their
+/// waits all the same, whether its kernel was enqueued before they waited or after.
+#[test]
+fn a_fault_ends_the_waits_for_memory_and_for_chunks() {
+    type Waits = Box<dyn Fn(&Device, &Stream) -> Pin<Box<dyn Future<Output = Result<()>>>>>;
+    fn held(device: &Device, stream: &Stream) -> (wakeline::memory::Allocator, Buffer<u8>) {
+        let blocks = wakeline::memory::Allocator::blocks(device, 1024, 1).unwrap();
+        let held = blocks.alloc::<u8>(stream, 10).unwrap();
+        (blocks, held)
+    }
+    let waits: [fn() -> Waits; 4] = [
+        || {
+            Box::new(|device, stream| {
+                let ((blocks, held), stream) = (held(device, stream), stream.clone());
+                Box::pin(async move {
+                    let _held = held;
+                    blocks.alloc_when_free::<u8>(&stream, 10).await.map(drop)
+                })
+            })
+        },
+        // The second in the line.
+        || {
+            Box::new(|device, stream| {
+                let ((blocks, held), stream) = (held(device, stream), stream.clone());
+                Box::pin(async move {
+                    let _held = held;
+                    let mut first = pin!(blocks.alloc_when_free::<u8>(&stream, 10));
+                    let mut cx = Context::from_waker(Waker::noop());
+                    assert!(first.as_mut().poll(&mut cx).is_pending());
+                    blocks.alloc_when_free::<u8>(&stream, 10).await.map(drop)
+                })
+            })
+        },
+        || {
+            Box::new(|device, stream| {
+                let (blocks, held) = held(device, stream);
+                let mut flow = Flow::new("waits");
+                let _ = flow
+                    .add("waits", Allocates(blocks.clone()))
+                    .on(device)
+                    .when(wakeline::condition::memory(&blocks, 10));
+                Box::pin(async move {
+                    let _held = held;
+                    flow.run().await.map(drop)
+                })
+            })
+        },
+        || {
+            Box::new(|device, _| {
+                let hub = ChunkHub::<u32>::builder("hub").elements(1).envelopes(device, 1).build().unwrap();
+                let mut link = hub.consume(device).unwrap();
+                let _produces = hub.produce(device).unwrap();
+                Box::pin(async move {
+                    let _produces = _produces;
+                    link.next().await.map(drop)
+                })
+            })
+        },
+    ];
+    for (number, waits) in waits.into_iter().enumerate() {
+        for before in [false, true] {
+            let case = format!("wait {number}, enqueued before: {before}");
+            alone::case_within_bound(&case.clone(), move || {
+                let device = Device::emulated(Emulated::new());
+                let [stream, traps_on] = [&device; 2].map(|device| Stream::new(device).unwrap());
+                let mut data = Buffer::<u32>::new(&device, 1).unwrap();
+                let mut enqueue = Some(|| {
+                    let go = held_up(&traps_on);
+                    traps::launch(&traps_on, &mut data).unwrap();
+                    go
+                });
+                let go = if before { enqueue.take().map(|mut enqueue| enqueue()) } else { None };
+                runtime().block_on(async {
+                    let mut waits = waits()(&device, &stream);
+                    for _ in 0..10 {
+                        assert!(futures::poll!(waits.as_mut()).is_pending(), "{case}");
+                        tokio::task::yield_now().await;
+                    }
+                    drop(go.or_else(|| enqueue.take().map(|mut enqueue| enqueue())));
+                    let error = waits.await.expect_err(&case);
+                    assert!(error.is_device_lost(), "{case}: {error}");
+                });
+            });
+        }
+    }
+}
+
+/// Counts down as it is dropped, with the device that keeps it.
+struct CountsDown(Arc<AtomicUsize>);
+
+impl Drop for CountsDown {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Devices that read memory of another one and are lost then: once they run nothing any more the memory keeps none of them, and
+/// may be written.
+#[test]
+fn memory_that_lost_devices_have_read_is_written_and_keeps_none_of_them() {
+    for (checked, pinned) in [(false, false), (true, false), (false, true), (true, true)] {
+        alone::case_within_bound(&format!("checked: {checked}, pinned: {pinned}"), move || {
+            let made = |device: Device| if checked { device.race_checked() } else { device };
+            let home = made(Device::emulated(Emulated::new()));
+            let [main, side] = [&home; 2].map(|home| Stream::new(home).unwrap());
+            let new = || if pinned { Buffer::<u32>::pinned(&home, 16) } else { Buffer::new(&home, 16) };
+            let mut data = new().unwrap();
+            let write = |value: u32, data: &mut Buffer<u32>| {
+                main.copy(&Buffer::from_slice(&main, &[value; 16]).unwrap(), data).unwrap();
+                main.synchronize_blocking().unwrap();
+            };
+            write(3, &mut data);
+            let alive = Arc::new(AtomicUsize::new(0));
+            let is_lost = |data: &Buffer<u32>| {
+                // What it loses lives as long as the device.
+                let faults = Faults::new().fail_copy(1).lose_host_function(1);
+                let device = made(Device::emulated(Emulated::new().workers(1).faults(faults)));
+                let its = Stream::new(&device).unwrap();
+                alive.fetch_add(1, Ordering::SeqCst);
+                let counts = CountsDown(alive.clone());
+                its.host_function(move || _ = &counts).unwrap();
+                its.copy(data, &mut Buffer::new(&device, 16).unwrap()).unwrap();
+                assert!(its.synchronize_blocking().unwrap_err().is_device_lost());
+            };
+            for _ in 0..20 {
+                is_lost(&data);
+            }
+            // The last one is kept until the next read of another stream, or a write.
+            while alive.load(Ordering::SeqCst) > 1 {
+                std::thread::yield_now();
+            }
+            write(4, &mut data);
+            assert_eq!(runtime().block_on(data.to_vec(&side)).unwrap(), [4; 16]);
+            while alive.load(Ordering::SeqCst) > 0 {
+                std::thread::yield_now();
+            }
+            is_lost(&data);
+            if pinned {
+                runtime().block_on(data.write()).unwrap().fill(5);
+                assert_eq!(data.as_slice().unwrap(), [5; 16]);
+                is_lost(&data);
+            }
+            // Memory that is freed is used again.
+            drop(data);
+            drop(new().unwrap());
+            assert_eq!((home.memory_leaked(), home.lost().is_none()), (0, true));
+        });
+    }
+}
+
+static READS: (Mutex<Look>, Condvar) = (Mutex::new(Look { began: false, ends: false, seen: 0 }), Condvar::new());
+
+#[kernel]
+fn reads(data: &[u32]) {
+    let (look, change) = &READS;
+    let first = std::hint::black_box(data)[0];
+    lock(look).began = true;
+    change.notify_all();
+    let mut look = change.wait_while(lock(look), |look| !look.ends).unwrap();
+    look.seen = 1 + u32::from(std::hint::black_box(data)[0] == first);
+    drop(look);
+    change.notify_all();
+}
+
+/// Memory that a lost device still reads is written by no other one, however many reads of it there were; once nothing runs on the
+/// lost one, it is.
+#[test]
+fn memory_that_a_lost_device_still_reads_is_not_written() {
+    within_bound(|| {
+        let (a, b) = (Device::emulated(Emulated::new().workers(2)), Device::emulated(Emulated::new().workers(1)));
+        let [runs, faults] = [&a; 2].map(|a| Stream::new(a).unwrap());
+        let [writes, other] = [&b; 2].map(|b| Stream::new(b).unwrap());
+        let mut data = Buffer::from_slice(&runs, &[7_u32; 16]).unwrap();
+        runs.synchronize_blocking().unwrap();
+        let from = Buffer::from_slice(&writes, &[9_u32; 16]).unwrap();
+        writes.synchronize_blocking().unwrap();
+        reads::launch(&runs, &data).unwrap();
+        // Others that never begin.
+        for _ in 0..5 {
+            let waits = Stream::new(&a).unwrap();
+            waits.wait_for(&runs).unwrap();
+            waits.copy(&data, &mut Buffer::new(&a, 16).unwrap()).unwrap();
+        }
+        let (look, change) = &READS;
+        drop(change.wait_while(lock(look), |look| !look.began).unwrap());
+        traps_alone::launch(&faults, 1).unwrap();
+        assert!(runtime().block_on(faults.completed()).unwrap_err().is_device_lost());
+        for _ in 0..2 {
+            assert!(writes.copy(&from, &mut data).unwrap_err().is_device_lost());
+            // With this the reads are looked through.
+            other.copy(&data, &mut Buffer::new(&b, 16).unwrap()).unwrap();
+        }
+        lock(look).ends = true;
+        change.notify_all();
+        let seen = change.wait_while(lock(look), |look| look.seen == 0).unwrap().seen;
+        assert_eq!(seen, 2, "it is written while a kernel has a slice of it");
+        // The kernel is about to return.
+        while writes.copy(&from, &mut data).is_err() {
+            std::thread::yield_now();
+        }
+        assert_eq!(runtime().block_on(data.to_vec(&writes)).unwrap(), [9; 16]);
+    });
+}

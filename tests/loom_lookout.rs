@@ -25,7 +25,7 @@ use loom::{
     },
     thread,
 };
-use watch::{Visits, Watched};
+use watch::{Vigil, Visits, Watched};
 
 fn model(check: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
@@ -176,4 +176,83 @@ fn what_comes_while_the_flag_is_turned_off_is_listed_once() {
         assert!(goes_on != begun, "the beat: {goes_on}, the waiter: {begun}");
         assert!(watched.is_on());
     });
+}
+
+/// A device that is asked for those who only hear of its loss.
+struct Asked {
+    vigil: Vigil,
+    waiters: Mutex<usize>,
+    work: Mutex<usize>,
+    /// Beats that are kept.
+    beats: Mutex<usize>,
+}
+
+impl Asked {
+    fn new() -> Arc<Self> {
+        let [waiters, work, beats] = [(); 3].map(|()| Mutex::new(0));
+        Arc::new(Self { vigil: Vigil::new(), waiters, work, beats })
+    }
+
+    fn waits(&self) -> bool {
+        *self.waiters.lock().unwrap() > 0
+    }
+
+    fn works(&self) -> bool {
+        *self.work.lock().unwrap() > 0
+    }
+
+    /// As `Streams::attend`, once a waiter has registered.
+    fn wait(&self) {
+        *self.waiters.lock().unwrap() += 1;
+        if self.vigil.attend() {
+            *self.beats.lock().unwrap() += 1;
+        }
+    }
+
+    /// As `Stream::put`.
+    fn enqueue(&self) {
+        let mut work = self.work.lock().unwrap();
+        *work += 1;
+        let is_armed = self.vigil.is_armed();
+        drop(work);
+        if is_armed && self.vigil.stir() {
+            *self.beats.lock().unwrap() += 1;
+        }
+    }
+
+    /// As `Streams::beat`, if there is one.
+    fn beat(&self) {
+        if *self.beats.lock().unwrap() > 0 && !self.vigil.beat(|| self.waits(), || self.works()) {
+            *self.beats.lock().unwrap() -= 1;
+        }
+    }
+}
+
+/// A waiter and work come as a beat ends, for lack of either: one beat is kept afterwards.
+#[test]
+fn while_tasks_wait_and_work_is_in_flight_the_device_is_asked() {
+    for (waited, worked) in [(false, false), (true, false), (false, true)] {
+        model(move || {
+            let asked = Asked::new();
+            // A beat that is about to end.
+            asked.wait();
+            *asked.waiters.lock().unwrap() = usize::from(waited);
+            *asked.work.lock().unwrap() = usize::from(worked);
+            let waits = {
+                let asked = asked.clone();
+                thread::spawn(move || asked.wait())
+            };
+            let works = {
+                let asked = asked.clone();
+                thread::spawn(move || asked.enqueue())
+            };
+            asked.beat();
+            waits.join().unwrap();
+            works.join().unwrap();
+            assert_eq!(*asked.beats.lock().unwrap(), 1);
+            *asked.work.lock().unwrap() = 0;
+            asked.beat();
+            assert!(*asked.beats.lock().unwrap() == 0 && asked.vigil.is_armed());
+        });
+    }
 }

@@ -637,6 +637,12 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         let _ = tell;
     }
 
+    /// True once a fault has ended the device and none of its work runs any more, nor ever will: then nothing of it touches
+    /// memory. False where that is not known. A driver does not say it: a fault of one kernel is reported while others run.
+    fn has_ended(&self) -> bool {
+        false
+    }
+
     /// The simulation that polls the calling task, if it runs this device.
     fn simulation(&self) -> Option<SimulationHandle> {
         None

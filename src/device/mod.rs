@@ -46,7 +46,7 @@ pub use kernel_type::KernelType;
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::{Mutex, discard, lock, logged},
+    sync::{Mutex, discard, discard_all, lock, logged},
 };
 
 /// Chooses the device of [`Device::first`]: `cuda:1`, `emulated`.
@@ -86,6 +86,8 @@ struct Inner {
     unchecked: Option<Device>,
     /// Set once, by whoever learns of the fault first.
     lost: OnceLock<Error>,
+    /// And runs nothing any more: found once, and so for good.
+    ended: AtomicBool,
     /// Who is told of that.
     hearers: Mutex<Vec<Weak<dyn HearsOfLoss>>>,
     /// Off only by a test hook: buffers then no longer order the streams that use them.
@@ -96,6 +98,9 @@ struct Inner {
 /// Where tasks wait for what comes from others, who may never bring it once a device is lost.
 pub(crate) trait HearsOfLoss: Send + Sync {
     fn device_lost(&self);
+
+    /// Whether a task waits there. Looks under the lock under which waiters register.
+    fn has_waiters(&self) -> bool;
 }
 
 /// What the layers above keep for each device (streams, memory), without this one knowing them. Each takes the first free
@@ -130,6 +135,7 @@ impl Device {
             id,
             unchecked,
             lost: OnceLock::new(),
+            ended: AtomicBool::new(false),
             hearers: Mutex::default(),
             tracked: AtomicBool::new(true),
             extensions: Extensions::default(),
@@ -279,6 +285,22 @@ impl Device {
         self.0.lost.get().is_some()
     }
 
+    /// True once the device is lost and none of its work touches memory any more, or ever will. Always false where that is
+    /// not known: of a CUDA device.
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_lost() && self.has_ended_since()
+    }
+
+    #[cold]
+    fn has_ended_since(&self) -> bool {
+        let has_ended = self.0.ended.load(Ordering::Acquire) || self.0.backend.has_ended();
+        if has_ended {
+            self.0.ended.store(true, Ordering::Release);
+        }
+        has_ended
+    }
+
     /// An error if the device is lost.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
@@ -313,6 +335,15 @@ impl Device {
         let mut hearers = lock(&self.0.hearers);
         hearers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&whom));
         hearers.push(whom);
+    }
+
+    /// Whether a task waits at any of those that are told when the device is lost.
+    pub(crate) fn has_waiters(&self) -> bool {
+        let hearers: Vec<_> = lock(&self.0.hearers).iter().filter_map(Weak::upgrade).collect();
+        let has_waiters = hearers.iter().any(|hearer| hearer.has_waiters());
+        // Any of them may be the last handle.
+        discard_all(hearers);
+        has_waiters
     }
 
     /// Everybody is told that it is lost.

@@ -25,7 +25,7 @@ pub(super) struct Uses {
     /// The contents are of no use any more: the memory was freed, or its envelope came home. So it makes no difference whether
     /// the write is spoilt by the loss of another device, and it is waited for all the same.
     worthless: bool,
-    /// One a stream, its latest.
+    /// One a stream, its latest; one [for all](Ticket::never) of a lost device, until that has ended.
     reads: Reads,
 }
 
@@ -61,10 +61,7 @@ impl Uses {
             Some(read) if read.number() < ticket.number() => *read = ticket,
             Some(_) => {}
             None => {
-                let mut at = 0;
-                while let Some(read) = self.reads.get(at) {
-                    if read.has_passed() { noted.forgotten.push(self.reads.swap_remove(at)) } else { at += 1 }
-                }
+                self.take_done_reads(&mut noted.forgotten);
                 noted.are_many = self.reads.len() >= MANY && self.reads.len() == self.reads.capacity();
                 self.reads.push(ticket);
             }
@@ -72,13 +69,23 @@ impl Uses {
         noted
     }
 
-    /// The reads that have passed, to be dropped without the lock. There is room for as many again as stay.
-    fn take_passed_reads(&mut self) -> Reads {
-        let (passed, mut open): (Reads, Reads) =
-            std::mem::take(&mut self.reads).into_iter().partition(Ticket::has_passed);
-        open.reserve(open.len());
-        self.reads = open;
-        passed
+    /// The reads that are done, to be dropped without the lock. Of a lost device that may still read one is left, which no
+    /// thread that learnt earlier of an end there can have pass.
+    fn take_done_reads(&mut self, done: &mut Reads) {
+        let mut at = 0;
+        while let Some(read) = self.reads.get(at) {
+            let device = read.stream().device();
+            let is_known = |other: &Ticket| other.stream().device() == device;
+            if read.is_done() || (device.is_lost() && self.reads[..at].iter().any(is_known)) {
+                done.push(self.reads.swap_remove(at));
+            } else {
+                if device.is_lost() {
+                    let never = read.never();
+                    done.push(std::mem::replace(&mut self.reads[at], never));
+                }
+                at += 1;
+            }
+        }
     }
 
     #[inline]
@@ -122,7 +129,8 @@ impl Uses {
     /// Marks all of them now, for whoever comes after them on another stream.
     #[inline]
     pub(super) fn commit(&mut self) -> Result<()> {
-        self.write.iter_mut().chain(&mut self.reads).try_for_each(Ticket::commit)
+        let mut open = self.write.iter_mut().chain(&mut self.reads).filter(|ticket| !ticket.has_ended());
+        open.try_for_each(Ticket::commit)
     }
 
     /// Shows each that a write must come after.
@@ -175,6 +183,14 @@ impl Uses {
         }
     }
 
+    /// The last use of one of the streams that it is bound to, by their numbers. A read is later than the write before it.
+    #[inline]
+    pub(super) fn last(&self) -> Option<(u64, u64)> {
+        let last = self.reads.last().or(self.write.as_ref())?;
+        let write = self.write.as_ref().filter(|write| write.stream().is(last.stream()));
+        Some((last.stream().id(), write.map_or(0, Ticket::number).max(last.number())))
+    }
+
     /// For memory that nobody will read any more.
     #[inline]
     pub(super) fn forget_passed(&mut self) {
@@ -187,6 +203,12 @@ impl Uses {
     fn forget_some(&mut self) {
         self.write.take_if(|write| write.has_passed());
         self.reads.retain(|read| !read.has_passed());
+    }
+
+    /// The same, and what has ended with its device.
+    pub(super) fn forget_done(&mut self) {
+        self.write.take_if(|write| write.is_done());
+        self.reads.retain(|read| !read.is_done());
     }
 
     pub(super) fn forget_settled(&mut self) {
@@ -206,12 +228,19 @@ pub(super) fn ask_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
     let _later = Deferred::new();
     let mut reads = Reads::new();
     with(&mut |uses| reads.clone_from(&uses.reads));
-    // One of a lost device stays: it will never have passed.
     reads.iter_mut().for_each(|read| _ = read.look());
-    let mut passed = Reads::new();
-    with(&mut |uses| passed = uses.take_passed_reads());
+    let mut done = Reads::new();
+    with(&mut |uses| {
+        uses.take_done_reads(&mut done);
+        // There is room for as many again as stay.
+        let room = uses.reads.len();
+        let mut open = std::mem::take(&mut uses.reads);
+        open.shrink_to_fit();
+        open.reserve(room);
+        uses.reads = open;
+    });
     // Either may be the last handle of its stream.
-    discard_all(reads.into_iter().chain(passed));
+    discard_all(reads.into_iter().chain(done));
 }
 
 /// Resolves when the uses of a piece of memory that were asked about are over: those that the host must not touch it
@@ -379,6 +408,43 @@ mod tests {
         drop(go);
         assert!(!writing);
         futures::executor::block_on(data.write()).unwrap();
+    }
+
+    /// Of a lost device of which it is not known whether it still reads, as it is of a CUDA device, one record stays, and no
+    /// write is let through.
+    #[test]
+    fn one_read_of_a_lost_device_stays_until_it_is_known_to_have_ended() {
+        let [home, other] = [(); 2].map(|()| Device::emulated(Emulated::new()));
+        let [main, side] = [&home; 2].map(|home| Stream::new(home).unwrap());
+        let mut data = Buffer::from_slice(&main, &[1_u32; 4]).unwrap();
+        main.synchronize_blocking().unwrap();
+        let (go, held) = mpsc::channel::<()>();
+        let holds = Stream::new(&other).unwrap();
+        holds.host_function(move || _ = held.recv()).unwrap();
+        let reads = [(); 5].map(|()| {
+            let its = Stream::new(&other).unwrap();
+            its.wait_for(&holds).unwrap();
+            its.copy(&data, &mut Buffer::new(&other, 4).unwrap()).unwrap();
+            its
+        });
+        // The device itself knows nothing of it, and goes on.
+        let lost = crate::error::Error::new(crate::ErrorKind::DeviceLost, "lost");
+        assert!(other.set_lost(lost) && !other.has_ended());
+        side.copy(&data, &mut Buffer::new(&home, 4).unwrap()).unwrap();
+        let of_lost = |data: &Buffer<u32>| {
+            let uses = data.view().memory.uses().all();
+            uses.into_iter().filter(|ticket| ticket.stream().device() == &other).collect::<Vec<_>>()
+        };
+        let left = of_lost(&data);
+        assert!(left.len() == 1 && !left[0].is_done(), "{left:?}");
+        assert!(main.fill(&mut data, 2).unwrap_err().is_device_lost());
+        // One that was asked before learns that all of it has passed.
+        drop(go);
+        for its in &reads {
+            other.backend().stream_synchronize(its.raw()).unwrap();
+            assert_eq!(of_lost(&data).len(), 1);
+            assert!(main.fill(&mut data, 2).unwrap_err().is_device_lost());
+        }
     }
 
     #[test]

@@ -86,7 +86,12 @@ impl Block for Box<Memory> {
     }
 
     fn forget_passed(&mut self) {
-        self.own_uses().forget_passed();
+        self.own_uses().forget_done();
+    }
+
+    #[inline]
+    fn blocker(&mut self) -> (u64, u64) {
+        self.own_uses().last().unwrap_or_default()
     }
 }
 
@@ -302,9 +307,9 @@ impl Heap {
         if let Some(taken) = take() {
             return taken;
         }
-        let first: SmallVec<[Ticket; 4]> = first_of_each(lock(&self.state).shelves.bound_of(size));
+        let first: SmallVec<[Ticket; 4]> = first_of_each(lock(&self.state).shelves.firsts(Some(size)));
         if !first.is_empty() {
-            self.observe(first);
+            self.observe(first, Some(size));
             if let Some(taken) = take() {
                 return taken;
             }

@@ -157,6 +157,11 @@ impl HearsOfLoss for Ledger {
     fn device_lost(&self) {
         self.each(Heap::wake_all);
     }
+
+    fn has_waiters(&self) -> bool {
+        let all: Vec<_> = lock(&self.heaps).iter().filter_map(Weak::upgrade).collect();
+        all.iter().any(|heap| heap.has_waiters())
+    }
 }
 
 impl fmt::Debug for Ledger {

@@ -144,6 +144,12 @@ impl Line {
         woken.wake();
     }
 
+    /// True if a task stands in the line or at its side.
+    pub(super) fn has_waiters(&self) -> bool {
+        let state = lock(&self.0);
+        !(state.line.is_empty() && state.aside.is_empty())
+    }
+
     /// True if no task stands in the line: then those at its side may take some.
     pub(super) fn is_empty(&self) -> bool {
         lock(&self.0).line.is_empty()

@@ -34,12 +34,17 @@ impl Memory {
         if planted::is(Planted::EarlyReuse) {
             *uses = Uses::default();
         }
-        let bound = uses.bound();
+        let mut bound = uses.bound();
+        let is_simple = |bound| bound == Bound::Idle || bound == Bound::To(lane);
+        if !is_simple(bound) && uses.any_is(Ticket::has_ended) {
+            uses.forget_done();
+            bound = uses.bound();
+        }
         drop(uses);
         if self.device.is_lost() {
             return self.leak();
         }
-        if !(bound == Bound::Idle || bound == Bound::To(lane)) {
+        if !is_simple(bound) {
             // Others have to wait for it, and a mark that is made now covers no more than is there now. On the stream that it
             // was made for it is used again without one.
             let _ = self.commit();
@@ -133,15 +138,17 @@ impl Heap {
 
     /// Asks the device how far the streams are that memory is bound to; what has passed is idle then.
     pub(super) fn sweep(&self) {
-        let last: SmallVec<[Ticket; 4]> = last_of_each(lock(&self.state).shelves.bound());
+        let last: SmallVec<[Ticket; 4]> = last_of_each(lock(&self.state).shelves.ends());
         if !last.is_empty() {
-            self.observe(last);
+            self.observe(last, None);
         }
     }
 
     /// The one place where a heap asks the device anything. In a capture it does not: a library's calls may be captured
     /// then, on this thread, and the driver takes a question amiss.
-    pub(super) fn observe(&self, tickets: SmallVec<[Ticket; 4]>) {
+    ///
+    /// `size`: only blocks of that are looked at.
+    pub(super) fn observe(&self, tickets: SmallVec<[Ticket; 4]>, size: Option<u64>) {
         if !Capture::may_ask_device() {
             return;
         }
@@ -152,12 +159,12 @@ impl Heap {
         }
         // Tickets that are forgotten under the lock may be the last to hold a stream.
         let _later = Deferred::new();
-        let never_passes = |ticket: &Ticket| ticket.stream().device().lost().is_some() && !ticket.has_passed();
+        let never_passes = |ticket: &Ticket| ticket.stream().device().is_lost() && !ticket.is_done();
         let mut state = lock(&self.state);
-        let (mut size, mut asked, mut kept) = (0, 0, 0);
+        let (mut sizes, mut asked, mut kept) = (0, 0, 0);
         let mut passed: SmallVec<[Box<Memory>; 8]> = SmallVec::new();
-        state.shelves.settle(|memory| {
-            size += memory.size;
+        state.shelves.settle(size, |memory| {
+            sizes += memory.size;
             asked += memory.bytes as u64;
             // The driver has that of its own pool back already.
             let home = matches!(memory.origin, Origin::Heap(_)).then_some(memory.home);
@@ -165,9 +172,9 @@ impl Heap {
             passed.push(memory);
             home
         });
-        state.bound -= size;
+        state.bound -= sizes;
         state.waiting -= asked;
-        state.gone(size - kept, asked);
+        state.gone(sizes - kept, asked);
         state.idle += kept;
         let given_up = if self.keeps() { Vec::new() } else { state.drain_idle(u64::MAX) };
         let leaked = if lost { state.drain_bound(|memory| memory.uses().any_is(never_passes)) } else { Vec::new() };
@@ -177,7 +184,7 @@ impl Heap {
         self.forget(asked);
         self.release(given_up);
         leaked.iter().for_each(|memory| self.leaked(memory));
-        if size > 0 {
+        if sizes > 0 {
             self.ledger.tell();
         }
     }
@@ -223,7 +230,7 @@ impl Heap {
 
     /// The uses of the memory that was freed first, if any is bound.
     pub(super) fn oldest(&self) -> SmallVec<[Ticket; 4]> {
-        first_of_each(lock(&self.state).shelves.bound())
+        first_of_each(lock(&self.state).shelves.firsts(None))
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    stream::Stream,
+    stream::{Stream, Streams},
     sync::{Mutex, lock},
 };
 
@@ -314,6 +314,7 @@ impl Wait {
     /// Keeps the waker until it rests.
     pub(crate) fn watch(&mut self, allocator: &Allocator, cx: &mut Context<'_>) {
         allocator.heap().watch(&mut self.place, cx.waker());
+        Streams::attend(allocator.device());
     }
 
     /// True if some has passed that was bound.

@@ -11,9 +11,16 @@
 //! It knows no device: what a block is bound to it says itself ([`Block`]), in numbers. So the rule that no block is handed
 //! out too early is tested here against a model (below), and every kind of memory goes by it.
 //!
-//! The block that was freed last is taken first: it is the one that caches still know.
+//! Of what is bound to one stream, the block with the latest use is taken first by that stream: it is the one that caches
+//! still know.
+//!
+//! Thousands of blocks may be bound while a device is behind, so no call looks at all of them. Each is filed under a stream
+//! that it is bound to, in the order of its last use there ([`Block::blocker`]). A stream passes its work in order: so as long
+//! as the first has not passed, none behind it has, and one that no longer waits for that stream is filed under the next. What
+//! is bound to one stream alone is `sole` there: if the first cannot be had by another stream, none behind it can. Of those
+//! that are bound to several, a request looks at a few, the next request at those behind them.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
 use smallvec::SmallVec;
 
@@ -37,6 +44,8 @@ pub(super) trait Block {
     fn bound(&mut self) -> Bound;
     /// Forgets the uses that are known to have passed.
     fn forget_passed(&mut self);
+    /// A stream that it is bound to, and the number of its last use there.
+    fn blocker(&mut self) -> (u64, u64);
 }
 
 /// A block that is handed out again.
@@ -55,12 +64,22 @@ pub(super) struct Shelves<B: Block> {
 struct Shelf<B: Block> {
     size: u64,
     idle: Vec<B::Idle>,
-    /// One a stream, and one for what is bound to several; in each the longest free first.
-    bound: SmallVec<[(u64, VecDeque<B>); 2]>,
+    bound: SmallVec<[List<B>; 1]>,
 }
 
-/// No stream has this number.
-const SEVERAL: u64 = 0;
+/// What is filed under one stream, in the order of the last use there.
+struct List<B> {
+    stream: u64,
+    /// Bound to nothing else.
+    sole: VecDeque<(u64, B)>,
+    /// Bound to others as well.
+    several: VecDeque<(u64, B)>,
+    /// Where among those the next request looks.
+    next: usize,
+}
+
+/// How many blocks that are bound to several streams a request looks at in each list.
+const LOOKS: usize = 32;
 /// How many shelves there may be before those that are empty go.
 const TIDY: usize = 64;
 
@@ -94,8 +113,9 @@ impl<B: Block> Shelves<B> {
 
     /// One that this stream may use, or, without one, several.
     #[inline]
-    pub(super) fn put_bound(&mut self, block: B, to: Option<u64>) {
-        self.shelf(block.size()).put(block, to.unwrap_or(SEVERAL));
+    pub(super) fn put_bound(&mut self, mut block: B, to: Option<u64>) {
+        let (stream, number) = block.blocker();
+        self.shelf(block.size()).put(block, (to.unwrap_or(stream), number), to.is_some());
     }
 
     /// A block of exactly this size that is bound to nothing but this stream, or to nothing.
@@ -104,68 +124,75 @@ impl<B: Block> Shelves<B> {
         let at = self.find(size).ok()?;
         let shelf = &mut self.all[at];
         if let Some(stream) = stream
-            && let Some((_, blocks)) = shelf.bound.iter_mut().find(|(to, _)| *to == stream)
-            && let Some(block) = blocks.pop_back()
+            && let Some(list) = shelf.bound.iter_mut().find(|list| list.stream == stream)
+            && let Some((_, block)) = list.sole.pop_back()
         {
             return Some(Taken::Bound(block));
         }
         shelf.idle.pop().map(Taken::Idle)
     }
 
-    /// A bound block of exactly this size of which `ready` says that it can be had.
+    /// A bound block of exactly this size of which `ready` says that it can be had. Where it says so of a block, it does of all
+    /// that are bound to the same stream alone and were used earlier.
     pub(super) fn take_if(&mut self, size: u64, ready: impl Fn(&B) -> bool) -> Option<B> {
         let at = self.find(size).ok()?;
-        self.all[at].bound.iter_mut().find_map(|(_, blocks)| {
-            let at = blocks.iter().position(&ready)?;
-            blocks.remove(at)
-        })
+        self.all[at].bound.iter_mut().find_map(|list| list.take_if(&ready))
     }
 
     /// The bound block that has been free for the longest time, of those of the smallest size that is enough.
     pub(super) fn take_bound(&mut self, least: u64) -> Option<B> {
         let from = self.find(least).unwrap_or_else(|at| at);
-        let mut shelves = self.all[from..].iter_mut();
+        let mut lists = self.all[from..].iter_mut().flat_map(|shelf| &mut shelf.bound);
         // In each list the first is the oldest; of several lists any will do.
-        shelves.find_map(|shelf| shelf.bound.iter_mut().find_map(|(_, blocks)| blocks.pop_front()))
+        lists.find_map(|list| list.sole.pop_front().or_else(|| list.several.pop_front()).map(|(_, block)| block))
     }
 
-    /// All that is bound.
-    pub(super) fn bound(&self) -> impl Iterator<Item = &B> {
-        self.all.iter().flat_map(|shelf| shelf.bound.iter().flat_map(|(_, blocks)| blocks))
+    /// The first of each list of what is bound, of this size or of all. After it was settled none of its uses has passed, as far
+    /// as was known then.
+    pub(super) fn firsts(&self, size: Option<u64>) -> impl Iterator<Item = &B> {
+        self.lists(size).filter_map(VecDeque::front).map(|(_, block)| block)
     }
 
-    /// Those of this size.
-    pub(super) fn bound_of(&self, size: u64) -> impl Iterator<Item = &B> {
-        let shelf = self.find(size).ok().map(|at| &self.all[at]);
-        shelf.into_iter().flat_map(|shelf| shelf.bound.iter().flat_map(|(_, blocks)| blocks))
+    /// The first and the last of each list.
+    pub(super) fn ends(&self) -> impl Iterator<Item = &B> {
+        let lasts = self.lists(None).filter(|blocks| blocks.len() > 1).filter_map(VecDeque::back);
+        self.firsts(None).chain(lasts.map(|(_, block)| block))
     }
 
-    /// Finds what has passed. `idle` is given each block that is bound to nothing any more, and says what is kept of it.
-    pub(super) fn settle(&mut self, mut idle: impl FnMut(B) -> Option<B::Idle>) {
-        for shelf in &mut self.all {
+    fn lists(&self, size: Option<u64>) -> impl Iterator<Item = &VecDeque<(u64, B)>> {
+        let lists = self.all[self.range(size)].iter().flat_map(|shelf| &shelf.bound);
+        lists.flat_map(|list| [&list.sole, &list.several])
+    }
+
+    fn range(&self, size: Option<u64>) -> Range<usize> {
+        match size.map(|size| self.find(size)) {
+            None => 0..self.all.len(),
+            Some(Ok(at)) => at..at + 1,
+            Some(Err(_)) => 0..0,
+        }
+    }
+
+    /// Finds what has passed, of this size or of all. `idle` is given each block that is bound to nothing any more, and says
+    /// what is kept of it.
+    pub(super) fn settle(&mut self, size: Option<u64>, mut idle: impl FnMut(B) -> Option<B::Idle>) {
+        let range = self.range(size);
+        for shelf in &mut self.all[range] {
             let mut moved: SmallVec<[B; 8]> = SmallVec::new();
-            for (to, blocks) in &mut shelf.bound {
-                for _ in 0..blocks.len() {
-                    let Some(mut block) = blocks.pop_front() else { break };
-                    block.forget_passed();
-                    match block.bound() {
-                        Bound::ToSeveral => blocks.push_back(block),
-                        Bound::To(stream) if stream == *to => blocks.push_back(block),
-                        // On another list from now on, or on none.
-                        _ => moved.push(block),
-                    }
-                }
+            for list in &mut shelf.bound {
+                list.take_passed(&mut moved);
             }
             for mut block in moved {
                 match block.bound() {
                     Bound::Idle => shelf.idle.extend(idle(block)),
-                    Bound::To(stream) => shelf.put(block, stream),
-                    Bound::ToSeveral => shelf.put(block, SEVERAL),
+                    bound => {
+                        let under = block.blocker();
+                        shelf.put(block, under, bound != Bound::ToSeveral);
+                    }
                 }
             }
-            shelf.bound.retain(|(_, blocks)| !blocks.is_empty());
+            shelf.bound.retain(|list| !list.is_empty());
         }
-        if self.all.len() > TIDY {
+        if size.is_none() && self.all.len() > TIDY {
             self.all.retain(|shelf| !shelf.is_empty());
         }
     }
@@ -187,9 +214,11 @@ impl<B: Block> Shelves<B> {
     /// Takes those out of what is bound of which `which` says so.
     pub(super) fn drain_bound(&mut self, which: impl Fn(&B) -> bool) -> Vec<B> {
         let mut drained = Vec::new();
-        for (_, blocks) in self.all.iter_mut().flat_map(|shelf| &mut shelf.bound) {
-            let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(blocks).into_iter().partition(&which);
-            drained.extend(gone);
+        let lists = self.all.iter_mut().flat_map(|shelf| &mut shelf.bound);
+        for blocks in lists.flat_map(|list| [&mut list.sole, &mut list.several]) {
+            let (gone, kept): (Vec<_>, Vec<_>) =
+                std::mem::take(blocks).into_iter().partition(|(_, block)| which(block));
+            drained.extend(gone.into_iter().map(|(_, block)| block));
             blocks.extend(kept);
         }
         drained
@@ -198,16 +227,23 @@ impl<B: Block> Shelves<B> {
 
 impl<B: Block> Shelf<B> {
     #[inline]
-    fn put(&mut self, block: B, to: u64) {
-        match self.bound.iter_mut().find(|(stream, _)| *stream == to) {
-            Some((_, blocks)) => blocks.push_back(block),
-            None => self.bound_first(block, to),
+    fn put(&mut self, block: B, under: (u64, u64), sole: bool) {
+        let (stream, number) = under;
+        let at = self.bound.iter().position(|list| list.stream == stream).unwrap_or_else(|| self.add(stream));
+        let list = &mut self.bound[at];
+        let blocks = if sole { &mut list.sole } else { &mut list.several };
+        if blocks.back().is_none_or(|(last, _)| *last <= number) {
+            blocks.push_back((number, block));
+        } else {
+            let at = blocks.partition_point(|(other, _)| *other <= number);
+            blocks.insert(at, (number, block));
         }
     }
 
     #[cold]
-    fn bound_first(&mut self, block: B, to: u64) {
-        self.bound.push((to, VecDeque::from([block])));
+    fn add(&mut self, stream: u64) -> usize {
+        self.bound.push(List { stream, sole: VecDeque::new(), several: VecDeque::new(), next: 0 });
+        self.bound.len() - 1
     }
 
     fn is_empty(&self) -> bool {
@@ -215,9 +251,52 @@ impl<B: Block> Shelf<B> {
     }
 }
 
+impl<B: Block> List<B> {
+    fn take_if(&mut self, ready: &impl Fn(&B) -> bool) -> Option<B> {
+        if self.sole.front().is_some_and(|(_, first)| ready(first)) {
+            return self.sole.pop_front().map(|(_, block)| block);
+        }
+        let from = if self.next < self.several.len() { self.next } else { 0 };
+        let found = self.several.iter().skip(from).take(LOOKS).position(|(_, block)| ready(block));
+        match found {
+            Some(at) => self.several.remove(from + at).map(|(_, block)| block),
+            None => {
+                self.next = from + LOOKS;
+                None
+            }
+        }
+    }
+
+    /// Those from the first on that no longer wait for this stream, or for nothing else.
+    fn take_passed(&mut self, passed: &mut SmallVec<[B; 8]>) {
+        for (blocks, sole) in [(&mut self.sole, true), (&mut self.several, false)] {
+            while let Some((number, first)) = blocks.front_mut() {
+                first.forget_passed();
+                let stays = match first.bound() {
+                    Bound::Idle => false,
+                    Bound::To(stream) => sole && stream == self.stream,
+                    Bound::ToSeveral => !sole && first.blocker() == (self.stream, *number),
+                };
+                if stays {
+                    break;
+                }
+                passed.extend(blocks.pop_front().map(|(_, block)| block));
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.sole.is_empty() && self.several.is_empty()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
+    use std::{
+        cell::{Cell, RefCell},
+        collections::BTreeMap,
+        rc::Rc,
+    };
 
     use proptest::{collection::vec, prelude::*};
 
@@ -235,6 +314,8 @@ mod tests {
         size: u64,
         uses: BTreeMap<usize, u64>,
         seen: Seen,
+        /// How often it, or another one, was looked at.
+        looks: Rc<Cell<usize>>,
     }
 
     impl Block for Numbered {
@@ -254,8 +335,23 @@ mod tests {
         }
 
         fn forget_passed(&mut self) {
+            self.looks.set(self.looks.get() + 1);
             let seen = self.seen.borrow();
             self.uses.retain(|stream, ticket| seen[*stream] < *ticket);
+        }
+
+        fn blocker(&mut self) -> (u64, u64) {
+            self.uses.last_key_value().map_or((0, 0), |(stream, ticket)| (*stream as u64 + 1, *ticket))
+        }
+    }
+
+    impl Shelves<Numbered> {
+        fn bound(&self) -> impl Iterator<Item = &Numbered> {
+            self.lists(None).flatten().map(|(_, block)| block)
+        }
+
+        fn idle(&self) -> usize {
+            self.all.iter().map(|shelf| shelf.idle.len()).sum()
         }
     }
 
@@ -283,7 +379,7 @@ mod tests {
         Wait(usize, usize),
         /// The host sees so much more of a stream pass.
         Pass(usize, u64),
-        Settle,
+        Settle(Option<u64>),
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -294,7 +390,7 @@ mod tests {
             4 => (stream(), 1..3_u64).prop_map(|(on, size)| Op::Alloc(on, size)),
             1 => (stream(), stream()).prop_map(|(one, other)| Op::Wait(one, other)),
             1 => (stream(), 1..4_u64).prop_map(|(of, more)| Op::Pass(of, more)),
-            1 => Just(Op::Settle),
+            1 => prop_oneof![Just(None), (1..3_u64).prop_map(Some)].prop_map(Op::Settle),
         ]
     }
 
@@ -343,7 +439,7 @@ mod tests {
                         let block = taken.unwrap_or_else(|| {
                             next += 1;
                             past.insert(next, [0; STREAMS]);
-                            Numbered { id: next, size, uses: BTreeMap::new(), seen: seen.clone() }
+                            Numbered { id: next, size, uses: BTreeMap::new(), seen: seen.clone(), looks: Rc::default() }
                         });
                         prop_assert_eq!(block.size, size);
                         prop_assert!(has_all(&past[&block.id]), "too early: {:?}", block);
@@ -358,13 +454,18 @@ mod tests {
                         let passed = (seen.borrow()[of] + more).min(issued[of]);
                         seen.borrow_mut()[of] = passed;
                     }
-                    Op::Settle => {
+                    Op::Settle(size) => {
                         let mut idle = 0;
-                        shelves.settle(|block| {
+                        let passes = |uses: &[u64; STREAMS]| (0..STREAMS).all(|of| uses[of] <= seen.borrow()[of]);
+                        let passed = free.keys().filter(|id| passes(&past[id])).count();
+                        let before = shelves.idle();
+                        shelves.settle(size, |block| {
                             idle += 1;
                             Some(block)
                         });
-                        prop_assert!(shelves.bound().all(|block| !block.uses.is_empty()));
+                        if size.is_none() {
+                            prop_assert_eq!(shelves.idle(), passed, "before: {}", before);
+                        }
                         prop_assert!(idle <= free.len());
                     }
                     _ => {}
@@ -380,12 +481,69 @@ mod tests {
     #[test]
     fn the_last_one_freed_is_taken_first_and_larger_ones_go_back_first() {
         let seen = Seen::default();
-        let numbered = |id, size| Numbered { id, size, uses: BTreeMap::new(), seen: seen.clone() };
+        let numbered =
+            |id, size| Numbered { id, size, uses: BTreeMap::new(), seen: seen.clone(), looks: Rc::default() };
         let mut shelves = Shelves::new();
         [numbered(1, 8), numbered(2, 8), numbered(3, 16)].into_iter().for_each(|block| put(&mut shelves, block));
         assert_eq!(block(shelves.take(8, None).unwrap()).id, 2);
         assert!(shelves.take(4, None).is_none(), "only of the same size");
         assert_eq!(shelves.drain_idle(|size| size == 16).len(), 1);
         assert_eq!(shelves.drain_idle(|_| false)[0].1.id, 1);
+    }
+    /// A device is far behind: what an allocation looks at does not grow with the blocks that are bound, and each is found
+    /// when it has passed.
+    #[test]
+    fn few_of_many_bound_blocks_are_looked_at() {
+        const MANY: usize = 10_000;
+        let (seen, looks) = (Seen::default(), Rc::<Cell<usize>>::default());
+        let mut shelves = Shelves::new();
+        for id in 0..MANY {
+            // Bound to one stream, or to two that pass one after the other.
+            let ticket = id as u64 + 1;
+            let uses = if id % 2 == 0 { vec![(0, ticket)] } else { vec![(1, ticket), (2, ticket)] };
+            let uses = uses.into_iter().collect();
+            put(&mut shelves, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
+        }
+        let ready = |block: &Numbered| {
+            looks.set(looks.get() + 1);
+            block.uses.iter().all(|(of, ticket)| *ticket <= seen.borrow()[*of])
+        };
+        let look = |shelves: &mut Shelves<Numbered>| {
+            let before = looks.get();
+            let taken = shelves.take_if(8, ready);
+            assert!(shelves.firsts(Some(8)).count() <= 2 && shelves.ends().count() <= 4);
+            shelves.settle(Some(8), Some);
+            (taken.is_some(), looks.get() - before)
+        };
+        for _ in 0..100 {
+            let (taken, looks) = look(&mut shelves);
+            assert!(!taken && looks <= 100, "{looks}");
+        }
+        // Each is moved when its time comes: twice at most.
+        let before = looks.get();
+        for passed in (0..=MANY as u64).step_by(100) {
+            *seen.borrow_mut() = [passed; STREAMS];
+            let _ = shelves.take_if(8, ready).map(|block| put(&mut shelves, block));
+            shelves.settle(None, Some);
+        }
+        let looks = looks.get() - before;
+        assert!(looks <= 3 * MANY, "{looks}");
+        assert_eq!((shelves.bound().count(), shelves.idle()), (0, MANY));
+    }
+
+    /// Of many that are bound to several streams, one that can be had is found within as many requests as it takes to look at all.
+    #[test]
+    fn none_of_those_that_are_bound_to_several_streams_is_overlooked_for_long() {
+        const MANY: usize = 10 * LOOKS;
+        let (seen, looks) = (Seen::default(), Rc::<Cell<usize>>::default());
+        let mut shelves = Shelves::new();
+        for id in 0..MANY {
+            let uses = [(0, 1), (1, 1)].into_iter().collect();
+            put(&mut shelves, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
+        }
+        for wanted in [MANY - 1, 3, MANY / 2] {
+            let requests = 1 + (0..).take_while(|_| shelves.take_if(8, |block| block.id == wanted).is_none()).count();
+            assert!(requests <= MANY / LOOKS + 1, "{requests}");
+        }
     }
 }

@@ -21,7 +21,7 @@ use super::{HostAccess, Owned, heap::Heap, ledger::Arena, line::Place};
 use crate::{
     device::Device,
     error::Result,
-    stream::{Stream, Ticket},
+    stream::{Stream, Streams, Ticket},
 };
 
 /// A place in the line. Given up when it is dropped.
@@ -55,6 +55,7 @@ impl Heap {
                 return Poll::Ready(Err(lost));
             }
             if !is_first {
+                Streams::attend(device);
                 return Poll::Pending;
             }
             loop {
@@ -70,6 +71,8 @@ impl Heap {
                 if !ever || none_out {
                     return Poll::Ready(Err(error));
                 }
+                // Memory in use comes from other tasks, which may wait for no stream.
+                Streams::attend(device);
                 ready!(oldest.poll(self, cx));
             }
         })
@@ -93,6 +96,11 @@ impl Heap {
 
     pub(super) fn unwatch(&self, place: &mut Place) {
         let _ = self.line.leave(&self.ledger.hunger, place);
+    }
+
+    /// True while a task stands in the line or at its side.
+    pub(super) fn has_waiters(&self) -> bool {
+        self.line.has_waiters()
     }
 
     /// True while a task stands in the line: then those at its side take nothing.

@@ -32,7 +32,7 @@ use super::{Buffer, Home, HostAccess, Memory, Origin, Owned, Plain, access::Uses
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
-    stream::{Stream, Streams},
+    stream::{Stream, Streams, Ticket},
     sync::{Deferred, Level, Mutex, discard, lock, proxied},
 };
 
@@ -258,6 +258,10 @@ impl Returned {
     /// Resolves when nothing uses it, and all is in it that was on its way.
     async fn settled(&mut self) -> Result<()> {
         HostAccess::of(self.uses.open(true).into_iter()).wait().await?;
+        // Memory of a lost device is left to that, whether or not it has ended.
+        if !self.uses.all_are(Ticket::has_passed) {
+            self.device.check()?;
+        }
         for arrival in &self.arrivals {
             arrival.host_access(false).wait().await?;
         }
@@ -271,7 +275,11 @@ impl Returned {
 impl Drop for Returned {
     fn drop(&mut self) {
         let Some(owner) = self.owner.take() else { return };
-        self.uses.forget_passed();
+        if self.device.is_lost() {
+            self.uses.forget_passed()
+        } else {
+            self.uses.forget_done()
+        }
         if self.uses.any_is(|_| true) {
             park(&self.device, std::mem::take(&mut self.uses), self.bytes as u64, owner);
         }
@@ -288,14 +296,14 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
         let mut lost = of.is_lost();
         for mut ticket in uses.all() {
             let _ = ticket.look();
-            lost |= ticket.stream().device().is_lost() && !ticket.has_passed();
+            lost |= ticket.stream().device().is_lost() && !ticket.is_done();
         }
         if lost {
             ledger.leak(bytes);
             std::mem::forget(owner.take());
             return false;
         }
-        uses.forget_passed();
+        uses.forget_done();
         if uses.any_is(|_| true) {
             return true;
         }

@@ -438,7 +438,11 @@ impl Stream {
             order.spoil(number);
         }
         inner.issued.store(number, Ordering::Release);
+        let is_armed = inner.streams.vigil.is_armed();
         drop(order);
+        if is_armed {
+            inner.streams.stir();
+        }
         if pieces > 0
             && let Some((backlog, backend)) = inner.held.backlog()
         {
@@ -512,6 +516,9 @@ impl Stream {
             // Looked at again: a loss may have been noted meanwhile.
             let may_be_spoilt = inner.device != other.device || ticket.stream().is_doubtful();
             return if reads && may_be_spoilt { self.come_after_passed(ticket) } else { Ok(()) };
+        }
+        if !reads && ticket.has_ended() {
+            return Ok(());
         }
         if (inner.streams.capture().is_some() || other.streams.capture().is_some())
             && !capture::is_one_of_both(self, ticket, reads)?
@@ -601,7 +608,9 @@ impl Stream {
         loop {
             let passed = self.0.completion.passed();
             let order = lock(&self.0.order);
-            let next = order.marks.iter().find(|mark| mark.ticket > passed).cloned();
+            // Those that have passed stay until another one is made.
+            let next = order.marks.partition_point(|mark| mark.ticket <= passed);
+            let next = order.marks.get(next).cloned();
             drop(order);
             match next {
                 Some(mark) if self.ask(&mark)? => {}

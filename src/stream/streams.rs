@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Weak, atomic::AtomicUsize},
 };
 
-use super::{Inner, Stream, capture::Capture, lookout::Lookout};
+use super::{Inner, Stream, Ticket, capture::Capture, lookout::Lookout, watch::Vigil};
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
@@ -20,6 +20,8 @@ pub(crate) struct Streams {
     /// The device's default stream, while anybody holds it.
     pub(super) default: Mutex<Weak<Inner>>,
     lookout: Lookout,
+    /// Whether the device is asked for those who only hear of its loss.
+    pub(super) vigil: Vigil,
     /// Tasks that ask for their work again and again.
     pub(super) pollers: AtomicUsize,
     /// Those of them that are limited in number.
@@ -43,6 +45,7 @@ impl Streams {
                 live: Mutex::default(),
                 default: Mutex::at(Level::DefaultStream, Weak::new()),
                 lookout: Lookout::new(device),
+                vigil: Vigil::new(),
                 pollers: AtomicUsize::new(0),
                 seats: AtomicUsize::new(0),
                 captured: None,
@@ -58,6 +61,7 @@ impl Streams {
             live: Mutex::default(),
             default: Mutex::at(Level::DefaultStream, Weak::new()),
             lookout: Lookout::new(device),
+            vigil: Vigil::new(),
             pollers: AtomicUsize::new(0),
             seats: AtomicUsize::new(0),
             captured: Some((Self::of(device), capture.clone())),
@@ -76,6 +80,55 @@ impl Streams {
 
     pub(crate) fn lookout(&self) -> &Lookout {
         &self.lookout
+    }
+
+    /// A task waits for what other tasks bring, and [hears](crate::device::HearsOfLoss) of a loss: from now on, as long as
+    /// it waits and work is in flight, the device is asked at every beat. Called after the waiter has registered.
+    pub(crate) fn attend(device: &Device) {
+        if device.is_host() {
+            return;
+        }
+        let streams = Self::of(device);
+        if streams.vigil.attend() {
+            streams.keep_vigil();
+        }
+    }
+
+    /// Work was enqueued while tasks wait and no beat is kept for them.
+    #[cold]
+    pub(super) fn stir(self: &Arc<Self>) {
+        if self.vigil.stir() {
+            self.keep_vigil();
+        }
+    }
+
+    #[cold]
+    fn keep_vigil(self: &Arc<Self>) {
+        let own = Arc::downgrade(self);
+        self.lookout.sweep(Box::new(move || own.upgrade().is_some_and(|streams| streams.beat())));
+    }
+
+    fn beat(&self) -> bool {
+        let Some(device) = self.device.upgrade() else { return false };
+        let goes_on = self.vigil.beat(|| !device.is_lost() && device.has_waiters(), || self.has_work());
+        discard(device);
+        goes_on
+    }
+
+    /// Asks each stream with work that is not known to be done how far it is. True if some of it is not.
+    fn has_work(&self) -> bool {
+        let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
+        let mut has_work = false;
+        for stream in &live {
+            let issued = lock(&stream.0.order).issued;
+            if issued > stream.0.completion.passed() {
+                // A loss is told by the look itself; after an error of another kind the stream is asked again.
+                let _ = Ticket::new(stream.clone(), issued).look_back();
+                has_work |= issued > stream.0.completion.passed();
+            }
+        }
+        discard(live);
+        has_work
     }
 
     pub(super) fn enter(&self, stream: &Stream) {
@@ -154,5 +207,66 @@ impl Streams {
 impl fmt::Debug for Streams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Streams").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::device::{Emulated, HearsOfLoss};
+
+    /// A task that waits for what another one brings.
+    #[derive(Default)]
+    struct Waits {
+        waiting: Mutex<bool>,
+        lost: AtomicUsize,
+    }
+
+    impl HearsOfLoss for Waits {
+        fn device_lost(&self) {
+            self.lost.fetch_add(1, Ordering::SeqCst);
+        }
+
+        fn has_waiters(&self) -> bool {
+            *lock(&self.waiting)
+        }
+    }
+
+    /// The beat of a device on which nothing is in flight ends though a task waits, and work starts it again: an idle flow uses no
+    /// processor.
+    #[test]
+    fn a_device_is_asked_for_those_who_wait_only_while_work_is_in_flight() {
+        let device = Device::emulated(Emulated::new());
+        let (stream, streams) = (Stream::new(&device).unwrap(), Streams::of(&device));
+        let waits = Arc::<Waits>::default();
+        let hears: Weak<Waits> = Arc::downgrade(&waits);
+        device.tell_when_lost(hears);
+        *lock(&waits.waiting) = true;
+        // The beats are this test's: the lookout has none of them.
+        assert!(streams.vigil.attend());
+        assert!(!streams.beat() && streams.vigil.is_armed(), "nothing is in flight");
+        assert!(!streams.vigil.attend(), "work starts it");
+        let (go, held) = std::sync::mpsc::channel::<()>();
+        assert!(streams.vigil.stir());
+        stream.host_function(move || _ = held.recv()).unwrap();
+        assert!(streams.beat() && !streams.vigil.is_armed(), "work is in flight");
+        drop(go);
+        // What has passed is not asked for by a task: the beat itself finds out.
+        device.backend().stream_synchronize(stream.raw()).unwrap();
+        assert!(!streams.beat() && streams.vigil.is_armed());
+        // An enqueue starts a beat of the lookout's, which ends again, though the work is never asked for.
+        stream.host_function(|| ()).unwrap();
+        assert!(stream.ticket().number() == 2);
+        while !streams.vigil.is_armed() {
+            std::thread::yield_now();
+        }
+        assert_eq!(stream.0.completion.passed(), 2, "the lookout has asked");
+        *lock(&waits.waiting) = false;
+        assert!(streams.vigil.stir());
+        assert!(!streams.beat() && !streams.vigil.is_armed(), "no task waits");
+        assert!(streams.vigil.attend());
+        assert_eq!(waits.lost.load(Ordering::SeqCst), 0);
     }
 }

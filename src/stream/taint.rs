@@ -284,9 +284,22 @@ impl Ticket {
         self.has_passed() && !self.stream().has_crossed() && !self.is_spoilt()
     }
 
-    /// The same for work that reads nothing that it wrote: it has passed, and whether it is spoilt is known.
+    /// The same for work that reads nothing that it wrote: it has passed, and whether it is spoilt is known; or it
+    /// [has ended](Self::has_ended) with its device.
     pub(crate) fn is_over(&self) -> bool {
-        self.has_passed() && (!self.stream().has_crossed() || self.is_spoilt())
+        (self.has_passed() && (!self.stream().has_crossed() || self.is_spoilt())) || self.has_ended()
+    }
+
+    /// True once its device is lost and runs nothing any more: what it did is worth nothing, and it touches no memory.
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.stream().device().has_ended()
+    }
+
+    /// True if it touches no memory any more: it has passed, or [has ended](Self::has_ended). Asks no device that is not lost.
+    #[inline]
+    pub(crate) fn is_done(&self) -> bool {
+        self.has_passed() || self.has_ended()
     }
 
     /// Whether that is known.

@@ -38,6 +38,11 @@ impl Ticket {
         self.stream.0.completion.passed() >= self.number
     }
 
+    /// A point of the same stream that never passes: of a device that is lost it stands for all work that may still run.
+    pub(crate) fn never(&self) -> Self {
+        Self::new(self.stream.clone(), u64::MAX)
+    }
+
     /// The same point, without its mark: whoever needs that finds it with the stream.
     #[inline]
     pub(crate) fn point(&self) -> Self {

@@ -1,5 +1,5 @@
-//! What the lookout looks at, at every beat: [`Watched`], the flag of a stream or a heap, and [`Visits`], the streams of a
-//! device and whether a beat is kept at all.
+//! What the lookout looks at, at every beat: [`Watched`], the flag of a stream or a heap, [`Visits`], the streams of a
+//! device and whether a beat is kept at all, and [`Vigil`], whether a device is asked for its fault.
 //!
 //! ```text
 //!   Watched         there is something to look at: start        nothing is there: stop
@@ -8,6 +8,11 @@
 //!             └────────────────────────────────────────────┴────────────────────────────────────────┘ start, once
 //!
 //!   Visits   idle ── begin ──> beating ── [ take ──> each is looked at ──> finish ]* ── nothing is left ──> idle
+//!
+//!   Vigil    off ── a task waits: attend ──> beating ── no task waits ──────────────────> off
+//!                                             │   ^
+//!                        no work is in flight v   │ work is enqueued: stir
+//!                                             armed
 //! ```
 //!
 //! What there is to look at, a waiter or memory that is bound, is kept under a lock of its own. It is added under that lock
@@ -17,9 +22,14 @@
 //! Whoever is told by `begin` keeps the beat. One that comes while a beat is under way is listed at once, and `finish` sees
 //! it under the lock under which it decides to end.
 //!
+//! A vigil is for tasks that wait for what other tasks bring (memory, chunks) and only hear of a loss. A fault comes out of
+//! work in flight: while there is none, the beat ends although tasks wait, and the next enqueue starts it. Waiters and work
+//! are each added under a lock of their own, before `attend` and `is_armed` are asked, and a beat changes the state before
+//! its second look under that lock: again, whichever is later sees the other.
+//!
 //! Knows no device: `tests/loom_lookout.rs` and `tests/loom_memory.rs` include it as it stands.
 
-use crate::sync::{AtomicBool, Ordering};
+use crate::sync::{AtomicBool, AtomicUsize, Ordering};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -54,6 +64,57 @@ impl Watched {
     /// No beat can be kept: the next one that comes starts again.
     pub(crate) fn forget(&self) {
         self.0.store(false, Ordering::Release);
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Vigil(AtomicUsize);
+
+impl Vigil {
+    const OFF: usize = 0;
+    const ARMED: usize = 1;
+    const BEATING: usize = 2;
+
+    pub(crate) fn new() -> Self {
+        Self(AtomicUsize::new(Self::OFF))
+    }
+
+    /// Called by a waiter that has registered. True if the caller is to start the beat.
+    #[inline]
+    #[must_use]
+    pub(crate) fn attend(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::OFF && self.begin(Self::OFF)
+    }
+
+    /// Asked under the lock under which work was added. If true, `stir` follows once that is released.
+    #[inline]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::ARMED
+    }
+
+    /// Work was enqueued. True if the caller is to start the beat.
+    #[must_use]
+    pub(crate) fn stir(&self) -> bool {
+        self.begin(Self::ARMED)
+    }
+
+    /// A beat. True if another one follows.
+    #[must_use]
+    pub(crate) fn beat(&self, waits: impl Fn() -> bool, works: impl Fn() -> bool) -> bool {
+        if !waits() {
+            return self.end(Self::OFF, waits);
+        }
+        works() || self.end(Self::ARMED, works)
+    }
+
+    fn end(&self, state: usize, is_needed: impl FnOnce() -> bool) -> bool {
+        self.0.store(state, Ordering::Release);
+        is_needed() && self.begin(state)
+    }
+
+    fn begin(&self, from: usize) -> bool {
+        self.0.compare_exchange(from, Self::BEATING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
 

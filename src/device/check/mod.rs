@@ -514,6 +514,14 @@ impl Backend for Checked {
         self.inner.when_lost(tell);
     }
 
+    fn has_ended(&self) -> bool {
+        let has_ended = self.inner.has_ended();
+        if has_ended {
+            universe().observe_end(self.id);
+        }
+        has_ended
+    }
+
     fn simulation(&self) -> Option<SimulationHandle> {
         self.inner.simulation()
     }

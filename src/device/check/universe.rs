@@ -482,6 +482,14 @@ impl Universe {
         }
     }
 
+    /// The host has seen that a lost device runs nothing any more. What its calls came after, on other devices, may still run.
+    pub(super) fn observe_end(&mut self, device: u64) {
+        let mut ends = Clock::default();
+        let of_device = self.lines.iter().filter(|(_, line)| line.device == device);
+        of_device.for_each(|(component, line)| ends.learn(*component, line.tick));
+        self.observe(&ends);
+    }
+
     /// What a call into a stream comes after: its own past and, between the legacy default stream and the blocking ones,
     /// each other's.
     pub(super) fn before(&self, component: Component) -> Result<Cow<'_, Clock>> {

@@ -146,6 +146,10 @@ impl Backend for Device {
         simulation::current().filter(|simulation| simulation.runs(&self.engine))
     }
 
+    fn has_ended(&self) -> bool {
+        self.engine.has_ended(self.id)
+    }
+
     fn queue_depth(&self) -> Option<u64> {
         self.full.as_ref().map(Full::most)
     }

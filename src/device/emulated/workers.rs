@@ -101,6 +101,11 @@ impl Engine {
         }
     }
 
+    /// A fault has ended the device, and what it had begun is over.
+    pub(super) fn has_ended(&self, device: DeviceId) -> bool {
+        lock(&self.state).machine.has_ended(device)
+    }
+
     /// What decides the orders in which a graph's launches run: the simulation's seed, if there is one.
     pub(super) fn draw(&self) -> u64 {
         self.simulation.as_ref().and_then(Weak::upgrade).map_or(0, |simulation| simulation.draw())

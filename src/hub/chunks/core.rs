@@ -490,6 +490,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> HearsOfLoss for Core<T, S> {
         lock(&self.inner).state.wake_all(&mut actions);
         wake_all(actions.wakes);
     }
+
+    fn has_waiters(&self) -> bool {
+        lock(&self.inner).state.has_waiters()
+    }
 }
 
 fn wake_all(wakes: Vec<Arc<Waker>>) {

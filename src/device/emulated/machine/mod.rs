@@ -345,6 +345,16 @@ impl<W> Machine<W> {
         }
     }
 
+    /// Whether a fault has ended a device and nothing that runs there touches memory: nothing is begun there any more.
+    pub(super) fn has_ended(&self, device: DeviceId) -> bool {
+        let is_lost = self.devices.get(&device).is_some_and(|device| device.lost.is_some());
+        is_lost && !self.touches_memory_on(device)
+    }
+
+    pub(super) fn touches_memory_on(&self, device: DeviceId) -> bool {
+        self.streams.values().any(|stream| stream.device == device && stream.touches)
+    }
+
     /// Whether work may be put into a stream of a device: asked before, by who must not lose the work.
     pub(super) fn accepts(&self, device: DeviceId, stream: StreamId) -> Result<()> {
         self.alive(device)?;

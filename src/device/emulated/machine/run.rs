@@ -92,7 +92,7 @@ impl<W> Machine<W> {
     /// after on another. Not while something runs that touches memory.
     fn pass_all(&mut self, device: DeviceId) {
         let of_device = |stream: &super::Stream<W>| stream.device == device;
-        if self.streams.values().any(|stream| of_device(stream) && stream.touches) {
+        if self.touches_memory_on(device) {
             return;
         }
         let streams: Vec<_> = self.streams.iter().filter(|(_, stream)| of_device(stream)).map(|(id, _)| *id).collect();

@@ -24,6 +24,7 @@ use crate::{
         queue::Answer,
     },
     memory::Plain,
+    stream::Streams,
     sync::{lock, logged},
 };
 
@@ -85,6 +86,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
         if asked == Answer::Wait {
             // Lost before it waited: nobody wakes it for that any more.
             self.device.check()?;
+            Streams::attend(&self.device);
         }
         Ok(asked)
     }

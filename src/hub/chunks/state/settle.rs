@@ -51,6 +51,11 @@ impl<E: Clone, S: Clone> State<E, S> {
         }
     }
 
+    /// Whether any link waits.
+    pub(in crate::hub::chunks) fn has_waiters(&self) -> bool {
+        self.links.values().any(|link| link.waits.is_some())
+    }
+
     /// Wakes all, to look again whatever they wait for.
     pub(in crate::hub::chunks) fn wake_all(&mut self, out: &mut Actions<E>) {
         let waits = self.links.values().filter_map(|link| link.waits.as_ref());
