@@ -2,12 +2,18 @@
 
 mod common;
 
-use std::{future::ready, pin::pin, sync::Arc, time::Duration};
+use std::{
+    cell::RefCell,
+    future::ready,
+    pin::pin,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use common::*;
 use futures::{FutureExt, SinkExt, StreamExt, future::join_all, poll, stream};
-use tokio::sync::Notify;
-use wakeline::{Egress, Ingress, condition::Status, prelude::*};
+use tokio::sync::{Notify, oneshot};
+use wakeline::{Egress, Ingress, Running, condition::Status, hub::RawEnvelope, prelude::*};
 
 /// An operator that doubles, and holds each message until it is told to go on.
 fn gated(gate: &Arc<Notify>) -> impl Operator<Ports = MapPorts<u32, u32>> + use<> {
@@ -661,4 +667,119 @@ async fn e2_nothing_is_let_in_once_the_flow_was_stopped() {
     assert_eq!(sink.start_send_unpin(5).unwrap_err().into_message(), Some(5));
     assert_eq!(within(doubled.collect::<Vec<_>>()).await, [2, 4]);
     within(running).await.unwrap();
+}
+
+/// Where a thread blocks in a message's own code.
+struct Blocks {
+    calls_before: usize,
+    blocked: oneshot::Sender<()>,
+    goes_on: mpsc::Receiver<()>,
+}
+
+thread_local! {
+    static BLOCKS: RefCell<Option<Blocks>> = const { RefCell::new(None) };
+}
+
+/// A message whose own code blocks, on a thread that has said in which call of it.
+struct Blocking(Envelope<u8>);
+
+impl Blocking {
+    fn new() -> Self {
+        let mut envelope = Envelope::from(Buffer::<u8>::pinned(&Device::host(), 16).unwrap());
+        envelope.set_len(8).unwrap();
+        Self(envelope)
+    }
+}
+
+impl Message for Blocking {
+    const CARRIES_ENVELOPES: bool = true;
+
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+        let due = BLOCKS.with_borrow_mut(|blocks| {
+            if let Some(Blocks { calls_before: calls_before @ 1.., .. }) = blocks {
+                *calls_before -= 1;
+                return None;
+            }
+            blocks.take()
+        });
+        if let Some(Blocks { blocked, goes_on, .. }) = due {
+            blocked.send(()).unwrap();
+            goes_on.recv().unwrap();
+        }
+        self.0.envelopes(visit);
+    }
+}
+
+/// A thread sends a message and blocks in the message's code, after `calls_before` calls of it. Meanwhile the flow is stopped
+/// and does what it can. Whether the message was accepted; `None` if there was no such call.
+async fn stopped_in_a_send(
+    calls_before: usize,
+    running: Running,
+    send: impl FnOnce() -> Result<bool> + Send + 'static,
+) -> Option<bool> {
+    let ((blocked, has_blocked), (go_on, goes_on)) = (oneshot::channel(), mpsc::channel());
+    let sends = std::thread::spawn(move || {
+        BLOCKS.set(Some(Blocks { calls_before, blocked, goes_on }));
+        let sent = send();
+        // What has not blocked drops the channel.
+        BLOCKS.take();
+        sent
+    });
+    let has_blocked = within(has_blocked).await.is_ok();
+    running.stop();
+    // More than its tasks need: there is one thread for them, and for this.
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
+    if has_blocked {
+        go_on.send(()).unwrap();
+    }
+    let report = within(running).await.unwrap_or_else(|error| panic!("after {calls_before} calls: {error}"));
+    assert_eq!(report.untaken, 0);
+    let accepted =
+        sends.join().unwrap().or_else(|error| if error.is_closed() { Ok(false) } else { Err(error) }).unwrap();
+    has_blocked.then_some(accepted)
+}
+
+/// A message is in the hub, and its sender in the middle of having it copied to its reader, as the flow is stopped: it goes to
+/// its end, and the flow ends well.
+#[tokio::test]
+async fn e2_a_stop_waits_for_a_message_on_its_way_in() {
+    let mut outcomes = Vec::new();
+    for calls_before in 0.. {
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let mut flow = Flow::new("e2");
+        let end = sink(move |_: Blocking| {
+            tell.send(()).unwrap();
+            ready(Ok(()))
+        });
+        let end = flow.add("end", end).on(&emulated());
+        let messages = flow.ingress_with("messages", end.input, Hub::bounded(2).envelope_bytes(16));
+        let running = flow.spawn().unwrap();
+        within(messages.send(Blocking::new())).await.unwrap();
+        within(told.recv()).await.unwrap();
+        let send = move || Ok(messages.try_send(Blocking::new())?.is_ok());
+        let Some(accepted) = stopped_in_a_send(calls_before, running, send).await else { break };
+        assert_eq!(told.recv().await.is_some(), accepted, "after {calls_before} calls");
+        outcomes.push(accepted);
+    }
+    // Its code is called before it is in, and as it is copied.
+    assert!(outcomes.contains(&false) && outcomes.contains(&true), "{outcomes:?}");
+}
+
+/// The same for a request of a service, which is answered.
+#[tokio::test]
+async fn e2_a_stop_waits_for_a_request_on_its_way_in() {
+    let mut outcomes = Vec::new();
+    for calls_before in 0.. {
+        let mut flow = Flow::new("e2");
+        let len = flow.add("len", map(async |request: Blocking| Ok(request.0.len()))).on(&emulated());
+        let service = flow.service_with("service", len.input, len.output, Hub::bounded(2).envelope_bytes(16));
+        let running = flow.spawn().unwrap();
+        assert_eq!(within(service.ask(Blocking::new())).await.unwrap(), 8);
+        let send = move || futures::executor::block_on(service.ask(Blocking::new())).map(|len| len == 8);
+        let Some(accepted) = stopped_in_a_send(calls_before, running, send).await else { break };
+        outcomes.push(accepted);
+    }
+    assert!(outcomes.contains(&false) && outcomes.contains(&true), "{outcomes:?}");
 }

@@ -1,5 +1,6 @@
 //! Model check of `operator/quiet.rs`, every interleaving of operators that wake each other, and of `operator/watchers.rs`,
-//! every interleaving of an operator and one who watches it. The files are included as they stand, with loom's primitives.
+//! every interleaving of an operator and one who watches it; and of `operator/senders.rs`, every interleaving of a send from
+//! outside and of the end of what it comes in by. The files are included as they stand, with loom's primitives.
 
 #[path = "common/loom.rs"]
 mod sync;
@@ -7,6 +8,10 @@ mod sync;
 #[allow(dead_code)]
 #[path = "../src/operator/quiet.rs"]
 mod quiet;
+
+#[allow(dead_code)]
+#[path = "../src/operator/senders.rs"]
+mod senders;
 
 #[allow(dead_code)]
 #[path = "../src/operator/watchers.rs"]
@@ -23,6 +28,7 @@ use loom::{
     thread,
 };
 use quiet::{Parking, Tokens, Woken};
+use senders::Senders;
 use watchers::{Watcher, Watchers};
 
 fn model(check: impl Fn() + Send + Sync + 'static) {
@@ -65,8 +71,8 @@ impl Operator {
             self.input.fetch_sub(1, Ordering::SeqCst);
             run();
             messages.fetch_sub(1, Ordering::SeqCst);
-            // Looks again, as the loop does.
-            self.polled.store(true, Ordering::SeqCst);
+            // Looks again, as the loop does. Not a plain store, as in `send`.
+            self.polled.swap(true, Ordering::SeqCst);
         } else if self.parking.park(tokens) {
             // The last token: nothing may be under way.
             assert_eq!(messages.load(Ordering::SeqCst), 0, "at rest with a message under way");
@@ -380,4 +386,90 @@ fn what_is_outside_comes_home_before_a_rest() {
         assert!(tokens.none(), "everything is done, and a token is left");
         assert!(rest.load(Ordering::SeqCst) >= 1, "nobody saw the rest");
     });
+}
+
+/// A flow of two operators: the first stands for senders from outside, the second reads what they send.
+struct FedFlow {
+    tokens: Tokens,
+    senders: Senders,
+    reader: Operator,
+    rest: AtomicUsize,
+    /// Messages that are in and that the reader has not taken, whether or not it was woken for them.
+    messages: AtomicUsize,
+    accepted: AtomicUsize,
+    taken: AtomicUsize,
+}
+
+impl FedFlow {
+    fn new() -> Arc<Self> {
+        let tokens = Tokens::new(2);
+        let [rest, messages, accepted, taken] = [0; 4].map(AtomicUsize::new);
+        let reader = Operator::new(&tokens, 1);
+        Arc::new(Self { tokens, senders: Senders::new(), reader, rest, messages, accepted, taken })
+    }
+
+    /// The flow's own task is told that no token is left.
+    fn rests(&self, last: bool) {
+        if last {
+            assert_eq!(self.messages.load(Ordering::SeqCst), 0, "at rest with a message on its way in");
+            self.rest.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The message is in the queue first, and the reader woken later. `closes`: it finds in between that nothing more can
+    /// be sent.
+    fn send(&self, closes: bool) {
+        if !self.senders.enter() {
+            return;
+        }
+        self.messages.fetch_add(1, Ordering::SeqCst);
+        self.accepted.fetch_add(1, Ordering::SeqCst);
+        if closes {
+            assert!(!self.senders.close(&self.tokens), "at rest with a message on its way in");
+        }
+        self.reader.send(&self.tokens);
+        self.rests(self.senders.leave(&self.tokens));
+    }
+
+    fn read(&self) {
+        self.reader.drive(&self.tokens, &self.rest, &self.messages, || {
+            self.taken.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+}
+
+/// `others` do something while the reader waits and the first operator closes the way in and ends.
+fn fed<const N: usize>(others: [fn(&FedFlow); N]) {
+    let flow = FedFlow::new();
+    let others = others.map(|other| {
+        let flow = flow.clone();
+        thread::spawn(move || other(&flow))
+    });
+    flow.read();
+    flow.rests(flow.senders.close(&flow.tokens));
+    flow.rests(Parking::new(&flow.tokens, 0).end(&flow.tokens));
+    if flow.tokens.none() {
+        assert_eq!(flow.messages.load(Ordering::SeqCst), 0, "at rest with a message on its way in");
+    }
+    others.into_iter().for_each(|other| other.join().unwrap());
+    flow.read();
+    assert_eq!(flow.taken.load(Ordering::SeqCst), flow.accepted.load(Ordering::SeqCst), "a message is lost");
+    assert!(flow.tokens.none(), "everything is done, and a token is left");
+    assert!(flow.rest.load(Ordering::SeqCst) >= 1, "nobody saw the rest");
+}
+
+/// A message from outside is accepted while the way in is closed: the flow is not at rest before its reader is woken.
+#[test]
+fn a_message_on_its_way_in_keeps_the_flow_from_rest() {
+    model(|| fed([|flow| flow.send(false)]));
+}
+
+/// The same where another closes the way in, be it a sender or not, and the operator finds it closed. Of several senders the
+/// last one lets the flow rest.
+#[test]
+fn whoever_closes_the_way_in_keeps_a_token_for_the_senders() {
+    bounded(2, || {
+        fed([|flow| flow.send(false), |flow| flow.rests(flow.senders.close(&flow.tokens))]);
+    });
+    bounded(2, || fed([|flow| flow.send(false), |flow| flow.send(true)]));
 }

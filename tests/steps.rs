@@ -187,6 +187,39 @@ async fn l5_step_until_a_flag_and_run_on() {
     assert_eq!(*lock(&seen), (1..=1000).collect::<Vec<_>>());
 }
 
+/// Three envelopes on the host, for a reader on the device: their hub copies each.
+fn copied_to(device: &Device) -> Flow {
+    let mut left = 3;
+    let mut flow = Flow::new("l5");
+    let read = flow.add(
+        "read",
+        source(move || {
+            let is_left = left > 0;
+            left -= 1;
+            std::future::ready(
+                is_left.then(|| Buffer::<u8>::pinned(&Device::host(), 16).map(Envelope::from)).transpose(),
+            )
+        }),
+    );
+    let end = flow.add("end", sink(async |_: Envelope<u8>| Ok(()))).on(device);
+    flow.connect_with(read.output, end.input, Hub::bounded(2).envelope_bytes(16));
+    flow
+}
+
+/// Also its hubs go on by themselves, though they are made later.
+#[tokio::test]
+async fn l5_run_on_before_the_flow_has_made_its_hubs() {
+    let device = emulated();
+    for asks in [false, true] {
+        let mut steps = copied_to(&device).steps().unwrap();
+        if asks {
+            assert!(steps.next().now_or_never().is_none(), "the flow's task has not had a turn");
+        }
+        let report = within(steps.run_on()).await.unwrap();
+        assert_eq!(report.operator("end").unwrap().runs, 3);
+    }
+}
+
 #[derive(Ports)]
 struct TwicePorts {
     #[input]

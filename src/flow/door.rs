@@ -33,6 +33,8 @@ use crate::{
     operator::{
         Cx, Departure, Output,
         lent::{Lent, Loan},
+        node::Rest,
+        senders::Senders,
     },
     sync::{Deferred, Level, Mutex, discard, lock, logged, proxied},
 };
@@ -57,6 +59,9 @@ pub(super) struct Door<M: Message> {
     blank: Notify,
     /// Nothing is sent any more.
     closed: Notify,
+    /// Sends in progress. The operator keeps its token until this is closed.
+    senders: Senders,
+    rest: Arc<Rest>,
     /// Blank envelopes leave the flow here.
     boundary: Arc<Boundary>,
     /// The operator's waker.
@@ -111,6 +116,8 @@ impl<M: Message> Door<M> {
             given_out: Mutex::at(Level::Ingress, 0),
             blank: Notify::new(),
             closed: Notify::new(),
+            senders: Senders::new(),
+            rest: cx.node().rest().clone(),
             boundary: Boundary::of_callers(cx.node().rest().clone(), errors),
             owner: cx.waker(),
             flow: cx.flow(),
@@ -229,10 +236,32 @@ impl<M: Message> Door<M> {
     pub(super) fn close(&self) {
         // The semaphore wakes under its lock.
         let _later = Deferred::new();
+        if self.senders.close(&self.rest.tokens) {
+            self.rest.flow.wake();
+        }
         self.output.with(Output::close);
         self.places.close();
         self.blank.notify_waiters();
         self.closed.notify_waiters();
+    }
+}
+
+/// A send in progress: the flow is not at rest until this is dropped, also once the door is closed.
+struct Sending<'a, M: Message>(&'a Door<M>);
+
+impl<'a, M: Message> Sending<'a, M> {
+    /// `None` once the door is closed.
+    fn begin(door: &'a Door<M>) -> Option<Self> {
+        door.senders.enter().then_some(Self(door))
+    }
+}
+
+impl<M: Message> Drop for Sending<'_, M> {
+    fn drop(&mut self) {
+        let rest = &self.0.rest;
+        if self.0.senders.leave(&rest.tokens) {
+            rest.flow.wake();
+        }
     }
 }
 
@@ -255,6 +284,8 @@ impl<M: Message> Place<M> {
         load: impl FnOnce(&Handle) -> Option<Load>,
     ) -> Result<(), SendError<M>> {
         let Self { door, permit } = self;
+        // Dropped last: all that follows from the message has happened by then.
+        let mut sending = None;
         // Dropped after the message: no moment of rest is seen in between.
         let mut came_back = CameBack::default();
         let departure = match door.departure() {
@@ -273,7 +304,11 @@ impl<M: Message> Place<M> {
         let (sent, _) = door.use_places(1, |output| match &departed {
             Err(error) => Err(error.again()),
             Ok(departed) if !output.is_closed() && !door.flow.is_stopping() => {
-                output.try_send_departed(&mut place, departed, &mut dropped)
+                sending = Sending::begin(&door);
+                match &sending {
+                    Some(_) => output.try_send_departed(&mut place, departed, &mut dropped),
+                    None => Ok(()),
+                }
             }
             Ok(_) => Ok(()),
         });

@@ -302,7 +302,7 @@ impl Flow {
         let shared = sections.iter().map(|plan| Shared { name: plan.name.clone(), operators: plan.members.clone() });
         let control = Control::new(self.name.clone(), names, shared.collect());
         if stepped {
-            control.set_stepped(true);
+            control.set_stepped();
         }
         let how = How { mode: self.mode, timed: self.device_times };
         let (gates, spawn) = (self.gates.clone(), spawn::spawner(self.threads));

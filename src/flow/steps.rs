@@ -263,14 +263,8 @@ impl Steps {
 
     /// Lets it run on by itself, as after [`Flow::spawn`].
     pub fn run_on(self) -> Running {
-        self.go_on();
+        self.control.unstep();
         self.running
-    }
-
-    fn go_on(&self) {
-        // The hubs first: once all operators wait for each other, the flow is at its end.
-        self.control.hubs().all.iter().for_each(|hub| hub.state.go_on());
-        self.control.set_stepped(false);
     }
 
     /// Waits for the device work of the step that was made.
@@ -362,7 +356,7 @@ impl Steps {
         if !self.moved {
             if self.is_quiet() {
                 self.write(|| "nothing can move any more".into());
-                self.go_on();
+                self.control.unstep();
                 poll_fn(|task| self.running.poll_over(task)).await;
                 return self.end();
             }

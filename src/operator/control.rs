@@ -49,6 +49,8 @@ pub(crate) struct Control {
     pub(crate) rest: Arc<Rest>,
     /// While it runs.
     hubs: Mutex<Arc<Hubs>>,
+    /// It was stepped through, and is no longer. Written before `hubs` is read, and read after `hubs` is written.
+    unstepped: AtomicBool,
     stop: AtomicBool,
     abort: AtomicBool,
     /// The nodes' own flags are written with the lock: so the last call of several at once counts for all of them.
@@ -146,6 +148,7 @@ impl Control {
             names,
             rest,
             hubs: Mutex::default(),
+            unstepped: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             abort: AtomicBool::new(false),
             paused: Mutex::new(false),
@@ -176,6 +179,10 @@ impl Control {
 
     pub(crate) fn set_hubs(&self, hubs: Hubs) {
         *lock(&self.hubs) = Arc::new(hubs);
+        // Whoever said so may have found no hubs.
+        if self.unstepped.load(Ordering::Acquire) {
+            self.unstep_hubs();
+        }
     }
 
     pub(crate) fn hubs(&self) -> Arc<Hubs> {
@@ -233,9 +240,21 @@ impl Control {
         self.nodes.iter().for_each(Wake::wake_by_ref);
     }
 
-    /// No run begins unless it is asked for; or every operator goes on by itself.
-    pub(crate) fn set_stepped(&self, stepped: bool) {
-        self.nodes.iter().for_each(|node| node.set_stepped(stepped));
+    /// No run begins unless it is asked for. Its hubs are made so that none moves anything by itself.
+    pub(crate) fn set_stepped(&self) {
+        self.nodes.iter().for_each(|node| node.set_stepped(true));
+    }
+
+    /// Every operator and every hub goes on by itself, also those hubs that the flow's task has yet to make.
+    pub(crate) fn unstep(&self) {
+        self.unstepped.store(true, Ordering::Release);
+        // The hubs first: once all operators wait for each other, the flow is at its end.
+        self.unstep_hubs();
+        self.nodes.iter().for_each(|node| node.set_stepped(false));
+    }
+
+    fn unstep_hubs(&self) {
+        self.hubs().all.iter().for_each(|hub| hub.state.go_on());
     }
 
     pub(crate) fn is_paused(&self) -> bool {

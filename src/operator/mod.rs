@@ -33,6 +33,7 @@ mod ports;
 pub(crate) mod quiet;
 pub(crate) mod rounds;
 pub(crate) mod seat;
+pub(crate) mod senders;
 pub(crate) mod shown;
 pub(crate) mod watchers;
 

@@ -69,7 +69,8 @@ impl Tokens {
         self.groups.0.load(Ordering::SeqCst) == 0
     }
 
-    /// Somebody who is no operator has what may cause something: as good as a token. Said by one who holds a token.
+    /// Somebody who is no operator has what may cause something: as good as a token. Said by one who holds a token, where it
+    /// is to be sure that the flow is not at rest.
     pub(crate) fn lend(&self) {
         self.groups.0.fetch_add(1, Ordering::SeqCst);
     }
