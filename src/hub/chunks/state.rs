@@ -31,8 +31,11 @@
 //! Who came first is served first; a peek waits for no one but for who would modify, and that only for its second turn.
 //!
 //! **No chunk holds another up for ever.** They are as old as the blanks that they were made of. A younger chunk takes an
-//! envelope only where enough are left for all that the older ones still need there. Where the flow of data was changed
-//! meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones.
+//! envelope only where enough are left for all that the older ones still need there. Where the links or the flow of data
+//! were changed meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones.
+//! Where no place has an envelope free for that and none is on its way home, one more envelope is allocated ([`Spare`]):
+//! by the link that waits, as it is polled. That leaves no place with more envelopes than it was given or the queue has
+//! chunks.
 
 mod settle;
 mod turns;
@@ -63,6 +66,8 @@ pub(super) trait Blanks<E> {
     fn made(&self, place: Place) -> usize;
     /// How many places there are.
     fn places(&self) -> usize;
+    /// This one is counted in what was made there: it was not sent by a user.
+    fn is_own(&self, place: Place, envelope: &E) -> bool;
 }
 
 /// What a link is given: a blank, or a chunk.
@@ -154,6 +159,16 @@ enum Slot<E> {
     Lent,
 }
 
+/// One more envelope, without which nothing would move any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spare {
+    No,
+    /// The chunk of this number needs it, at this place, for a link that waits.
+    Needed(u64, Place),
+    /// It is being allocated.
+    Coming,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct State<E, S> {
@@ -171,6 +186,7 @@ pub(super) struct State<E, S> {
     clock: u64,
     /// Wakers that were taken out: dropped by who holds no lock.
     gone: Vec<Arc<Waker>>,
+    spare: Spare,
     /// Once there was one.
     had_producer: bool,
     had_reader: bool,
@@ -230,6 +246,7 @@ impl<E: Clone, S: Clone> State<E, S> {
             links_made: 0,
             clock: 0,
             gone: Vec::new(),
+            spare: Spare::No,
             had_producer: false,
             had_reader: false,
             had_consumer: false,
@@ -452,6 +469,21 @@ impl<E: Clone, S: Clone> State<E, S> {
             (None, Some(at)) => _ = chunk.copies.swap_remove(at),
             (envelope, None) => out.freed.extend(envelope),
         }
+    }
+
+    /// True if this link waits for a chunk that needs one more envelope at its place: the caller allocates it with no lock
+    /// held, and says [`spare_came`](Self::spare_came) however that ends.
+    pub(super) fn claim_spare(&mut self, id: LinkId) -> bool {
+        let claims = self.links.get(&id).is_some_and(|link| self.needs_spare(id, link));
+        if claims {
+            self.spare = Spare::Coming;
+        }
+        claims
+    }
+
+    /// What was claimed has been allocated, or could not be: then another link that waits for it tries.
+    pub(super) fn spare_came(&mut self) {
+        self.spare = Spare::No;
     }
 
     #[cfg(test)]

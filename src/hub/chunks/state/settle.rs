@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   settle ──> wanted: the oldest chunk first ──bring──> a blank: a copy is enqueued
-//!                                                └─────> none: make room, if somebody waits
+//!                                                └─────> none: make room, if a link waits
+//!                                                            └──> none anywhere, and nothing moves: one more envelope
 //!          ──> trim: copies that nobody needs go home
 //!          ──> wake: those who may go, who came first first
 //! ```
 
 use smallvec::SmallVec;
 
-use super::{Actions, Blanks, Chunk, Copy, Link, LinkId, Move, Place, Role, Slot, State, Waits};
+use super::{Actions, Blanks, Chunk, Copy, Link, LinkId, Move, Place, Role, Slot, Spare, State, Waits};
 
 /// A chunk is wanted at a place.
 #[derive(Clone, Copy, Debug)]
@@ -23,15 +24,23 @@ struct Wanted {
 impl<E: Clone, S: Clone> State<E, S> {
     /// Says what follows from what has happened.
     pub(in crate::hub::chunks) fn settle(&mut self, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
+        let mut lacking = None;
         for Wanted { chunk, place, demanded } in self.wanted() {
             self.bring(chunk, place, demanded, blanks, out);
+            if demanded && lacking.is_none() && self.chunks[chunk].copy(place).is_none() && blanks.count(place) == 0 {
+                lacking = Some((chunk, place));
+            }
         }
         // After that: a copy that was made to make room elsewhere has served by now.
         self.trim(out);
         self.clear_for_producers(blanks, out);
+        if self.spare != Spare::Coming {
+            let stuck = lacking.filter(|(at, place)| !self.is_used_before(*at, *place) && self.is_at_rest(blanks));
+            self.spare = stuck.map_or(Spare::No, |(at, place)| Spare::Needed(self.chunks[at].number, place));
+        }
         out.wakes.extend(self.links.values_mut().filter_map(|link| link.watcher.take()));
         self.wake(out, |state, id, link, waits| {
-            state.has_ended(id, blanks) || state.may_go(id, link, waits.blank, blanks)
+            state.has_ended(id, blanks) || state.may_go(id, link, waits.blank, blanks) || state.needs_spare(id, link)
         });
     }
 
@@ -214,6 +223,44 @@ impl<E: Clone, S: Clone> State<E, S> {
         if let Some(elsewhere) = (0..blanks.places()).find(has_room) {
             self.bring(at, elsewhere, false, blanks, out);
         }
+    }
+
+    /// A chunk that comes before this one lies there, for a link there that may ask for it yet.
+    fn is_used_before(&self, before: usize, place: Place) -> bool {
+        let mut older = self.chunks.iter().take(before).filter(|chunk| chunk.copy(place).is_some());
+        self.consumes() && older.any(|chunk| self.next_places(chunk).contains(&place))
+    }
+
+    /// Nothing changes until a link asks, or commits, for another reason: every envelope is at home or in a chunk that no link
+    /// has, and no link that waits can go on.
+    fn is_at_rest(&self, blanks: &impl Blanks<E>) -> bool {
+        let is_idle =
+            |chunk: &Chunk<E, S>| chunk.alone.is_none() && chunk.moving == 0 && chunk.copies.iter().all(Copy::is_idle);
+        if !self.open.is_empty() || !self.lingering.is_empty() || !self.chunks.iter().all(is_idle) {
+            return false;
+        }
+        let lie_at = |place: Place| {
+            let lies = |chunk: &&Chunk<E, S>| {
+                let envelope = chunk.copy(place).and_then(Copy::there);
+                envelope.is_some_and(|envelope| blanks.is_own(place, envelope))
+            };
+            self.chunks.iter().filter(lies).count()
+        };
+        (0..blanks.places()).all(|place| blanks.count(place) + lie_at(place) >= blanks.made(place))
+            && !self.links.iter().any(|(id, link)| {
+                let waits = link.waits.as_ref().filter(|waits| !waits.looked);
+                waits.is_some_and(|waits| self.is_there(*id, link, waits.blank, blanks))
+            })
+    }
+
+    /// The link waits for the chunk that one more envelope is needed for.
+    pub(super) fn needs_spare(&self, id: LinkId, link: &Link) -> bool {
+        let Spare::Needed(number, place) = self.spare else { return false };
+        let waits = link.waits.as_ref().is_some_and(|waits| !waits.looked);
+        waits
+            && link.role != Role::Produce
+            && link.place == place
+            && self.next_for(id, link).is_some_and(|at| self.chunks[at].number == number)
     }
 
     /// A producer waits for a blank, there is room in the queue, and chunks that stay have copies elsewhere.
