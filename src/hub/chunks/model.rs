@@ -23,7 +23,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
 use super::{
     roles::{LinkName, Role},
-    state::{Actions, Blanks, Grant, LinkId, Move, Place, State},
+    state::{Actions, Blanks, Grant, LOOKS, LinkId, Move, Place, State},
 };
 use crate::hub::queue::Answer;
 
@@ -513,5 +513,31 @@ proptest! {
     #[test]
     fn chunks_that_stay_are_shared_and_changed_in_turn(setup in setups(false)) {
         run(&setup);
+    }
+}
+
+/// Links that are looked at by the costliest step of those of so many links with one role: as they ask, take and commit.
+fn looks(role: Role, links: usize) -> usize {
+    let consumer = (role == Role::Peek).then_some((Role::Consume, 1));
+    let links: Vec<_> = std::iter::repeat_n((role, 0), links).chain(consumer).chain([(Role::Produce, 1)]).collect();
+    let commits = 2 * links.len() as u64;
+    let setup = Setup { envelopes: vec![1, 2], capacity: 2, links, chunks: 3, switches: 0, late: false, seed: 0 };
+    let (mut world, mut most, mut goes_on) = (World::new(&setup), 0, true);
+    while goes_on && world.made < commits {
+        LOOKS.set(0);
+        goes_on = world.step();
+        most = LOOKS.get().max(most);
+    }
+    most
+}
+
+/// All of a step is done under the hub's lock.
+#[test]
+fn a_step_looks_at_each_link_a_few_times() {
+    for role in [Role::Produce, Role::Consume, Role::Peek, Role::Modify] {
+        for links in [10, 100] {
+            let looks = looks(role, links);
+            assert!((links..20 * (links + 2)).contains(&looks), "{looks} looks at {links} links, {role:?}");
+        }
     }
 }
