@@ -203,6 +203,96 @@ async fn a_producer_ends_when_nobody_reads_and_no_envelope_comes_home() {
     assert!(within(produce.next()).await.unwrap().is_none());
 }
 
+/// Elements of an envelope of [`crossed`].
+const LARGE: usize = 1024;
+
+/// A chunk of 7 at one place, one of 8 after it at the other, and no link left. Each place has one envelope.
+async fn crossed(device: &Device, first_on_host: bool) -> ChunkHub<u32> {
+    let hub =
+        ChunkHub::builder("late").elements(LARGE).queue(3).host_envelopes(1).envelopes(device, 1).build().unwrap();
+    let stream = Stream::new(device).unwrap();
+    for (on_host, n) in [(first_on_host, 7), (!first_on_host, 8)] {
+        let place = if on_host { host() } else { device.clone() };
+        let mut produce = hub.produce(&place).unwrap();
+        if on_host {
+            put(&mut produce, &[n]).await;
+            continue;
+        }
+        let mut blank = within(produce.next()).await.unwrap().unwrap();
+        blank.set_len(1).unwrap();
+        stream.fill(&mut blank, n).unwrap();
+        blank.commit().unwrap();
+    }
+    hub
+}
+
+/// Each of the chunks needs the envelope that the other one has.
+#[tokio::test]
+async fn h14_a_link_that_comes_after_the_chunks_is_given_them() {
+    let device = emulated();
+    let stream = Stream::new(&device).unwrap();
+    for on_host in [true, false] {
+        let hub = crossed(&device, !on_host).await;
+        let place = if on_host { host() } else { device.clone() };
+        let (mut consume, mut seen) = (hub.consume(&place).unwrap(), vec![]);
+        while let Some(chunk) = within(consume.next()).await.unwrap() {
+            let mut data = Buffer::<u32>::pinned(&device, 1).unwrap();
+            stream.copy(&chunk, &mut data).unwrap();
+            seen.push(data.read().await.unwrap()[0]);
+            chunk.commit().unwrap();
+        }
+        assert_eq!(seen, [7, 8]);
+        assert_eq!((hub.envelopes(&place), hub.envelopes(&host()) + hub.envelopes(&device)), (2, 3));
+    }
+    // Where chunks stay, and links go round them.
+    let hub = crossed(&device, false).await;
+    let mut peek = hub.peek(&host()).unwrap();
+    for n in [7, 8, 7, 8] {
+        assert_eq!(within(peek.next()).await.unwrap().unwrap().read().await.unwrap(), [n]);
+    }
+    drop((peek, hub, stream));
+    freed(&device).await;
+}
+
+/// It is allocated for one of those that wait, also if another one was woken for it and goes.
+#[tokio::test]
+async fn h14_one_that_goes_leaves_the_chunk_to_the_others() {
+    let device = emulated();
+    let hub = crossed(&device, false).await;
+    let mut peek = hub.peek(&device).unwrap();
+    let held = within(peek.next()).await.unwrap().unwrap();
+    let (mut first, mut second) = (hub.consume(&host()).unwrap(), hub.consume(&host()).unwrap());
+    let (mut one, mut other) = (Box::pin(first.next()), Box::pin(second.next()));
+    // While a link has a chunk none is allocated.
+    assert!(futures::poll!(one.as_mut()).is_pending() && futures::poll!(other.as_mut()).is_pending());
+    assert_eq!(hub.envelopes(&host()), 1);
+    drop(held);
+    drop(peek);
+    drop(one);
+    assert_eq!(within(other).await.unwrap().unwrap().read().await.unwrap(), [7]);
+    assert_eq!(hub.envelopes(&host()), 2);
+}
+
+#[tokio::test]
+async fn h14_a_link_is_told_that_there_is_no_memory_for_one_more_envelope() {
+    let device = emulated_with(Emulated::new().memory(4 * LARGE as u64));
+    let hub = crossed(&device, true).await;
+    let mut consume = hub.consume(&device).unwrap();
+    for _ in 0..2 {
+        let error = within(consume.next()).await.unwrap_err();
+        assert!(error.is_out_of_memory(), "{error}");
+        assert!(error.to_string().contains("hub `late` needs 1 envelopes"), "{error}");
+    }
+    // It is no failure of the hub: others go on.
+    drop(consume);
+    let mut consume = hub.consume(&host()).unwrap();
+    for n in [7, 8] {
+        let chunk = within(consume.next()).await.unwrap().unwrap();
+        assert_eq!(chunk.read().await.unwrap(), [n]);
+        chunk.commit().unwrap();
+    }
+}
+
 #[tokio::test]
 async fn h4_what_data_cannot_flow_to_is_refused() {
     let (hub, other) = (of_host(1, 1), of_host(1, 1));

@@ -6,7 +6,12 @@ use std::{
     cell::RefCell,
     future::ready,
     pin::pin,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+    task::{Context, Wake, Waker},
     time::Duration,
 };
 
@@ -354,6 +359,72 @@ async fn e2_blank_envelopes_are_for_all_who_wait() {
         drop(both);
         let _kept = within(first).await.unwrap();
         within(second).await.unwrap();
+    }
+    drop(chunks);
+    within(running).await.unwrap();
+}
+
+/// A caller is polled when there is an envelope for it, and hardly ever else.
+#[tokio::test]
+async fn e2_an_envelope_that_comes_home_wakes_one_of_those_who_wait() {
+    const CALLERS: usize = 300;
+    let mut flow = Flow::new("e2");
+    let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
+    let chunks = flow.ingress_with("chunks", sink.input, Hub::bounded(4).envelopes(2).envelope_bytes(64));
+    let running = flow.spawn().unwrap();
+    let polls = Arc::new(AtomicUsize::new(0));
+    let call = |chunks: Ingress<Envelope<u32>>, polls: Arc<AtomicUsize>| async move {
+        let mut blank = Box::pin(chunks.blank());
+        let counted = std::future::poll_fn(|task| {
+            polls.fetch_add(1, Ordering::Relaxed);
+            blank.as_mut().poll(task)
+        });
+        let envelope = counted.await.unwrap();
+        chunks.send(envelope).await.unwrap();
+    };
+    let both = (within(chunks.blank()).await.unwrap(), within(chunks.blank()).await.unwrap());
+    let callers: Vec<_> = (0..CALLERS).map(|_| tokio::spawn(call(chunks.clone(), polls.clone()))).collect();
+    until("all wait", || polls.load(Ordering::Relaxed) >= CALLERS).await;
+    drop(both);
+    within(join_all(callers)).await.into_iter().for_each(|caller| caller.unwrap());
+    let polls = polls.load(Ordering::Relaxed);
+    assert!(polls <= 8 * CALLERS, "{polls} polls of {CALLERS} callers");
+    drop(chunks);
+    within(running).await.unwrap();
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// One that was woken for it is dropped, or is never polled again: the next one has it, with nothing else going on in the flow.
+#[tokio::test]
+async fn e2_a_blank_envelope_comes_past_those_who_do_not_take_it() {
+    let mut flow = Flow::new("e2");
+    let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
+    let chunks = flow.ingress_with("chunks", sink.input, Hub::bounded(4).envelopes(1).envelope_bytes(64));
+    let running = flow.spawn().unwrap();
+    for drops in [true, false] {
+        let held = within(chunks.blank()).await.unwrap();
+        let (mut first, mut second) = (Box::pin(chunks.blank()), Box::pin(chunks.blank()));
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        assert!(first.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(poll!(second.as_mut()).is_pending());
+        drop(held);
+        until("the first is woken", || woken.0.load(Ordering::Relaxed)).await;
+        if drops {
+            drop(first);
+            within(second).await.unwrap();
+        } else {
+            within(second).await.unwrap();
+            drop(first);
+        }
     }
     drop(chunks);
     within(running).await.unwrap();

@@ -11,6 +11,7 @@
 //! A permit that is not used goes to the next who asks. So readiness can be promised: who has a permit sends without waiting.
 
 use std::{
+    future::poll_fn,
     mem,
     pin::Pin,
     sync::Arc,
@@ -19,7 +20,7 @@ use std::{
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
-use super::{Handle, SendError};
+use super::{Handle, SendError, blank_queue::BlankQueue};
 use crate::{
     condition::Readiness,
     error::{CallerErrors, Error, ErrorKind, Result},
@@ -36,7 +37,7 @@ use crate::{
         node::Rest,
         senders::Senders,
     },
-    sync::{Deferred, Level, Mutex, discard, lock, logged, proxied},
+    sync::{Deferred, Level, Mutex, discard, lock, logged, proxied, wake},
 };
 
 /// Places that are given out at once, at most: of a hub that always has room.
@@ -55,8 +56,8 @@ pub(super) struct Door<M: Message> {
     places: Arc<Semaphore>,
     /// Places of the hub that are, or were, permits, and that no message has taken yet.
     given_out: Mutex<usize>,
-    /// A blank envelope may have come home.
-    blank: Notify,
+    /// Those that wait for a blank envelope.
+    blanks: BlankQueue,
     /// Nothing is sent any more.
     closed: Notify,
     /// Sends in progress. The operator keeps its token until this is closed.
@@ -114,7 +115,7 @@ impl<M: Message> Door<M> {
             output: output.lend(),
             places: Arc::new(Semaphore::new(0)),
             given_out: Mutex::at(Level::Ingress, 0),
-            blank: Notify::new(),
+            blanks: BlankQueue::new(),
             closed: Notify::new(),
             senders: Senders::new(),
             rest: cx.node().rest().clone(),
@@ -217,9 +218,17 @@ impl<M: Message> Door<M> {
 
     /// The operator was woken: there may be places, or blank envelopes. False if nothing can be sent any more.
     pub(super) fn tend(&self) -> bool {
-        // All of them: one that is kept and not polled keeps nothing from the others.
-        self.blank.notify_waiters();
+        if !self.blanks.is_empty() && self.has_blank() && self.blanks.wake_first() {
+            // After that one: another envelope may be at home, or the same, if it was dropped or is not polled.
+            wake(self.owner.clone());
+        }
         self.look()
+    }
+
+    /// A blank envelope is at home, or none will ever be. If not, the operator is woken when one comes.
+    fn has_blank(&self) -> bool {
+        let mut owner = Context::from_waker(&self.owner);
+        self.output.with(|output| output.poll_has_blank(&mut owner)).is_none_or(|there| there.is_ready())
     }
 
     /// Are there places by now? False if nothing can be sent any more.
@@ -241,7 +250,7 @@ impl<M: Message> Door<M> {
         }
         self.output.with(Output::close);
         self.places.close();
-        self.blank.notify_waiters();
+        self.blanks.wake_all();
         self.closed.notify_waiters();
     }
 }
@@ -334,14 +343,19 @@ impl<M: Message> Place<M> {
 impl<T: Plain> Door<Envelope<T>> {
     /// A blank envelope, once there is one.
     pub(super) async fn blank(&self) -> Result<Envelope<T>> {
-        loop {
-            // It hears of what comes from here on, polled or not.
-            let notified = self.blank.notified();
-            if let Some(blank) = self.try_blank()? {
-                return Ok(blank);
-            }
-            proxied(notified).await;
+        if let Some(blank) = self.try_blank()? {
+            return Ok(blank);
         }
+        let caller = self.blanks.join();
+        poll_fn(|task| {
+            caller.register(task.waker());
+            match self.try_blank() {
+                Ok(None) => Poll::Pending,
+                Ok(Some(blank)) => Poll::Ready(Ok(blank)),
+                Err(error) => Poll::Ready(Err(error)),
+            }
+        })
+        .await
     }
 
     fn try_blank(&self) -> Result<Option<Envelope<T>>> {

@@ -11,6 +11,7 @@
 //! used from any task or thread while it runs.
 
 mod added;
+mod blank_queue;
 mod check;
 mod checked;
 mod connect;

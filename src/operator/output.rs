@@ -308,6 +308,14 @@ impl<M: Message> Output<M> {
     pub(crate) fn poll_places(&self, count: usize, cx: &mut Context<'_>) -> Readiness {
         self.to.poll_places(count, cx.waker()).into()
     }
+
+    /// Ready if a blank envelope is at home, or none will ever come.
+    pub(crate) fn poll_has_blank(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.to.poll_blank(cx.waker()) {
+            Answer::Wait => Poll::Pending,
+            Answer::Yes | Answer::Never => Poll::Ready(()),
+        }
+    }
 }
 
 /// A future that waits for a blank envelope: its waker goes with it.

@@ -239,7 +239,7 @@ fn wake_by_ref(waker: Waker) -> bool {
 /// which is user code.
 pub(crate) fn wake_shared(waker: &Arc<Waker>) {
     // A few wakes may be on the stack.
-    if SCOPES.get() < CALL * DEEPEST / 2 && SCOPES.get() % CALL == 0 {
+    if SCOPES.get() < CALL * DEEPEST / 2 && SCOPES.get().is_multiple_of(CALL) {
         assert_unlocked();
         SCOPES.set(SCOPES.get() + CALL);
         caught_here("a waker panicked", || waker.wake_by_ref());

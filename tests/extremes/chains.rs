@@ -337,7 +337,7 @@ const KEEPERS: [Keeper; 15] = [
     ("a function of until", |inner| {
         flow(|flow| {
             let mut inner = Some(inner);
-            _ = flow.add("sink", sink(async |_: u32| Ok(()))).when(until(move || {
+            _ = flow.add("sink", sink(async |_: u32| Ok(()))).when(condition::until(move || {
                 let inner = inner.take();
                 async move { drop(inner) }
             }));

@@ -26,7 +26,7 @@ use std::{
 use common::*;
 use futures::FutureExt;
 use wakeline::{
-    condition::{self, Condition, MissedTicks, at_least, at_most, batch, count, every, memory, predicate, room, until},
+    condition::{self, Condition, MissedTicks, at_least, at_most, batch, count, every, memory, predicate, room},
     device::Simulation,
     flow::LocalFlow,
     graph::Graph,

@@ -9,7 +9,7 @@ use std::{
 use tokio::task::unconstrained;
 use wakeline::{condition::Gate, stream::CompletionMode};
 
-use super::{chains::on_a_small_stack, common::until, *};
+use super::{chains::on_a_small_stack, *};
 
 type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 

@@ -200,6 +200,11 @@ impl<T: Plain> Blanks<Envelopes<T>> for Places<T> {
     fn places(&self) -> usize {
         self.all.len()
     }
+
+    fn is_own(&self, place: Place, envelope: &Envelopes<T>) -> bool {
+        let pool = self.all.get(place).and_then(|place| place.pool.as_ref());
+        pool.is_some_and(|pool| std::ptr::eq(envelope.raw().home().as_ptr(), Arc::as_ptr(pool)))
+    }
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
@@ -220,8 +225,25 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         })
     }
 
-    /// Allocates so many more envelopes at a place.
+    /// Allocates so many more envelopes at a place, for who waits there.
     pub(super) fn add_envelopes(&self, device: &Device, count: usize, near: Option<&Device>) -> Result<()> {
+        self.allocate(device, count, near)?;
+        self.tell(|| format!("{count} envelopes more on {}", place_name(device)));
+        self.act(|_, _, _| ());
+        Ok(())
+    }
+
+    /// Allocates the envelope without which no chunk would move any more, for the link that [claimed](State::claim_spare) it.
+    fn add_spare(&self, device: &Device) -> Result<()> {
+        let added = self.allocate(device, 1, None);
+        if added.is_ok() {
+            self.tell(|| format!("1 envelope more on {}: all others hold later chunks", place_name(device)));
+        }
+        self.act(|state, _, _| state.spare_came());
+        added
+    }
+
+    fn allocate(&self, device: &Device, count: usize, near: Option<&Device>) -> Result<()> {
         let at = || format!("hub `{}` needs {count} envelopes of {}", self.name, human::bytes(self.bytes as u64));
         let (pool, near) = {
             let mut inner = lock(&self.inner);
@@ -254,8 +276,6 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
                 }
             }
         }
-        self.tell(|| format!("{count} envelopes more on {}", place_name(device)));
-        self.act(|_, _, _| ());
         Ok(())
     }
 

@@ -89,7 +89,8 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     ///
     /// # Errors
     /// [`Setup`](ErrorKind::Setup) if the hub has no envelopes where the link is, and nothing can come to lie there without;
-    /// what went wrong with a copy, if something did.
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the chunk cannot come here without [one more](super::ChunkHub#envelopes) and
+    /// there is no memory for that; what went wrong with a copy, if something did.
     ///
     /// # Cancel safety
     /// A chunk is taken only as the future resolves: dropping it takes none.

@@ -91,6 +91,15 @@ use crate::{
 ///
 /// [`flow_to`](Self::flow_to) says otherwise, at any time.
 ///
+/// # Envelopes
+///
+/// A hub has the envelopes that it is given, and a chunk that is wanted at a place waits until one is free there. No chunk takes
+/// an envelope that the links need for an older one. But a link may come when the chunks are there, and data may be made to flow
+/// elsewhere: then all envelopes of a place may hold chunks that come after the one that is wanted there, with no envelope free
+/// at another place. Where nothing else can go on, the hub allocates one more envelope for the link that waits, so that links
+/// may come in any order. No place gets more in this way than the queue has places. An envelope that is taken out of the hub,
+/// and a chunk that is not committed, is waited for first.
+///
 /// # With a flow
 ///
 /// A flow ends when its operators have ended, whoever has links here. While they wait and somebody else has a link, by hand,
@@ -256,7 +265,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
         self.core.add_envelopes(device, count, None)
     }
 
-    /// How many envelopes it has on a device or on the host, wherever they are lent to.
+    /// How many envelopes it has on a device or on the host, wherever they are lent to: those that it was given, and those that
+    /// it had to [allocate](Self#envelopes).
     pub fn envelopes(&self, device: &Device) -> usize {
         self.core.envelopes(device)
     }

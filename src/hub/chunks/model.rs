@@ -3,6 +3,9 @@
 //! Every link is a task that runs only when it was woken; copies and envelopes that come home take as long as they like.
 //! What the model knows of each chunk is its data, and who has changed it. When nobody is woken any more all must be done:
 //! so a wake that was lost, and chunks that hold each other up, show as chunks that are left.
+//!
+//! Links may come late, when the chunks are there or the producers are gone, and the flow of data may switch, with any number
+//! of envelopes: the model allocates more where the hub would.
 
 use std::{
     cell::Cell,
@@ -20,7 +23,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
 use super::{
     roles::{LinkName, Role},
-    state::{Actions, Blanks, Grant, LinkId, Move, Place, State},
+    state::{Actions, Blanks, Grant, LOOKS, LinkId, Move, Place, State},
 };
 use crate::hub::queue::Answer;
 
@@ -51,6 +54,10 @@ impl Blanks<Held> for Pools {
 
     fn places(&self) -> usize {
         self.0.len()
+    }
+
+    fn is_own(&self, _place: Place, _envelope: &Held) -> bool {
+        true
     }
 }
 
@@ -100,6 +107,11 @@ struct World {
     /// So often the flow of data is still to be switched.
     switches: usize,
     switched: bool,
+    /// Links that read and are still to come.
+    late: Vec<(Role, Place)>,
+    chunks_each: usize,
+    /// Envelopes that were allocated beside those that were there at first.
+    spares: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -109,6 +121,8 @@ struct Setup {
     links: Vec<(Role, Place)>,
     chunks: usize,
     switches: usize,
+    /// Links that read come when chunks are there.
+    late: bool,
     seed: u64,
 }
 
@@ -117,20 +131,11 @@ impl World {
         let blanks = |(place, count): (usize, &usize)| {
             (0..*count).map(|_| Rc::new(Token { place, data: Cell::new(0) })).collect()
         };
-        let mut state = State::new(setup.capacity);
-        let tasks = setup.links.iter().map(|(role, place)| Task {
-            id: state.link(*role, *place, None).0,
-            role: *role,
-            place: *place,
-            woken: Arc::new(Flag(AtomicBool::new(true))),
-            has: None,
-            data: 0,
-            left: setup.chunks,
-            gone: false,
-        });
-        Self {
-            tasks: tasks.collect(),
-            state,
+        let is_late = |(role, _): &(Role, Place)| setup.late && *role != Role::Produce;
+        let (late, links): (Vec<_>, Vec<_>) = setup.links.iter().partition(|link| is_late(link));
+        let mut world = Self {
+            tasks: Vec::new(),
+            state: State::new(setup.capacity),
             pools: Pools(setup.envelopes.iter().enumerate().map(blanks).collect(), setup.envelopes.clone()),
             moves: Vec::new(),
             homing: Vec::new(),
@@ -140,8 +145,43 @@ impl World {
             rng: StdRng::seed_from_u64(setup.seed),
             consumes: setup.links.iter().any(|(role, _)| *role == Role::Consume),
             switches: setup.switches,
-            switched: setup.switches > 0,
+            switched: setup.switches > 0 || setup.late,
+            late,
+            chunks_each: setup.chunks,
+            spares: 0,
+        };
+        links.into_iter().for_each(|link| world.link(link));
+        world
+    }
+
+    fn link(&mut self, (role, place): (Role, Place)) {
+        let id = self.act(|state, _, out| {
+            if role == Role::Produce {
+                state.wake_all(out);
+            }
+            state.link(role, place, None).0
+        });
+        self.tasks.push(Task {
+            id,
+            role,
+            place,
+            woken: Arc::new(Flag(AtomicBool::new(true))),
+            has: None,
+            data: 0,
+            left: self.chunks_each,
+            gone: false,
+        });
+    }
+
+    /// One of those that come late does. False if all are there.
+    fn link_late(&mut self) -> bool {
+        if self.late.is_empty() {
+            return false;
         }
+        let at = self.rng.random_range(0..self.late.len());
+        let link = self.late.swap_remove(at);
+        self.link(link);
+        true
     }
 
     fn act<R>(&mut self, act: impl FnOnce(&mut State<Held, ()>, &mut Pools, &mut Actions<Held>) -> R) -> R {
@@ -164,6 +204,9 @@ impl World {
             self.switch();
             return true;
         }
+        if self.rng.random_ratio(1, 50) && self.link_late() {
+            return true;
+        }
         let mut can: Vec<usize> = (0..self.tasks.len())
             .filter(|at| {
                 let task = &self.tasks[*at];
@@ -175,6 +218,9 @@ impl World {
         let moves = self.moves.len();
         can.extend((0..self.homing.len()).map(|at| tasks + moves + at));
         let Some(at) = can.choose(&mut self.rng).copied() else {
+            if self.link_late() {
+                return true;
+            }
             let left = self.switches > 0;
             if left {
                 self.switch();
@@ -227,7 +273,16 @@ impl World {
         self.carry_out(out);
         match asked {
             Answer::Never => self.tasks[at].left = 0,
-            Answer::Wait => return,
+            Answer::Wait => {
+                if self.state.claim_spare(id) {
+                    let place = self.tasks[at].place;
+                    self.spares += 1;
+                    self.pools.1[place] += 1;
+                    self.pools.0[place].push(Rc::new(Token { place, data: Cell::new(0) }));
+                    self.act(|state, _, _| state.spare_came());
+                }
+                return;
+            }
             Answer::Yes => {}
         }
         // It has looked; it may have something else to wait for, and then asks again.
@@ -388,13 +443,12 @@ fn setups(consumes: bool) -> impl Strategy<Value = Setup> {
             let at_first = envelopes[first];
             // Chunks that stay need a place each.
             let chunks = if consumes { chunks } else { chunks.min(capacity).min(at_first) };
-            Setup { envelopes, capacity, links, chunks, switches: 0, seed }
+            Setup { envelopes, capacity, links, chunks, switches: 0, late: false, seed }
         })
 }
 
 fn run(setup: &Setup) {
     let mut world = World::new(setup);
-    let total: usize = setup.envelopes.iter().sum();
     let mut steps = 0;
     while world.step() {
         steps += 1;
@@ -402,7 +456,17 @@ fn run(setup: &Setup) {
     }
     let stuck: Vec<_> = world.tasks.iter().filter(|task| !task.gone).map(|task| (task.role, task.place)).collect();
     assert!(stuck.is_empty(), "{stuck:?} wait for ever: {:#?}", world.state);
+    let total = setup.envelopes.iter().sum::<usize>() + world.spares;
     let left: usize = world.pools.0.iter().map(Vec::len).sum();
+    for (given, there) in setup.envelopes.iter().zip(&world.pools.1) {
+        assert!(*there <= setup.capacity.max(*given), "{there} envelopes, of {given}, for {} chunks", setup.capacity);
+    }
+    // Where those that read are there first no chunk takes what an older one needs.
+    let mut consumers = setup.links.iter().filter(|(role, _)| *role == Role::Consume).map(|(_, place)| place);
+    let at = consumers.next();
+    if !setup.late && setup.switches == 0 && consumers.all(|place| Some(place) == at) {
+        assert_eq!(world.spares, 0, "none was needed");
+    }
     if world.consumes {
         let producers = setup.links.iter().filter(|(role, _)| *role == Role::Produce).count();
         assert_eq!(world.consumed.len(), producers * setup.chunks, "each chunk is consumed once");
@@ -419,7 +483,7 @@ fn run(setup: &Setup) {
 fn consumers_at_several_places_do_not_take_chunks_from_each_other() {
     let links = [(Role::Produce, 0), (Role::Produce, 1), (Role::Produce, 1)];
     let links = links.into_iter().chain([0, 2, 0].map(|place| (Role::Consume, place))).collect();
-    let setup = Setup { envelopes: vec![1, 2, 1], capacity: 4, links, chunks: 3, switches: 0, seed: 0 };
+    let setup = Setup { envelopes: vec![1, 2, 1], capacity: 4, links, chunks: 3, switches: 0, late: false, seed: 0 };
     (0..500).for_each(|seed| run(&Setup { seed, ..setup.clone() }));
 }
 
@@ -431,15 +495,49 @@ proptest! {
         run(&setup);
     }
 
-    /// With an envelope to spare at each place.
     #[test]
-    fn the_flow_of_data_may_switch(setup in setups(true), switches in 1..5_usize) {
-        let envelopes = setup.envelopes.iter().map(|_| setup.capacity + 1).collect();
-        run(&Setup { envelopes, switches, ..setup });
+    fn the_flow_of_data_may_switch(setup in setups(true), switches in 1..5_usize, late in any::<bool>()) {
+        run(&Setup { switches, late, ..setup });
+    }
+
+    #[test]
+    fn links_that_come_late_are_given_what_is_there(setup in setups(true)) {
+        run(&Setup { late: true, ..setup });
+    }
+
+    #[test]
+    fn links_that_come_late_go_round_what_stays(setup in setups(false)) {
+        run(&Setup { late: true, ..setup });
     }
 
     #[test]
     fn chunks_that_stay_are_shared_and_changed_in_turn(setup in setups(false)) {
         run(&setup);
+    }
+}
+
+/// Links that are looked at by the costliest step of those of so many links with one role: as they ask, take and commit.
+fn looks(role: Role, links: usize) -> usize {
+    let consumer = (role == Role::Peek).then_some((Role::Consume, 1));
+    let links: Vec<_> = std::iter::repeat_n((role, 0), links).chain(consumer).chain([(Role::Produce, 1)]).collect();
+    let commits = 2 * links.len() as u64;
+    let setup = Setup { envelopes: vec![1, 2], capacity: 2, links, chunks: 3, switches: 0, late: false, seed: 0 };
+    let (mut world, mut most, mut goes_on) = (World::new(&setup), 0, true);
+    while goes_on && world.made < commits {
+        LOOKS.set(0);
+        goes_on = world.step();
+        most = LOOKS.get().max(most);
+    }
+    most
+}
+
+/// All of a step is done under the hub's lock.
+#[test]
+fn a_step_looks_at_each_link_a_few_times() {
+    for role in [Role::Produce, Role::Consume, Role::Peek, Role::Modify] {
+        for links in [10, 100] {
+            let looks = looks(role, links);
+            assert!((links..20 * (links + 2)).contains(&looks), "{looks} looks at {links} links, {role:?}");
+        }
     }
 }

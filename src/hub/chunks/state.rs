@@ -31,14 +31,18 @@
 //! Who came first is served first; a peek waits for no one but for who would modify, and that only for its second turn.
 //!
 //! **No chunk holds another up for ever.** They are as old as the blanks that they were made of. A younger chunk takes an
-//! envelope only where enough are left for all that the older ones still need there. Where the flow of data was changed
-//! meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones.
+//! envelope only where enough are left for all that the older ones still need there. Where the links or the flow of data
+//! were changed meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones.
+//! Where no place has an envelope free for that and none is on its way home, one more envelope is allocated ([`Spare`]):
+//! by the link that waits, as it is polled. That leaves no place with more envelopes than it was given or the queue has
+//! chunks.
 
 mod settle;
+mod snapshot;
 mod turns;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     sync::Arc,
     task::Waker,
 };
@@ -63,6 +67,8 @@ pub(super) trait Blanks<E> {
     fn made(&self, place: Place) -> usize;
     /// How many places there are.
     fn places(&self) -> usize;
+    /// This one is counted in what was made there: it was not sent by a user.
+    fn is_own(&self, place: Place, envelope: &E) -> bool;
 }
 
 /// What a link is given: a blank, or a chunk.
@@ -107,6 +113,8 @@ struct Link {
     place: Place,
     /// Nobody asks for it any more; what it was given is still out.
     retired: bool,
+    /// Chunks are given to it: it is not retired, and data flows to it.
+    is_served: bool,
     waits: Option<Waits>,
     /// Whoever wants to hear of the next change, be it what it may.
     watcher: Option<Arc<Waker>>,
@@ -137,7 +145,52 @@ struct Chunk<E, S> {
     alone: Option<LinkId>,
     /// Copies of it that are being enqueued.
     moving: usize,
+    /// Sorted.
     seen: SmallVec<[LinkId; 4]>,
+}
+
+/// Whose turn it is at a chunk that is to be consumed.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// The first of those that are to modify it.
+    modify: Option<LinkId>,
+    /// One is to peek at it, if none is to modify it.
+    peek: bool,
+    /// Of a chunk that stays: each link's.
+    any: bool,
+}
+
+impl Turn {
+    fn is_of(&self, id: LinkId, role: Role) -> bool {
+        match role {
+            _ if self.any => true,
+            Role::Modify => self.modify == Some(id),
+            Role::Peek => self.modify.is_none(),
+            _ => self.modify.is_none() && !self.peek,
+        }
+    }
+}
+
+/// How many links do that, by [`Role`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts([usize; 4]);
+
+impl Counts {
+    fn of(&self, role: Role) -> usize {
+        self.0[role as usize]
+    }
+
+    fn of_readers(&self) -> usize {
+        self.of(Role::Consume) + self.of(Role::Peek) + self.of(Role::Modify)
+    }
+
+    fn add(&mut self, role: Role) {
+        self.0[role as usize] += 1;
+    }
+
+    fn remove(&mut self, role: Role) {
+        self.0[role as usize] -= 1;
+    }
 }
 
 #[derive(Debug)]
@@ -154,11 +207,30 @@ enum Slot<E> {
     Lent,
 }
 
+/// One more envelope, without which nothing would move any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spare {
+    No,
+    /// The chunk of this number needs it, at this place, for a link that waits.
+    Needed(u64, Place),
+    /// It is being allocated.
+    Coming,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many links were looked at.
+    pub(super) static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct State<E, S> {
     capacity: usize,
     links: BTreeMap<LinkId, Link>,
+    counts: Counts,
+    /// Of those that are served.
+    served: Counts,
     chunks: VecDeque<Chunk<E, S>>,
     /// Consumed, and still peeked at.
     lingering: Vec<Chunk<E, S>>,
@@ -171,6 +243,7 @@ pub(super) struct State<E, S> {
     clock: u64,
     /// Wakers that were taken out: dropped by who holds no lock.
     gone: Vec<Arc<Waker>>,
+    spare: Spare,
     /// Once there was one.
     had_producer: bool,
     had_reader: bool,
@@ -199,6 +272,18 @@ impl<E, S> Chunk<E, S> {
         self.copy(place).is_some_and(|copy| copy.there().is_some())
     }
 
+    fn is_seen_by(&self, id: LinkId) -> bool {
+        self.seen.binary_search(&id).is_ok()
+    }
+
+    fn set_seen(&mut self, id: LinkId, seen: bool) {
+        match self.seen.binary_search(&id) {
+            Err(at) if seen => self.seen.insert(at, id),
+            Ok(at) if !seen => _ = self.seen.remove(at),
+            _ => {}
+        }
+    }
+
     fn is_peeked(&self) -> bool {
         self.copies.iter().any(|copy| copy.peeks > 0)
     }
@@ -222,6 +307,8 @@ impl<E: Clone, S: Clone> State<E, S> {
         Self {
             capacity,
             links: BTreeMap::new(),
+            counts: Counts::default(),
+            served: Counts::default(),
             chunks: VecDeque::new(),
             lingering: Vec::new(),
             open: Vec::new(),
@@ -230,6 +317,7 @@ impl<E: Clone, S: Clone> State<E, S> {
             links_made: 0,
             clock: 0,
             gone: Vec::new(),
+            spare: Spare::No,
             had_producer: false,
             had_reader: false,
             had_consumer: false,
@@ -251,9 +339,15 @@ impl<E: Clone, S: Clone> State<E, S> {
         self.had_producer |= role == Role::Produce;
         self.had_reader |= role != Role::Produce;
         self.had_consumer |= role == Role::Consume;
+        let is_served = self.flow.as_ref().is_none_or(|flow| flow.contains(&name));
+        self.counts.add(role);
+        if is_served {
+            self.served.add(role);
+        }
         // What is there already is as new to it as to anybody.
-        self.links
-            .insert(id, Link { role, name, place, retired: false, waits: None, watcher: None, served: 0, last: 0 });
+        let link =
+            Link { role, name, place, retired: false, is_served, waits: None, watcher: None, served: 0, last: 0 };
+        self.links.insert(id, link);
         (id, name)
     }
 
@@ -261,6 +355,9 @@ impl<E: Clone, S: Clone> State<E, S> {
     pub(super) fn retire(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(&id) {
             link.retired = true;
+            if std::mem::replace(&mut link.is_served, false) {
+                self.served.remove(link.role);
+            }
             let waits = link.waits.take().map(|waits| waits.waker);
             self.gone.extend(waits.into_iter().chain(link.watcher.take()));
         }
@@ -269,39 +366,63 @@ impl<E: Clone, S: Clone> State<E, S> {
     /// It has given back whatever it had.
     pub(super) fn unlink(&mut self, id: LinkId) {
         let link = self.links.remove(&id);
+        if let Some(link) = &link {
+            self.counts.remove(link.role);
+            if link.is_served {
+                self.served.remove(link.role);
+            }
+        }
         self.gone.extend(link.into_iter().flat_map(|link| {
             let waits = link.waits.map(|waits| waits.waker);
             waits.into_iter().chain(link.watcher)
         }));
-        self.chunks.iter_mut().for_each(|chunk| chunk.seen.retain(|seen| *seen != id));
+        self.chunks.iter_mut().for_each(|chunk| chunk.set_seen(id, false));
     }
 
     /// Data flows to these alone; `None`: as inferred.
     pub(super) fn set_flow(&mut self, flow: Option<Vec<LinkName>>) {
+        let names: Option<HashSet<_>> = flow.as_ref().map(|flow| flow.iter().collect());
+        self.served = Counts::default();
+        for link in self.links.values_mut() {
+            link.is_served = !link.retired && names.as_ref().is_none_or(|names| names.contains(&link.name));
+            if link.is_served {
+                self.served.add(link.role);
+            }
+        }
         self.flow = flow;
     }
 
-    fn is_served(&self, link: &Link) -> bool {
-        !link.retired && self.flow.as_ref().is_none_or(|flow| flow.contains(&link.name))
+    /// All links. Tests count how many are looked at.
+    fn each(&self) -> impl Iterator<Item = (LinkId, &Link)> {
+        self.links.iter().map(|(id, link)| {
+            #[cfg(test)]
+            LOOKS.set(LOOKS.get() + 1);
+            (*id, link)
+        })
     }
 
     fn of_role(&self, role: Role) -> impl Iterator<Item = (LinkId, &Link)> {
-        let links = self.links.iter().map(|(id, link)| (*id, link));
-        links.filter(move |(_, link)| link.role == role && self.is_served(link))
-    }
-
-    fn count(&self, role: impl Fn(Role) -> bool) -> usize {
-        self.links.values().filter(|link| role(link.role)).count()
+        let links = (self.served.of(role) > 0).then(|| self.each());
+        links.into_iter().flatten().filter(move |(_, link)| link.role == role && link.is_served)
     }
 
     /// Chunks are consumed; otherwise they stay. A hub that has lost its last consuming link keeps them for the next one.
     pub(super) fn consumes(&self) -> bool {
-        self.of_role(Role::Consume).next().is_some() || (self.flow.is_none() && self.had_consumer)
+        self.served.of(Role::Consume) > 0 || (self.flow.is_none() && self.had_consumer)
     }
 
     /// Links of this role that have not had the chunk.
     fn pending<'a>(&'a self, chunk: &'a Chunk<E, S>, role: Role) -> impl Iterator<Item = (LinkId, &'a Link)> {
-        self.of_role(role).filter(|(id, _)| !chunk.seen.contains(id))
+        self.of_role(role).filter(|(id, _)| !chunk.is_seen_by(*id))
+    }
+
+    fn turn(&self, chunk: &Chunk<E, S>) -> Turn {
+        if !self.consumes() {
+            return Turn { modify: None, peek: false, any: true };
+        }
+        let modify = self.pending(chunk, Role::Modify).next().map(|(id, _)| id);
+        let peek = modify.is_none() && self.pending(chunk, Role::Peek).next().is_some();
+        Turn { modify, peek, any: false }
     }
 
     // --- what becomes of it
@@ -356,9 +477,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         };
         chunk.alone = None;
         let old = std::mem::replace(&mut chunk.structure, structure);
-        if !chunk.seen.contains(&id) {
-            chunk.seen.push(id);
-        }
+        chunk.set_seen(id, true);
         for copy in chunk.copies.drain(..).collect::<SmallVec<[_; 2]>>() {
             match copy.slot {
                 Slot::Lent => chunk.copies.push(copy),
@@ -415,7 +534,7 @@ impl<E: Clone, S: Clone> State<E, S> {
             return None;
         };
         if unseen {
-            chunk.seen.retain(|seen| *seen != id);
+            chunk.set_seen(id, false);
         }
         let mut over = false;
         if let Some(copy) = chunk.copies.iter_mut().find(|copy| copy.place == place) {
@@ -454,6 +573,21 @@ impl<E: Clone, S: Clone> State<E, S> {
         }
     }
 
+    /// True if this link waits for a chunk that needs one more envelope at its place: the caller allocates it with no lock
+    /// held, and says [`spare_came`](Self::spare_came) however that ends.
+    pub(super) fn claim_spare(&mut self, id: LinkId) -> bool {
+        let claims = self.links.get(&id).is_some_and(|link| self.needs_spare(id, link));
+        if claims {
+            self.spare = Spare::Coming;
+        }
+        claims
+    }
+
+    /// What was claimed has been allocated, or could not be: then another link that waits for it tries.
+    pub(super) fn spare_came(&mut self) {
+        self.spare = Spare::No;
+    }
+
     #[cfg(test)]
     pub(super) fn copies_of(&self, number: u64) -> Vec<E> {
         let chunks = self.chunks.iter().chain(&self.lingering).filter(|chunk| chunk.number == number);
@@ -484,12 +618,12 @@ impl<E: Clone, S: Clone> State<E, S> {
 
     /// It was said whom data flows to, and not to this link.
     pub(super) fn is_left_out(&self, id: LinkId) -> bool {
-        self.links.get(&id).is_some_and(|link| !self.is_served(link))
+        self.links.get(&id).is_some_and(|link| !link.is_served)
     }
 
     /// Links of this role, whether data flows to them or not.
     pub(super) fn links_that(&self, role: Role) -> usize {
-        self.count(|other| other == role)
+        self.counts.of(role)
     }
 
     /// Something can come to lie at that place without a copy: it lies there, or a producer is there.
@@ -509,7 +643,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         let Some(link) = self.links.get(&id) else { return false };
         let chunk = self.next_for(id, link).map(|at| &self.chunks[at]);
         chunk.is_some_and(|chunk| {
-            self.is_turn(id, link, chunk) && chunk.alone.is_none() && chunk.copy(link.place).is_none()
+            self.turn(chunk).is_of(id, link.role) && chunk.alone.is_none() && chunk.copy(link.place).is_none()
         })
     }
 }

@@ -69,26 +69,33 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
     pub(in crate::hub::chunks) fn ask(&self, blank: bool, task: &mut Context<'_>) -> Result<Answer> {
         self.core.check()?;
         self.device.check()?;
-        let mut actions = Actions::default();
-        let mut ask = |shared: Option<&Arc<Waker>>| {
-            let Inner { state, places } = &mut *lock(&self.core.inner);
-            let asked = state.poll(self.id, blank, task.waker(), shared, places, &mut actions)?;
-            state.take_gone(&mut actions);
-            let waits = asked == Answer::Wait && (blank || self.role != Role::Produce);
-            Some((asked, if waits { self.can_come(state, places) } else { Ok(()) }))
-        };
-        // Cloned without the lock, and only where it is not kept yet.
-        let asked = ask(None).or_else(|| ask(Some(&Arc::new(task.waker().clone()))));
-        let (asked, comes) = asked.unwrap_or((Answer::Wait, Ok(())));
-        // That it asked may let others go on, whatever it is told itself.
-        self.core.carry_out(actions);
-        comes?;
-        if asked == Answer::Wait {
-            // Lost before it waited: nobody wakes it for that any more.
-            self.device.check()?;
-            Streams::attend(&self.device);
+        loop {
+            let mut actions = Actions::default();
+            let mut ask = |shared: Option<&Arc<Waker>>| {
+                let Inner { state, places } = &mut *lock(&self.core.inner);
+                let asked = state.poll(self.id, blank, task.waker(), shared, places, &mut actions)?;
+                state.take_gone(&mut actions);
+                let waits = asked == Answer::Wait && (blank || self.role != Role::Produce);
+                let comes = if waits { self.can_come(state, places) } else { Ok(()) };
+                Some((asked, comes.map(|()| waits && state.claim_spare(self.id))))
+            };
+            // Cloned without the lock, and only where it is not kept yet.
+            let asked = ask(None).or_else(|| ask(Some(&Arc::new(task.waker().clone()))));
+            let (asked, comes) = asked.unwrap_or((Answer::Wait, Ok(false)));
+            // That it asked may let others go on, whatever it is told itself.
+            self.core.carry_out(actions);
+            if comes? {
+                // With it the chunk comes here, if no other link was quicker.
+                self.core.add_spare(&self.device)?;
+                continue;
+            }
+            if asked == Answer::Wait {
+                // Lost before it waited: nobody wakes it for that any more.
+                self.device.check()?;
+                Streams::attend(&self.device);
+            }
+            return Ok(asked);
         }
-        Ok(asked)
     }
 
     /// An error if nothing can ever come to where this link is.

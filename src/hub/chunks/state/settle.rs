@@ -2,14 +2,17 @@
 //!
 //! ```text
 //!   settle ──> wanted: the oldest chunk first ──bring──> a blank: a copy is enqueued
-//!                                                └─────> none: make room, if somebody waits
+//!                                                └─────> none: make room, if a link waits
+//!                                                            └──> none anywhere, and nothing moves: one more envelope
 //!          ──> trim: copies that nobody needs go home
 //!          ──> wake: those who may go, who came first first
 //! ```
 
 use smallvec::SmallVec;
 
-use super::{Actions, Blanks, Chunk, Copy, Link, LinkId, Move, Place, Role, Slot, State, Waits};
+use super::{
+    Actions, Blanks, Chunk, Copy, Link, LinkId, Move, Place, Role, Slot, Spare, State, Waits, snapshot::Snapshot,
+};
 
 /// A chunk is wanted at a place.
 #[derive(Clone, Copy, Debug)]
@@ -20,28 +23,46 @@ struct Wanted {
     demanded: bool,
 }
 
+/// Chunks, and the places where links wait for them.
+type Demands = SmallVec<[(usize, Place); 4]>;
+
 impl<E: Clone, S: Clone> State<E, S> {
     /// Says what follows from what has happened.
     pub(in crate::hub::chunks) fn settle(&mut self, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
-        for Wanted { chunk, place, demanded } in self.wanted() {
-            self.bring(chunk, place, demanded, blanks, out);
+        let mut lacking = None;
+        let demands = self.demands();
+        for Wanted { chunk, place, demanded } in self.wanted(&demands) {
+            self.bring(chunk, place, demanded.then_some(&demands), blanks, out);
+            if demanded && lacking.is_none() && self.chunks[chunk].copy(place).is_none() && blanks.count(place) == 0 {
+                lacking = Some((chunk, place));
+            }
         }
         // After that: a copy that was made to make room elsewhere has served by now.
         self.trim(out);
-        self.clear_for_producers(blanks, out);
+        self.clear_for_producers(&demands, blanks, out);
+        if self.spare != Spare::Coming {
+            let stuck = lacking.filter(|(at, place)| !self.is_used_before(*at, *place) && self.is_at_rest(blanks));
+            self.spare = stuck.map_or(Spare::No, |(at, place)| Spare::Needed(self.chunks[at].number, place));
+        }
         out.wakes.extend(self.links.values_mut().filter_map(|link| link.watcher.take()));
-        self.wake(out, |state, id, link, waits| {
-            state.has_ended(id, blanks) || state.may_go(id, link, waits.blank, blanks)
+        self.wake(blanks, out, |state, snapshot, id, link, waits| {
+            state.has_ended(id, blanks) || snapshot.may_go(id, link, waits.blank) || state.needs_spare(id, link)
         });
     }
 
     /// Wakes those who wait, have not been woken yet, and are to be. Who came first is woken first.
-    pub(super) fn wake(&mut self, out: &mut Actions<E>, is_due: impl Fn(&Self, LinkId, &Link, &Waits) -> bool) {
-        let due = |(id, link): (&LinkId, &Link)| {
+    pub(super) fn wake<B: Blanks<E>>(
+        &mut self,
+        blanks: &B,
+        out: &mut Actions<E>,
+        is_due: impl Fn(&Self, &Snapshot<'_, E, S, B>, LinkId, &Link, &Waits) -> bool,
+    ) {
+        let snapshot = Snapshot::new(self, blanks);
+        let due = |(id, link): (LinkId, &Link)| {
             let waits = link.waits.as_ref().filter(|waits| !waits.told)?;
-            is_due(self, *id, link, waits).then_some((waits.since, *id))
+            is_due(self, &snapshot, id, link, waits).then_some((waits.since, id))
         };
-        let mut due: SmallVec<[(u64, LinkId); 4]> = self.links.iter().filter_map(due).collect();
+        let mut due: SmallVec<[(u64, LinkId); 4]> = self.each().filter_map(due).collect();
         due.sort_unstable();
         for (_, id) in due {
             if let Some(waits) = self.links.get_mut(&id).and_then(|link| link.waits.as_mut()) {
@@ -72,13 +93,19 @@ impl<E: Clone, S: Clone> State<E, S> {
         self.of_role(Role::Consume).min_by_key(|(_, link)| rank(link)).map(|(_, link)| link.place)
     }
 
-    /// Where a chunk that is to be consumed is wanted next.
+    /// Where a chunk that is to be consumed is wanted next: each place once.
     pub(super) fn next_places(&self, chunk: &Chunk<E, S>) -> SmallVec<[Place; 4]> {
         if let Some((_, link)) = self.pending(chunk, Role::Modify).next() {
             return SmallVec::from_iter([link.place]);
         }
+        let mut places = SmallVec::new();
         let peeks = self.pending(chunk, Role::Peek).map(|(_, link)| link.place);
-        peeks.chain(self.consumer(chunk)).collect()
+        for place in peeks.chain(self.consumer(chunk)) {
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        places
     }
 
     /// Envelopes at a place that chunks before this one will still need.
@@ -96,7 +123,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         let older = self.chunks.iter().take(before).filter(needs).count();
         let next = self.chunks.get(before).map_or(u64::MAX, |chunk| chunk.number);
         let to_come = self.open.iter().filter(|(number, at)| *number < next && *at != Some(place)).count();
-        let is_read = || self.links.values().any(|link| link.role != Role::Produce && link.place == place);
+        let is_read = || self.each().any(|(_, link)| link.role != Role::Produce && link.place == place);
         older + if to_come > 0 && is_read() { to_come } else { 0 }
     }
 
@@ -121,40 +148,37 @@ impl<E: Clone, S: Clone> State<E, S> {
         }
     }
 
-    /// Who waits, by when it came, and the chunk that it waits for.
-    pub(super) fn waiting(&self) -> SmallVec<[(u64, usize, Place); 4]> {
-        let mut waiting: SmallVec<[(u64, usize, Place); 4]> = SmallVec::new();
-        for (id, link) in &self.links {
+    /// The chunks that links wait for, and where: each once, by the link that came first.
+    fn demands(&self) -> Demands {
+        let mut waiting: SmallVec<[(usize, Place, u64); 4]> = SmallVec::new();
+        for (id, link) in self.each() {
             if let Some(waits) = link.waits.as_ref().filter(|waits| !waits.looked && link.role != Role::Produce)
-                && let Some(at) = self.next_for(*id, link)
+                && let Some(at) = self.next_for(id, link)
             {
-                waiting.push((waits.since, at, link.place));
+                waiting.push((at, link.place, waits.since));
             }
         }
         waiting.sort_unstable();
-        waiting
+        waiting.dedup_by_key(|(at, place, _)| (*at, *place));
+        waiting.sort_unstable_by_key(|(.., since)| *since);
+        waiting.into_iter().map(|(at, place, _)| (at, place)).collect()
     }
 
     /// Where chunks are wanted and are not, the most urgent first.
-    fn wanted(&self) -> Vec<Wanted> {
-        let waiting = self.waiting();
+    fn wanted(&self, demands: &Demands) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         if self.consumes() {
             for (at, chunk) in self.chunks.iter().enumerate() {
                 for place in self.next_places(chunk) {
-                    let demanded = waiting.iter().any(|(_, chunk, theirs)| (*chunk, *theirs) == (at, place));
+                    let demanded = demands.contains(&(at, place));
                     wanted.push(Wanted { chunk: at, place, demanded });
                 }
             }
         } else {
-            wanted.extend(waiting.iter().map(|(_, chunk, place)| Wanted {
-                chunk: *chunk,
-                place: *place,
-                demanded: true,
-            }));
+            wanted.extend(demands.iter().map(|(chunk, place)| Wanted { chunk: *chunk, place: *place, demanded: true }));
             // Whoever goes round them and is at work on one has another one coming.
-            for (id, link) in self.links.iter().filter(|(_, link)| link.role != Role::Produce && link.served > 0) {
-                if let Some(at) = self.next_for(*id, link).filter(|at| self.chunks[*at].number != link.last) {
+            for (id, link) in self.each().filter(|(_, link)| link.role != Role::Produce && link.served > 0) {
+                if let Some(at) = self.next_for(id, link).filter(|at| self.chunks[*at].number != link.last) {
                     wanted.push(Wanted { chunk: at, place: link.place, demanded: false });
                 }
             }
@@ -163,7 +187,15 @@ impl<E: Clone, S: Clone> State<E, S> {
         wanted
     }
 
-    fn bring(&mut self, at: usize, place: Place, demanded: bool, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
+    /// Takes a blank for a copy of a chunk at a place, if there is one. `demands` of a chunk that a link waits for there.
+    fn bring(
+        &mut self,
+        at: usize,
+        place: Place,
+        demands: Option<&Demands>,
+        blanks: &mut impl Blanks<E>,
+        out: &mut Actions<E>,
+    ) {
         let chunk = &self.chunks[at];
         if chunk.alone.is_some() || chunk.copy(place).is_some() {
             return;
@@ -175,9 +207,9 @@ impl<E: Clone, S: Clone> State<E, S> {
         let left = blanks.count(place);
         // How many are reserved takes a while to find out.
         if left == 0 || left <= self.reserved(at, place) {
-            if demanded && left == 0 {
+            if let Some(demands) = demands.filter(|_| left == 0) {
                 drop(source);
-                self.make_room(at, place, blanks, out);
+                self.make_room(at, place, demands, blanks, out);
             }
             return;
         }
@@ -190,15 +222,21 @@ impl<E: Clone, S: Clone> State<E, S> {
 
     /// Somebody waits for a chunk at a place all of whose envelopes other chunks have: the copy of one that nobody wants
     /// there goes, or moves elsewhere if it is the only one.
-    fn make_room(&mut self, for_chunk: usize, place: Place, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
-        let waiting = self.waiting();
+    fn make_room(
+        &mut self,
+        for_chunk: usize,
+        place: Place,
+        demands: &Demands,
+        blanks: &mut impl Blanks<E>,
+        out: &mut Actions<E>,
+    ) {
         let in_the_way = |at: &usize| {
             let chunk = &self.chunks[*at];
             let idle = chunk.alone.is_none() && chunk.moving == 0 && chunk.copy(place).is_some_and(Copy::is_idle);
             let wanted = if self.consumes() {
                 *at < for_chunk && self.next_places(chunk).contains(&place)
             } else {
-                waiting.iter().any(|(_, chunk, theirs)| (chunk, *theirs) == (at, place))
+                demands.contains(&(*at, place))
             };
             *at != for_chunk && idle && !wanted
         };
@@ -217,21 +255,55 @@ impl<E: Clone, S: Clone> State<E, S> {
             *other != place && left > 0 && left > self.reserved(at, *other)
         };
         if let Some(elsewhere) = (0..blanks.places()).find(has_room) {
-            self.bring(at, elsewhere, false, blanks, out);
+            self.bring(at, elsewhere, None, blanks, out);
         }
     }
 
+    /// A chunk that comes before this one lies there. It goes on as soon as the links that are to have it ask, and is helped
+    /// first if it is stuck itself.
+    fn is_used_before(&self, before: usize, place: Place) -> bool {
+        self.consumes() && self.chunks.iter().take(before).any(|chunk| chunk.copy(place).is_some())
+    }
+
+    /// Nothing changes until a link asks, or commits, for another reason: every envelope is at home or in a chunk that no link
+    /// has, and no link that waits can go on.
+    fn is_at_rest(&self, blanks: &impl Blanks<E>) -> bool {
+        let is_idle =
+            |chunk: &Chunk<E, S>| chunk.alone.is_none() && chunk.moving == 0 && chunk.copies.iter().all(Copy::is_idle);
+        if !self.open.is_empty() || !self.lingering.is_empty() || !self.chunks.iter().all(is_idle) {
+            return false;
+        }
+        let lie_at = |place: Place| {
+            let lies = |chunk: &&Chunk<E, S>| {
+                let envelope = chunk.copy(place).and_then(Copy::there);
+                envelope.is_some_and(|envelope| blanks.is_own(place, envelope))
+            };
+            self.chunks.iter().filter(lies).count()
+        };
+        (0..blanks.places()).all(|place| blanks.count(place) + lie_at(place) >= blanks.made(place))
+            && Snapshot::new(self, blanks).all_wait()
+    }
+
+    /// The link waits for the chunk that one more envelope is needed for.
+    pub(super) fn needs_spare(&self, id: LinkId, link: &Link) -> bool {
+        let Spare::Needed(number, place) = self.spare else { return false };
+        let waits = link.waits.as_ref().is_some_and(|waits| !waits.looked);
+        waits
+            && link.role != Role::Produce
+            && link.place == place
+            && self.next_for(id, link).is_some_and(|at| self.chunks[at].number == number)
+    }
+
     /// A producer waits for a blank, there is room in the queue, and chunks that stay have copies elsewhere.
-    fn clear_for_producers(&mut self, blanks: &impl Blanks<E>, out: &mut Actions<E>) {
+    fn clear_for_producers(&mut self, demands: &Demands, blanks: &impl Blanks<E>, out: &mut Actions<E>) {
         if self.consumes() || self.room() == 0 {
             return;
         }
-        let producers = self.links.values().filter(|link| link.role == Role::Produce);
-        let starved = producers.filter(|link| link.waits.as_ref().is_some_and(|waits| waits.blank));
-        let Some(place) = starved.map(|link| link.place).find(|place| blanks.count(*place) == 0) else { return };
-        let waiting = self.waiting();
+        let producers = self.each().filter(|(_, link)| link.role == Role::Produce);
+        let starved = producers.filter(|(_, link)| link.waits.as_ref().is_some_and(|waits| waits.blank));
+        let Some(place) = starved.map(|(_, link)| link.place).find(|place| blanks.count(*place) == 0) else { return };
         let spare = self.chunks.iter().enumerate().position(|(at, chunk)| {
-            let wanted = waiting.iter().any(|(_, chunk, theirs)| (*chunk, *theirs) == (at, place));
+            let wanted = demands.contains(&(at, place));
             let idle = chunk.alone.is_none() && chunk.moving == 0 && chunk.copy(place).is_some_and(Copy::is_idle);
             idle && !wanted && chunk.spare() > 1
         });

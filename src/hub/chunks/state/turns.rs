@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, task::Waker};
 
-use super::{Actions, Blanks, Chunk, Grant, Link, LinkId, Role, Slot, State, Waits};
+use super::{Actions, Blanks, Chunk, Grant, Link, LinkId, Role, Slot, State, Waits, snapshot::Snapshot};
 use crate::hub::queue::Answer;
 
 impl<E: Clone, S: Clone> State<E, S> {
@@ -17,7 +17,7 @@ impl<E: Clone, S: Clone> State<E, S> {
 
     /// The chunk that is this link's next, be it ready or not.
     pub(super) fn next_for(&self, id: LinkId, link: &Link) -> Option<usize> {
-        if !self.is_served(link) {
+        if !link.is_served {
             return None;
         }
         if link.role == Role::Consume {
@@ -25,93 +25,27 @@ impl<E: Clone, S: Clone> State<E, S> {
             return self.chunks.iter().position(|chunk| !chunk.alone.as_ref().is_some_and(consumed));
         }
         if self.consumes() {
-            return self.chunks.iter().position(|chunk| !chunk.seen.contains(&id));
+            return self.chunks.iter().position(|chunk| !chunk.is_seen_by(id));
         }
         let later = self.chunks.iter().position(|chunk| chunk.number > link.last);
         later.or_else(|| (!self.chunks.is_empty()).then_some(0))
-    }
-
-    /// It is this link's turn at that chunk, whoever has it now.
-    pub(super) fn is_turn(&self, id: LinkId, link: &Link, chunk: &Chunk<E, S>) -> bool {
-        if !self.consumes() {
-            return true;
-        }
-        let modifies = self.pending(chunk, Role::Modify).next();
-        match link.role {
-            Role::Modify => modifies.is_some_and(|(first, _)| first == id),
-            Role::Peek => modifies.is_none(),
-            _ => modifies.is_none() && self.pending(chunk, Role::Peek).next().is_none(),
-        }
-    }
-
-    /// Nobody has the chunk in a way that excludes this link.
-    fn is_free(link: &Link, chunk: &Chunk<E, S>) -> bool {
-        if chunk.alone.is_some() {
-            return false;
-        }
-        match link.role {
-            Role::Peek => true,
-            Role::Modify => !chunk.is_peeked() && chunk.moving == 0,
-            _ => chunk.copy(link.place).is_none_or(|copy| copy.peeks == 0) && chunk.moving == 0,
-        }
-    }
-
-    /// Could it have now what it asks for, if nobody else asked?
-    pub(super) fn is_there(&self, id: LinkId, link: &Link, blank: bool, blanks: &impl Blanks<E>) -> bool {
-        if link.role == Role::Produce {
-            let left = || blanks.count(link.place);
-            let enough = || left() > 0 && left() > self.reserved(self.chunks.len(), link.place);
-            return self.room() > 0 && (!blank || enough());
-        }
-        self.next_for(id, link).map(|at| &self.chunks[at]).is_some_and(|chunk| {
-            self.is_turn(id, link, chunk) && Self::is_free(link, chunk) && chunk.is_there(link.place)
-        })
-    }
-
-    /// One who came before this link waits for the same, and can have it: it was woken, and has not looked yet.
-    fn has_precedence(&self, id: LinkId, link: &Link, blanks: &impl Blanks<E>) -> bool {
-        let chunk = self.next_for(id, link);
-        let came = link.waits.as_ref().map_or(u64::MAX, |waits| waits.since);
-        self.links.iter().any(|(other, theirs)| {
-            let Some(waits) = &theirs.waits else { return false };
-            if *other == id || waits.looked || waits.since > came {
-                return false;
-            }
-            match (link.role, theirs.role) {
-                (Role::Produce, Role::Produce) => self.is_there(*other, theirs, waits.blank, blanks),
-                (Role::Produce, _) | (_, Role::Produce) | (Role::Peek, Role::Peek) => false,
-                _ if chunk.is_none() || self.next_for(*other, theirs) != chunk => false,
-                // It waits for the peeks to end, and nobody who has peeked since it came begins once more.
-                (Role::Peek, Role::Modify) if waits.since > link.served => false,
-                (Role::Peek, Role::Modify) => {
-                    let chunk = chunk.map(|at| &self.chunks[at]);
-                    let for_peeks = |chunk: &&Chunk<E, S>| chunk.alone.is_none() && chunk.is_there(theirs.place);
-                    chunk.filter(for_peeks).is_some_and(|chunk| self.is_turn(*other, theirs, chunk))
-                }
-                _ => self.is_there(*other, theirs, false, blanks),
-            }
-        })
-    }
-
-    pub(super) fn may_go(&self, id: LinkId, link: &Link, blank: bool, blanks: &impl Blanks<E>) -> bool {
-        self.is_there(id, link, blank, blanks) && !self.has_precedence(id, link, blanks)
     }
 
     /// Nothing will come to this link any more.
     pub(in crate::hub::chunks) fn has_ended(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
         let Some(link) = self.links.get(&id) else { return true };
         if link.role == Role::Produce {
-            let unconsumed = self.had_consumer && self.count(|role| role == Role::Consume) == 0;
-            let unread = self.had_reader && self.count(|role| role != Role::Produce) == 0;
+            let unconsumed = self.had_consumer && self.counts.of(Role::Consume) == 0;
+            let unread = self.had_reader && self.counts.of_readers() == 0;
             return unconsumed || (unread && (self.room() == 0 || self.is_out_of_blanks(link, blanks)));
         }
-        let over = self.had_producer && self.count(|role| role == Role::Produce) == 0;
+        let over = self.had_producer && self.counts.of(Role::Produce) == 0;
         over && match link.role {
             Role::Consume => self.chunks.is_empty(),
             // With those who consume gone too, what is in the way of other chunks stays there.
             _ if self.consumes() => {
-                let unconsumed = self.had_consumer && self.count(|role| role == Role::Consume) == 0;
-                unconsumed || self.chunks.iter().all(|chunk| chunk.seen.contains(&id))
+                let unconsumed = self.had_consumer && self.counts.of(Role::Consume) == 0;
+                unconsumed || self.chunks.iter().all(|chunk| chunk.is_seen_by(id))
             }
             _ => self.chunks.is_empty(),
         }
@@ -147,7 +81,7 @@ impl<E: Clone, S: Clone> State<E, S> {
             return Some(Answer::Never);
         }
         let since = self.tick();
-        let ready = self.links.get(&id).is_some_and(|link| self.may_go(id, link, blank, blanks));
+        let ready = self.links.get(&id).is_some_and(|link| Snapshot::new(self, blanks).may_go(id, link, blank));
         let Some(link) = self.links.get_mut(&id) else { return Some(Answer::Never) };
         if ready {
             if let Some(waits) = link.waits.as_mut() {
@@ -171,9 +105,9 @@ impl<E: Clone, S: Clone> State<E, S> {
 
     /// One who could go may not do so: whoever waits behind it, or for the envelope that it waits for, asks again.
     fn wake_those_behind(&mut self, blanks: &impl Blanks<E>, out: &mut Actions<E>) {
-        self.wake(out, |state, id, link, waits| {
+        self.wake(blanks, out, |state, snapshot, id, link, waits| {
             let lacks = || state.next_for(id, link).is_some_and(|at| state.chunks[at].copy(link.place).is_none());
-            state.may_go(id, link, waits.blank, blanks) || lacks()
+            snapshot.may_go(id, link, waits.blank) || lacks()
         });
     }
 
@@ -219,7 +153,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         blanks: &mut impl Blanks<E>,
     ) -> Option<Grant<E, S>> {
         let link = self.links.get(&id)?;
-        if !self.may_go(id, link, blank, blanks) {
+        if !Snapshot::new(self, blanks).may_go(id, link, blank) {
             return None;
         }
         let (role, place) = (link.role, link.place);
@@ -246,8 +180,8 @@ impl<E: Clone, S: Clone> State<E, S> {
                     }
                 }
             };
-            if role == Role::Peek && !chunk.seen.contains(&id) {
-                chunk.seen.push(id);
+            if role == Role::Peek {
+                chunk.set_seen(id, true);
             }
             Grant { number: chunk.number, envelope: Some(envelope), structure: Some(chunk.structure.clone()) }
         };

@@ -1,0 +1,167 @@
+//! [`Snapshot`]: what is asked for each link that waits, found out once while nothing of the state changes.
+//!
+//! A link may go if what it asks for is there, and no link that came before it can have that. Asked for a link alone, each of
+//! these questions looks at all links. The answers that they share are kept here:
+//!
+//! ```text
+//!   of each chunk:  the link that modifies it next, and whether one is to peek at it     (Turn)
+//!                   since when the first link waits that can have it, of each role       (First)
+//!   of each place:  whether blanks are left for producers
+//! ```
+//!
+//! So all links are asked with as many looks at links as there are links, times the chunks that they wait for.
+
+use std::cell::{Cell, OnceCell, RefCell};
+
+use smallvec::SmallVec;
+
+use super::{Blanks, Chunk, Link, LinkId, Place, Role, State, Turn};
+
+/// See the module.
+pub(super) struct Snapshot<'a, E, S, B> {
+    state: &'a State<E, S>,
+    blanks: &'a B,
+    /// By chunk.
+    turns: SmallVec<[Cell<Option<Turn>>; 4]>,
+    has_blanks: RefCell<SmallVec<[(Place, bool); 2]>>,
+    firsts: OnceCell<Firsts>,
+}
+
+/// Since when the first of those waits that can have what they wait for, were they alone, and have not looked yet.
+struct Firsts {
+    produce: u64,
+    /// By chunk.
+    chunks: SmallVec<[First; 4]>,
+}
+
+/// The same of one chunk; [`NONE`] if there is no such link.
+#[derive(Clone, Copy)]
+struct First {
+    peek: u64,
+    modify: u64,
+    consume: u64,
+    /// One that modifies and waits for nothing but the end of all peeks.
+    modify_after_peeks: u64,
+}
+
+const NONE: u64 = u64::MAX;
+
+impl<'a, E: Clone, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
+    pub(super) fn new(state: &'a State<E, S>, blanks: &'a B) -> Self {
+        Self {
+            state,
+            blanks,
+            turns: state.chunks.iter().map(|_| Cell::new(None)).collect(),
+            has_blanks: RefCell::default(),
+            firsts: OnceCell::new(),
+        }
+    }
+
+    /// It is this link's turn at that chunk, whoever has it now.
+    fn is_turn(&self, id: LinkId, link: &Link, at: usize) -> bool {
+        let turn = &self.turns[at];
+        let known = turn.get().unwrap_or_else(|| self.state.turn(&self.state.chunks[at]));
+        turn.set(Some(known));
+        known.is_of(id, link.role)
+    }
+
+    /// No link has the chunk in a way that excludes this one.
+    fn is_free(link: &Link, chunk: &Chunk<E, S>) -> bool {
+        if chunk.alone.is_some() {
+            return false;
+        }
+        match link.role {
+            Role::Peek => true,
+            Role::Modify => !chunk.is_peeked() && chunk.moving == 0,
+            _ => chunk.copy(link.place).is_none_or(|copy| copy.peeks == 0) && chunk.moving == 0,
+        }
+    }
+
+    /// Blanks are left for producers there, beside those that chunks still need.
+    fn has_blanks(&self, place: Place) -> bool {
+        let known = self.has_blanks.borrow().iter().find(|(of, _)| *of == place).map(|(_, has)| *has);
+        known.unwrap_or_else(|| {
+            let left = self.blanks.count(place);
+            let has = left > 0 && left > self.state.reserved(self.state.chunks.len(), place);
+            self.has_blanks.borrow_mut().push((place, has));
+            has
+        })
+    }
+
+    /// Could it have now what it asks for, if no other link asked?
+    pub(super) fn is_there(&self, id: LinkId, link: &Link, blank: bool) -> bool {
+        if link.role == Role::Produce {
+            return self.state.room() > 0 && (!blank || self.has_blanks(link.place));
+        }
+        self.state.next_for(id, link).is_some_and(|at| self.is_there_of(id, link, at))
+    }
+
+    fn is_there_of(&self, id: LinkId, link: &Link, at: usize) -> bool {
+        let chunk = &self.state.chunks[at];
+        Self::is_free(link, chunk) && chunk.is_there(link.place) && self.is_turn(id, link, at)
+    }
+
+    fn firsts(&self) -> &Firsts {
+        self.firsts.get_or_init(|| {
+            let none = First { peek: NONE, modify: NONE, consume: NONE, modify_after_peeks: NONE };
+            let mut firsts = Firsts { produce: NONE, chunks: SmallVec::from_elem(none, self.state.chunks.len()) };
+            for (id, link) in self.state.each() {
+                let Some(waits) = link.waits.as_ref().filter(|waits| !waits.looked) else { continue };
+                if link.role == Role::Produce {
+                    if self.is_there(id, link, waits.blank) {
+                        firsts.produce = firsts.produce.min(waits.since);
+                    }
+                    continue;
+                }
+                let Some(at) = self.state.next_for(id, link) else { continue };
+                let first = &mut firsts.chunks[at];
+                if self.is_there_of(id, link, at) {
+                    let of_role = match link.role {
+                        Role::Peek => &mut first.peek,
+                        Role::Modify => &mut first.modify,
+                        _ => &mut first.consume,
+                    };
+                    *of_role = waits.since.min(*of_role);
+                }
+                let chunk = &self.state.chunks[at];
+                if link.role == Role::Modify
+                    && chunk.alone.is_none()
+                    && chunk.is_there(link.place)
+                    && self.is_turn(id, link, at)
+                {
+                    first.modify_after_peeks = first.modify_after_peeks.min(waits.since);
+                }
+            }
+            firsts
+        })
+    }
+
+    /// One that came before this link waits for the same, and can have it: it was woken, and has not looked yet.
+    fn has_precedence(&self, id: LinkId, link: &Link) -> bool {
+        let came = link.waits.as_ref().map_or(NONE, |waits| waits.since);
+        let firsts = self.firsts();
+        if link.role == Role::Produce {
+            return firsts.produce < came;
+        }
+        let Some(first) = self.state.next_for(id, link).map(|at| &firsts.chunks[at]) else { return false };
+        match link.role {
+            // One that modifies waits for the peeks to end, and no link that has peeked since it came begins once more.
+            Role::Peek => {
+                first.consume < came || (first.modify_after_peeks < came && first.modify_after_peeks <= link.served)
+            }
+            _ => first.peek.min(first.modify).min(first.consume) < came,
+        }
+    }
+
+    /// It may have now what it asks for.
+    pub(super) fn may_go(&self, id: LinkId, link: &Link, blank: bool) -> bool {
+        self.is_there(id, link, blank) && !self.has_precedence(id, link)
+    }
+
+    /// No link that waits, and has not looked, could have what it waits for.
+    pub(super) fn all_wait(&self) -> bool {
+        let firsts = self.firsts();
+        firsts.produce == NONE
+            && firsts.chunks.iter().all(|first| first.peek.min(first.modify).min(first.consume) == NONE)
+    }
+}
