@@ -282,10 +282,10 @@ const KEEPERS: [Keeper; 15] = [
     }),
     ("a task of a simulation", |inner| {
         let simulation = Simulation::new(0);
-        let _ = simulation.spawn("keeps", async move {
+        drop(simulation.spawn("keeps", async move {
             let _inner = inner;
             std::future::pending::<()>().await
-        });
+        }));
         kept(simulation)
     }),
     ("the output of a task", |inner| {
@@ -348,11 +348,11 @@ const KEEPERS: [Keeper; 15] = [
         let mut flow = Flow::new("f");
         let end = flow.add("end", sink(async |_: Host<Kept>| std::future::pending().await));
         let ingress = flow.ingress("in", end.input);
-        let running = runtime.block_on(async {
+        let (running,) = runtime.block_on(async {
             let running = flow.spawn().unwrap();
             ingress.send(Host(None)).await.unwrap();
             ingress.send(Host(inner)).await.unwrap();
-            running
+            (running,)
         });
         kept(Mutex::new((runtime, running)))
     }),
@@ -360,7 +360,7 @@ const KEEPERS: [Keeper; 15] = [
         let mut flow = Flow::new("f");
         let echo = flow.add("echo", map(async |request: Host<Kept>| Ok(request)));
         let mut service = flow.service("echoes", echo.input, echo.output);
-        let response = runtime().block_on(async {
+        let (response,) = runtime().block_on(async {
             let running = flow.spawn().unwrap();
             std::future::poll_fn(|cx| service.poll_ready(cx)).await.unwrap();
             let response = service.call(Host(inner));
@@ -368,7 +368,7 @@ const KEEPERS: [Keeper; 15] = [
             service.ask(Host(None)).await.unwrap();
             running.stop();
             running.await.unwrap();
-            response
+            (response,)
         });
         kept(response)
     }),
