@@ -1546,3 +1546,31 @@ fn memory_that_a_lost_device_still_reads_is_not_written() {
         assert_eq!(runtime().block_on(data.to_vec(&writes)).unwrap(), [9; 16]);
     });
 }
+
+/// A stream that had waited for the device before it was lost knows that write as one that it came after.
+#[test]
+fn what_a_lost_device_was_to_write_is_an_error_on_a_stream_that_had_waited_for_it() {
+    within_bound(|| {
+        let well = Device::emulated(Emulated::new());
+        let lost = Device::emulated(Emulated::new().faults(Faults::new().fail_copy(1)));
+        let (stream, other) = (Stream::new(&well).unwrap(), Stream::new(&lost).unwrap());
+        let (mut data, mut copy) = (Buffer::<u32>::new(&well, 4).unwrap(), Buffer::<u32>::new(&well, 4).unwrap());
+        stream.fill(&mut data, 1).unwrap();
+        stream.synchronize_blocking().unwrap();
+        let mut from = Buffer::<u32>::new(&lost, 4).unwrap();
+        other.fill(&mut from, 2).unwrap();
+        let (go, held) = mpsc::channel::<()>();
+        other.host_function(move || _ = held.recv()).unwrap();
+        other.copy(&from, &mut data).unwrap();
+        stream.copy(&data, &mut copy).unwrap();
+        drop(go);
+        assert!(other.synchronize_blocking().unwrap_err().is_device_lost());
+        for _ in 0..3 {
+            let read = runtime().block_on(data.to_vec(&stream));
+            assert!(read.unwrap_err().is_device_lost(), "the data is what it was before the lost write");
+        }
+        // What is written anew is sound.
+        stream.fill(&mut data, 3).unwrap();
+        assert_eq!(runtime().block_on(data.to_vec(&stream)).unwrap(), [3; 4]);
+    });
+}

@@ -67,7 +67,7 @@ use super::{
     lookout::{Alarm, Scan},
     mark::Mark,
 };
-use crate::{error::Result, sync::contained};
+use crate::{error::Result, sync::wake_again};
 
 /// Tasks of one device that poll at once.
 const SEATS: usize = 64;
@@ -180,7 +180,7 @@ impl Effort {
             (State::None | State::Sleep { .. }, _) => return self.choose(stream, mark, waker, began, now),
         }
         if matches!(self.state, State::Poll { .. }) {
-            contained("a waker panicked", || waker.wake_by_ref());
+            wake_again(waker);
         }
         Ok(())
     }
@@ -208,7 +208,7 @@ impl Effort {
             && let Some(seat) = Seat::take(stream.streams(), Some(SEATS))
         {
             self.state = State::Poll { until: Some(until), _seat: seat };
-            contained("a waker panicked", || waker.wake_by_ref());
+            wake_again(waker);
             return Ok(());
         }
         self.state = State::Scan;

@@ -528,7 +528,9 @@ impl Stream {
         let _later = Deferred::new();
         let mut order = lock(&inner.order);
         if order.clock.reached(other.id) >= ticket.number() {
-            return Ok(());
+            // It has waited for that before. What it enqueued since then is spoilt if that device is lost; what it reads now
+            // would be, too.
+            return if reads && inner.device != other.device { other.device.check() } else { Ok(()) };
         }
         if !inner.device.copies_with(&other.device) {
             return Err(Error::new(

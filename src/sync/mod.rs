@@ -34,7 +34,7 @@ pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_un
 pub(crate) use proxy::{ProxyWaker, proxied};
 pub(crate) use wakes::{
     Chain, Deferred, Discarded, WakeList, assert_may_wake, contained, discard, discard_all, discard_cause, later,
-    limit_depth, log, logged, wake, wake_shared,
+    limit_depth, log, logged, wake, wake_again, wake_shared,
 };
 
 /// [`Mutex::at`], for the protocols, whose model checks have another mutex.

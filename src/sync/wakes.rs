@@ -235,6 +235,17 @@ fn wake_by_ref(waker: Waker) -> bool {
     drop_one(waker) && woken
 }
 
+/// Wakes one from within its task's own poll, which asks to be polled again.
+pub(crate) fn wake_again(waker: &Waker) {
+    if is_deferred() || Chain::Wakes.is_deepest() {
+        contained("the clone of a waker panicked", || wake(waker.clone()));
+    } else {
+        assert_unlocked();
+        let _entered = Chain::Wakes.enter();
+        caught("a waker panicked", || waker.wake_by_ref());
+    }
+}
+
 /// Wakes one that stays. It is shared so that it can be held back, or taken out under a lock, without a clone of the waker,
 /// which is user code.
 pub(crate) fn wake_shared(waker: &Arc<Waker>) {

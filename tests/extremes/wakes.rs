@@ -7,7 +7,10 @@ use std::{
 };
 
 use tokio::task::unconstrained;
-use wakeline::{condition::Gate, stream::CompletionMode};
+use wakeline::{
+    condition::Gate,
+    stream::{Completed, CompletionMode},
+};
 
 use super::{chains::on_a_small_stack, *};
 
@@ -120,5 +123,30 @@ fn tasks_that_wait_for_a_stream_go_on_as_they_are_woken() {
             until("all are done", || done.load(Ordering::SeqCst) == tasks.len()).await;
             stream.completed().await.unwrap();
         });
+    });
+}
+
+/// In `LowLatency` each poll of a task asks for the next one: a task that goes on where it is woken polls the next in line.
+#[test]
+fn tasks_that_poll_a_stream_wake_each_other() {
+    struct Next(Arc<Mutex<Vec<Completed>>>);
+    impl Wake for Next {
+        fn wake(self: Arc<Self>) {
+            let next = self.0.lock().unwrap().pop();
+            let Some(mut next) = next else { return };
+            let waker = Waker::from(self);
+            assert!(next.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+        }
+    }
+    on_a_small_stack("wakes::tasks_that_poll_a_stream_wake_each_other", || {
+        let stream = Stream::new(&Device::emulated(Emulated::new().workers(1))).unwrap();
+        stream.set_completion_mode(CompletionMode::LowLatency);
+        let (go, held) = mpsc::channel::<()>();
+        stream.host_function(move || _ = held.recv()).unwrap();
+        let waits = Arc::new(Mutex::new((0..2_000).map(|_| stream.completed()).collect::<Vec<_>>()));
+        Waker::from(Arc::new(Next(waits.clone()))).wake();
+        assert!(waits.lock().unwrap().is_empty(), "each poll leads to the next");
+        drop(go);
+        block_on(stream.completed()).unwrap();
     });
 }
