@@ -648,3 +648,48 @@ async fn an_envelope_that_was_taken_out_before_a_flow_begins_is_waited_for() {
         assert_eq!(lock(&seen).concat(), [0, 1, 2]);
     }
 }
+
+/// A flow that is paused gives up its turn at a hub that it shares.
+#[tokio::test]
+async fn h12_a_flow_that_is_paused_keeps_no_chunk_from_another_one() {
+    let hub = ChunkHub::<u32>::builder("food").elements(1).queue(2).host_envelopes(2).build().unwrap();
+    let mut produce = hub.produce(&Device::host()).unwrap();
+    let eater = |name: &str| {
+        let mut flow = Flow::new(name);
+        let seen = shared();
+        let eat = flow.add("eat", Eats(seen.clone()));
+        flow.link(eat.food, &hub);
+        (flow.spawn().unwrap(), seen)
+    };
+    let (paused, seen_by_paused) = eater("paused");
+    until("it waits", || paused.status().iter().all(|eat| eat.status == Status::Wait)).await;
+    paused.pause();
+    let (_runs, seen) = eater("runs");
+    for number in 0..6 {
+        within(produce.with(async |blank| blank.fill_from(&[number]).await)).await.unwrap();
+    }
+    until("the other flow has all", || lock(&seen).len() == 6).await;
+    assert_eq!(lock(&seen_by_paused).len(), 0);
+    paused.resume();
+    drop(_runs);
+    within(produce.with(async |blank| blank.fill_from(&[7]).await)).await.unwrap();
+    until("it goes on", || lock(&seen_by_paused).len() == 1).await;
+}
+
+#[derive(Ports)]
+struct EatPorts {
+    #[consume]
+    food: Consume<u32>,
+}
+
+struct Eats(Shared<()>);
+
+impl Operator for Eats {
+    type Ports = EatPorts;
+
+    async fn compute(&mut self, ports: &mut EatPorts, _: &mut Cx) -> Result<()> {
+        ports.food.get()?;
+        lock(&self.0).push(());
+        Ok(())
+    }
+}

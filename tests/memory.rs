@@ -602,3 +602,18 @@ async fn m13_blocks_are_not_free_for_others() {
     drop(blocks);
     assert_eq!(device.memory().unwrap().free, 8192);
 }
+
+/// Sizes that no allocator can ever hold are an error at once, and hold up none of those who wait there.
+#[tokio::test]
+async fn m13_what_can_never_be_there_is_not_waited_for() {
+    let device = Device::emulated(Emulated::new().memory(1 << 20));
+    let stream = Stream::new(&device).unwrap();
+    let (pinned, bounded) = (Allocator::pinned(&device), Allocator::unbounded(&device).maximum(1 << 40));
+    for (allocator, never) in [(&pinned, usize::MAX), (&bounded, 1 << 30)] {
+        let used = allocator.alloc::<u8>(&stream, 1).unwrap();
+        let refused = within(allocator.alloc_when_free::<u8>(&stream, never)).await;
+        assert!(refused.unwrap_err().is_out_of_memory());
+        within(allocator.alloc_when_free::<u8>(&stream, 1)).await.unwrap();
+        drop(used);
+    }
+}

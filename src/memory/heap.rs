@@ -172,6 +172,13 @@ impl Heap {
         self.limit.or_else(|| if self.host { None } else { Some(self.backend.memory().ok()?.total) })
     }
 
+    /// Whether so much can ever be free here, as far as that is known.
+    pub(super) fn may_ever_hold(&self, bytes: usize) -> bool {
+        let least = |bound: Option<u64>| bound.is_none_or(|bound| bytes as u64 <= bound);
+        let of_device = || self.backend.memory().ok().map(|memory| memory.total);
+        bytes <= MOST_BYTES && least(self.limit) && (self.host || least(of_device()))
+    }
+
     /// What it keeps for the next who asks; otherwise all goes back to the driver, which keeps it by itself.
     pub(super) fn keeps(&self) -> bool {
         !self.host && self.kind == Kind::Unbounded || self.has_blocks()

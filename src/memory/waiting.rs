@@ -67,8 +67,7 @@ impl Heap {
                 };
                 // What will never be there is not waited for; nor what somebody else has who never tells.
                 let size = self.size_for(bytes as u64);
-                let ever = size.is_ok() && self.capacity().is_none_or(|capacity| bytes as u64 <= capacity);
-                if !ever || none_out {
+                if size.is_err() || !self.may_ever_hold(bytes) || none_out {
                     return Poll::Ready(Err(error));
                 }
                 // Memory in use comes from other tasks, which may wait for no stream.

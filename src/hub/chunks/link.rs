@@ -93,7 +93,8 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     /// there is no memory for that; what went wrong with a copy, if something did.
     ///
     /// # Cancel safety
-    /// A chunk is taken only as the future resolves: dropping it takes none.
+    /// A chunk is taken only as the future resolves: dropping it takes none. A future that is kept and not polled keeps its turn
+    /// among the links that wait, and these wait behind it: drop it to release the turn.
     pub async fn next(&mut self) -> Result<Option<Chunk<K, T, S>>> {
         let _waiting = self.waiting();
         poll_fn(|task| {
@@ -212,7 +213,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     /// [`Closed`](ErrorKind::Closed) if nobody takes chunks any more. The envelope comes back.
     ///
     /// # Cancel safety
-    /// Dropping the future drops the envelope, unsent.
+    /// Dropping the future drops the envelope, unsent. One that is kept and not polled keeps its turn, as in [`next`](Self::next).
     pub async fn send(&mut self, envelope: impl Into<Envelope<T>>, structure: S) -> Result<(), Unsent<T>> {
         let (envelope, waiting) = (envelope.into(), self.waiting());
         let place = poll_fn(|task| self.poll_place(&envelope, task)).await;

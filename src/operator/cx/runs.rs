@@ -120,6 +120,10 @@ impl Cx {
         }
         // Before the turn that is given up below: who steps is not answered by that.
         if self.node.is_held() && !self.node.is_aborted() && !self.may_begin() {
+            if self.linked {
+                // Other links of a hub of chunks, which may be another flow's, do not wait behind it meanwhile.
+                ports.visit(&mut |_, port| port.rest());
+            }
             return Poll::Pending;
         }
         // An operator that is always ready lets others have a turn now and then, also where tokio's budget is off.
