@@ -662,16 +662,16 @@ async fn h12_a_flow_that_is_paused_keeps_no_chunk_from_another_one() {
         (flow.spawn().unwrap(), seen)
     };
     let (paused, seen_by_paused) = eater("paused");
-    until("it waits", || paused.status().iter().all(|eat| eat.status == Status::Wait)).await;
+    until("it waits", || paused.status().iter().all(|eat| eat.status == wakeline::condition::Status::Wait)).await;
     paused.pause();
-    let (_runs, seen) = eater("runs");
+    let (runs, seen) = eater("runs");
     for number in 0..6 {
         within(produce.with(async |blank| blank.fill_from(&[number]).await)).await.unwrap();
     }
     until("the other flow has all", || lock(&seen).len() == 6).await;
     assert_eq!(lock(&seen_by_paused).len(), 0);
     paused.resume();
-    drop(_runs);
+    drop(runs);
     within(produce.with(async |blank| blank.fill_from(&[7]).await)).await.unwrap();
     until("it goes on", || lock(&seen_by_paused).len() == 1).await;
 }
