@@ -33,7 +33,7 @@ use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
     stream::{Stream, Streams, Ticket},
-    sync::{Deferred, Level, Mutex, discard, lock, proxied},
+    sync::{Deferred, Discarded, Level, Mutex, discard, lock, proxied},
 };
 
 /// The handle to memory of the user's that a buffer was made of: it gives that back.
@@ -54,7 +54,8 @@ use crate::{
 /// ```
 #[must_use = "without it the memory is dropped with its buffer"]
 pub struct Wrapped<O> {
-    back: oneshot::Receiver<Returned>,
+    /// What has come back may own memory that comes back here, and so on.
+    back: Discarded<oneshot::Receiver<Returned>>,
     of: PhantomData<fn() -> O>,
 }
 
@@ -231,7 +232,10 @@ impl<T: Plain> Buffer<T> {
         let size = bytes as u64;
         let (uses, tie) = (Uses::default().locked(), OnceLock::new());
         let memory = Memory { device, home, bytes, size, lane: 0, uses, tie, account: None, origin };
-        Ok((Self::of_memory(Owned::new(Box::new(memory)), len), Wrapped { back, of: PhantomData }))
+        Ok((
+            Self::of_memory(Owned::new(Box::new(memory)), len),
+            Wrapped { back: Discarded::new(back), of: PhantomData },
+        ))
     }
 }
 
@@ -247,7 +251,8 @@ impl<O: Send + 'static> Wrapped<O> {
     /// Dropping the future drops the memory, after its last use.
     pub async fn into_inner(self) -> Result<O> {
         let gone = || Error::new(ErrorKind::Closed, "the memory went with the program's end");
-        let mut returned = proxied(self.back).await.map_err(|_| gone())?;
+        let back = self.back.take().ok_or_else(gone)?;
+        let mut returned = proxied(back).await.map_err(|_| gone())?;
         returned.settled().await?;
         let owner = returned.owner.take().ok_or_else(gone)?;
         owner.into_box().downcast::<O>().map(|owner| *owner).map_err(|_| gone())

@@ -268,8 +268,13 @@ impl AsMut<[u8]> for Owner {
     }
 }
 
-const KEEPERS: [Keeper; 15] = [
+const KEEPERS: [Keeper; 16] = [
     ("the owner of a buffer", |inner| kept(Buffer::wrap(Owner(vec![0; 8], inner)).unwrap().0)),
+    ("memory that has come back", |inner| {
+        let (buffer, wrapped) = Buffer::wrap(Owner(vec![0; 8], inner)).unwrap();
+        drop(buffer);
+        kept(wrapped)
+    }),
     ("a function of a graph", |inner| {
         let mut builder = Graph::builder(&device()).unwrap();
         builder.host(&[], move || _ = &inner).unwrap();
