@@ -46,19 +46,23 @@ impl Others {
 // The other end may be the one that drops them: a panic of the waker's is none of its.
 impl Drop for Others {
     fn drop(&mut self) {
-        discard(self.0.take());
+        self.0.take().into_iter().for_each(discard);
     }
 }
 
 impl Drop for End {
     fn drop(&mut self) {
-        discard(self.waker.take());
+        self.waker.take().into_iter().for_each(discard);
     }
 }
 
 impl Drop for Spare {
+    #[inline]
     fn drop(&mut self) {
-        discard(self.0.take());
+        // There is one for an end's first message only.
+        if let Some(spare) = self.0.take() {
+            discard(spare);
+        }
     }
 }
 
@@ -110,7 +114,7 @@ impl End {
 
     /// `spare` is of the same waker.
     pub(super) fn keep(&self, other: &mut Others, waker: &Waker, spare: &mut Spare) {
-        if self.know(spare) || self.is_known(waker) {
+        if self.is_known(waker) || self.know(spare) {
             self.waits.store(true, Ordering::Release);
         } else if !other.0.as_ref().is_some_and(|kept| kept.will_wake(waker)) && spare.0.is_some() {
             std::mem::swap(&mut other.0, &mut spare.0);
@@ -119,7 +123,7 @@ impl End {
 
     /// This waker is told what concerns the end, and no more.
     pub(super) fn introduce(&self, other: &mut Others, waker: &Waker, spare: &mut Spare) {
-        if !self.know(spare) && !self.is_known(waker) {
+        if !self.is_known(waker) && !self.know(spare) {
             self.keep(other, waker, spare);
         }
     }
