@@ -94,21 +94,52 @@ impl std::error::Error for Fault {}
 
 impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.describe())
+        write!(f, "{}", self.describe())
+    }
+}
+
+/// What a piece of work is, for people, and the same in every run: no addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Description {
+    Wait,
+    Record,
+    Copy { direction: &'static str, bytes: u64 },
+    Fill { bytes: u64 },
+    Kernel(&'static str),
+    External(&'static str),
+    Free,
+    Host,
+    Graph { steps: usize },
+}
+
+impl fmt::Display for Description {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wait => f.write_str("wait"),
+            Self::Record => f.write_str("record"),
+            Self::Copy { direction, bytes } => write!(f, "copy {direction} of {bytes} bytes"),
+            Self::Fill { bytes } => write!(f, "fill of {bytes} bytes"),
+            Self::Kernel(name) => write!(f, "kernel `{name}`"),
+            Self::External(name) => write!(f, "external work `{name}`"),
+            Self::Free => f.write_str("free"),
+            Self::Host => f.write_str("host function"),
+            Self::Graph { steps } => write!(f, "graph of {steps} steps"),
+        }
     }
 }
 
 impl Work {
-    /// For people, and the same in every run: no addresses.
-    pub(super) fn describe(&self) -> String {
+    pub(super) fn describe(&self) -> Description {
         match self {
-            Work::Copy { to, from, bytes, .. } => format!("copy {} of {bytes} bytes", human::direction(*to, *from)),
-            Work::Fill { bytes, .. } | Work::Recycle { bytes, .. } => format!("fill of {bytes} bytes"),
-            Work::Kernel { kernel, .. } => format!("kernel `{}`", kernel.name),
-            Work::External { name, .. } => format!("external work `{name}`"),
-            Work::Free { .. } => "free".into(),
-            Work::Host(_) | Work::Lost => "host function".into(),
-            Work::Graph(sequence) => format!("graph of {} steps", sequence.len()),
+            Work::Copy { to, from, bytes, .. } => {
+                Description::Copy { direction: human::direction(*to, *from), bytes: *bytes }
+            }
+            Work::Fill { bytes, .. } | Work::Recycle { bytes, .. } => Description::Fill { bytes: *bytes },
+            Work::Kernel { kernel, .. } => Description::Kernel(kernel.name),
+            Work::External { name, .. } => Description::External(name),
+            Work::Free { .. } => Description::Free,
+            Work::Host(_) | Work::Lost => Description::Host,
+            Work::Graph(sequence) => Description::Graph { steps: sequence.len() },
         }
     }
 

@@ -21,8 +21,8 @@ use super::{
     device::Lost,
     lock,
     machine::{Begun, DeviceId, Machine, StreamId},
-    simulation::Core,
-    work::{Fault, Work},
+    simulation::{Core, Line},
+    work::{Description, Fault, Work},
 };
 use crate::{
     device::{human, process::is_fork as in_a_fork, thread::DeviceThread},
@@ -51,7 +51,7 @@ pub(super) struct State {
 /// The workers of one device.
 #[derive(Debug)]
 struct Crew {
-    name: String,
+    name: Arc<str>,
     bell: Arc<Condvar>,
     asleep: usize,
 }
@@ -192,8 +192,9 @@ impl Engine {
                     continue;
                 }
                 if !state.machine.is_running() || DeviceThread::is_one() {
-                    let name = state.machine.stream_name(stream).to_owned();
+                    let name = state.machine.stream_name(stream).cloned();
                     drop(state);
+                    let name = name.as_deref().unwrap_or("?");
                     let message = format!("stream `{name}` waits for what nobody has enqueued");
                     return Err(Error::new(ErrorKind::Stalled, message));
                 }
@@ -207,16 +208,16 @@ impl Engine {
     }
 
     /// One entry of a stream, for a simulation: `note` hears what it is.
-    pub(super) fn step_one(&self, stream: StreamId, now: impl FnOnce() -> Duration, note: impl FnOnce(String)) {
+    pub(super) fn step_one(&self, stream: StreamId, now: impl FnOnce() -> Duration, note: impl FnOnce(Line)) {
         let state = self.step(lock(&self.state), stream, now, |state, begun| {
             let device = state.machine.device_of(stream).and_then(|device| state.crews.get(&device));
-            let device = device.map_or("?", |crew| &crew.name);
-            let what = match begun {
-                Begun::Waited => "wait".to_owned(),
-                Begun::Recorded => "record".to_owned(),
+            let device = device.map(|crew| crew.name.clone());
+            let work = match begun {
+                Begun::Waited => Description::Wait,
+                Begun::Recorded => Description::Record,
                 Begun::Work(work) => work.describe(),
             };
-            note(format!("{device}/{}: {what}", state.machine.stream_name(stream)));
+            note(Line::Work { device, stream: state.machine.stream_name(stream).cloned(), work });
         });
         drop(state);
     }
@@ -341,7 +342,7 @@ impl State {
     }
 
     fn fault(&self, device: DeviceId, stream: StreamId, doing: Doing, cause: Fault) -> Error {
-        let stream = self.machine.stream_name(stream);
+        let stream = self.machine.stream_name(stream).map_or("?", |name| name);
         let what = match doing {
             Doing::Kernel(name) => format!("kernel `{name}` on stream `{stream}` failed"),
             Doing::Copy(direction) => format!("copy {direction} on stream `{stream}` failed"),
@@ -350,7 +351,7 @@ impl State {
         };
         let error = Error::new(ErrorKind::DeviceLost, what).because(cause);
         match self.crews.get(&device) {
-            Some(crew) => error.at(&crew.name),
+            Some(crew) => error.at(&*crew.name),
             None => error,
         }
     }

@@ -27,6 +27,7 @@ mod run;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
@@ -51,7 +52,7 @@ pub(super) struct Machine<W> {
     devices: BTreeMap<DeviceId, Device>,
     streams: BTreeMap<StreamId, Stream<W>>,
     events: BTreeMap<EventId, Event>,
-    /// Devices that got something runnable, or ended, since somebody last asked.
+    /// Devices that got something runnable, or ended, since the last call of `take_news`.
     news: Vec<DeviceId>,
 }
 
@@ -73,7 +74,7 @@ type Rank = (i32, u64);
 #[derive(Debug)]
 struct Stream<W> {
     device: DeviceId,
-    name: String,
+    name: Arc<str>,
     priority: i32,
     queue: VecDeque<Entry<W>>,
     enqueued: u64,
@@ -411,8 +412,8 @@ impl<W> Machine<W> {
         Ok(to.saturating_sub(from))
     }
 
-    pub(super) fn stream_name(&self, stream: StreamId) -> &str {
-        self.streams.get(&stream).map_or("?", |stream| &stream.name)
+    pub(super) fn stream_name(&self, stream: StreamId) -> Option<&Arc<str>> {
+        self.streams.get(&stream).map(|stream| &stream.name)
     }
 
     /// How much work of this kind a stream has still to begin.
@@ -459,7 +460,7 @@ impl<W> Stream<W> {
     fn new(device: DeviceId, name: String, priority: i32) -> Self {
         Self {
             device,
-            name,
+            name: name.into(),
             priority,
             queue: VecDeque::new(),
             enqueued: 0,

@@ -22,6 +22,7 @@
 //! runs out depends on what else the thread did.
 
 mod alarm;
+mod line;
 mod task;
 mod wakeup;
 
@@ -49,6 +50,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+pub(super) use self::line::Line;
 #[allow(unused_imports, reason = "what a join can say, for whoever joins")]
 pub use self::task::{Task, Unfinished};
 use self::{
@@ -92,7 +94,7 @@ pub(super) struct Core {
 
 struct State {
     random: StdRng,
-    log: Vec<String>,
+    log: Vec<Line>,
     tasks: BTreeMap<TaskId, Entry>,
     ready: BTreeSet<TaskId>,
     ticks: Vec<Tick>,
@@ -193,7 +195,8 @@ impl Simulation {
 
     /// What was done, step by step.
     pub fn log(&self) -> Vec<String> {
-        lock(&self.core.state).log.clone()
+        let log = lock(&self.core.state).log.clone();
+        log.iter().map(ToString::to_string).collect()
     }
 
     /// How many steps were done: the length of its log.
@@ -204,7 +207,7 @@ impl Simulation {
     /// The tasks that are not done, by their names, in the order of spawning: when something hangs, or at the end, when
     /// nothing should be left.
     pub fn unfinished(&self) -> Vec<String> {
-        lock(&self.core.state).tasks.iter().map(|(id, entry)| entry.line(*id)).collect()
+        lock(&self.core.state).tasks.iter().map(|(id, entry)| entry.line(*id).to_string()).collect()
     }
 
     /// Spawns a task beside what [`run`](Self::run) is given: its turns are picked by the same seed, as those of
@@ -304,7 +307,7 @@ impl Core {
         for _ in 0..BURST {
             match self.choose(Some(&polling.in_loop)) {
                 Some(Step::Root) => {
-                    self.note("root".into());
+                    self.note(Line::Root);
                     if let Poll::Ready(output) = root.as_mut().poll(&mut Context::from_waker(&waker)) {
                         lock(&self.state).ready.remove(&ROOT);
                         return Poll::Ready(output);
@@ -431,7 +434,7 @@ impl Core {
         lock(&self.state).random.random()
     }
 
-    fn note(&self, line: String) {
+    fn note(&self, line: Line) {
         lock(&self.state).log.push(line);
     }
 

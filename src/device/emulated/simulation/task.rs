@@ -19,7 +19,7 @@ use std::{
 use futures::FutureExt;
 use tokio::task::coop::unconstrained;
 
-use super::{Core, lock};
+use super::{Core, Line, lock};
 use crate::sync::{Mutex, discard, wake};
 
 pub(super) type TaskId = u64;
@@ -27,7 +27,7 @@ pub(super) type Body = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A task as the loop has it.
 pub(super) struct Entry {
-    name: String,
+    name: Arc<str>,
     /// Out while it is polled.
     pub(super) body: Option<Body>,
     pub(super) aborted: bool,
@@ -44,13 +44,12 @@ impl Entry {
             let output = AssertUnwindSafe(unconstrained(future)).catch_unwind().await;
             end.0.put(output.map_err(Unfinished::Panicked));
         };
-        (Self { name, body: Some(Box::pin(body)), aborted: false }, slot)
+        (Self { name: name.into(), body: Some(Box::pin(body)), aborted: false }, slot)
     }
 
     /// For the log.
-    pub(super) fn line(&self, id: TaskId) -> String {
-        let verb = if self.aborted { "abort" } else { "task" };
-        if self.name.is_empty() { format!("{verb} {id}") } else { format!("{verb} {id} `{}`", self.name) }
+    pub(super) fn line(&self, id: TaskId) -> Line {
+        Line::Task { id, name: self.name.clone(), aborted: self.aborted }
     }
 }
 

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Only the loop clears the mark, so `observe` is a method of [`LoopPoll`]: a call that waits for a stream carries out work on
-//! its own thread, and sees streams but no tasks. Whoever makes a task ready or a stream runnable notifies after that.
+//! its own thread, and sees streams but no tasks. What makes a task ready or a stream runnable notifies the loop after that.
 //!
 //! Knows no device: `tests/loom_wakeup.rs` includes it as it stands.
 
@@ -19,7 +19,7 @@ use std::task::Waker;
 
 use crate::sync::{Mutex, discard, lock, wake};
 
-/// The state of the loop as those see it who change something.
+/// The state of the loop as seen by what notifies it.
 pub(crate) struct Wakeup(Mutex<State>);
 
 struct State {
