@@ -16,16 +16,10 @@ use std::{
 use blank_queue::BlankQueue;
 use loom::{
     future::{AtomicWaker, block_on},
-    model::Builder,
     sync::{Arc, Mutex},
     thread,
 };
-
-fn model(check: impl Fn() + Send + Sync + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(2);
-    builder.check(check);
-}
+use sync::model;
 
 /// The callers, the envelopes at home, and the operator's waker, which is woken as one comes home and taken out then.
 struct World {
@@ -83,7 +77,7 @@ impl World {
 
 #[test]
 fn an_envelope_that_comes_home_as_a_caller_looks_is_its_own() {
-    model(|| {
+    model(2, || {
         let world = World::new(0);
         let threads = [
             thread::spawn({
@@ -104,7 +98,7 @@ fn an_envelope_that_comes_home_as_a_caller_looks_is_its_own() {
 /// One that stands before it was woken and is not polled; it is dropped at the end.
 #[test]
 fn a_caller_that_is_kept_keeps_nothing_from_the_next() {
-    model(|| {
+    model(2, || {
         let world = World::new(0);
         let kept = world.queue.join();
         kept.register(&Waker::noop().clone());

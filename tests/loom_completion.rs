@@ -16,19 +16,13 @@ use std::{
 use completion::{Completion, Place, Progress};
 use loom::{
     future::block_on,
-    model::Builder,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     thread,
 };
-
-fn model(check: impl Fn() + Send + Sync + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(check);
-}
+use sync::model;
 
 /// A stream of a device: how far it is, and the callbacks behind its work.
 struct Device {
@@ -121,7 +115,7 @@ fn spawn(waiter: Waiter) -> thread::JoinHandle<bool> {
 /// Only the front has itself called back: the others hear of their turn from it.
 #[test]
 fn whoever_comes_to_the_front_is_told() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let waiters = [1, 2].map(|ticket| spawn(waiter(&device, ticket)));
         device.finish(2);
@@ -135,7 +129,7 @@ fn whoever_comes_to_the_front_is_told() {
 /// A callback and somebody who scans, for one ticket.
 #[test]
 fn two_sources_race() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let only = spawn(waiter(&device, 1));
         let scanner = {
@@ -152,7 +146,7 @@ fn two_sources_race() {
 /// The scanner sees only the first of two end, the callback is for that one as well.
 #[test]
 fn two_sources_race_and_the_next_one_waits_on() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let first = spawn(waiter(&device, 1));
         let scanner = {
@@ -172,7 +166,7 @@ fn two_sources_race_and_the_next_one_waits_on() {
 
 #[test]
 fn a_false_rumour_and_one_that_comes_twice_do_no_harm() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let only = spawn(waiter(&device, 1));
         device.completion.wake(1);
@@ -184,7 +178,7 @@ fn a_false_rumour_and_one_that_comes_twice_do_no_harm() {
 
 #[test]
 fn a_fault_resolves_everybody() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let waiters = [1, 2].map(|ticket| spawn(waiter(&device, ticket)));
         device.completion.fail();
@@ -197,7 +191,7 @@ fn a_fault_resolves_everybody() {
 /// The front goes; the one behind it has no source of its own until it is told.
 #[test]
 fn a_front_that_goes_leaves_its_turn_to_the_next() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let mut goes = waiter(&device, 1);
         let waker = futures::task::noop_waker();
@@ -215,7 +209,7 @@ fn a_front_that_goes_leaves_its_turn_to_the_next() {
 
 #[test]
 fn a_waiter_that_goes_takes_nobodys_wake_with_it() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let stays = spawn(waiter(&device, 1));
         let goes = {

@@ -16,7 +16,6 @@ mod quiet;
 use std::sync::Arc;
 
 use loom::{
-    model::Builder,
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -25,12 +24,7 @@ use loom::{
 };
 use only_others::{Decision, OnlyOthers};
 use quiet::{Parking, Tokens};
-
-fn model(check: impl Fn() + Send + Sync + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(check);
-}
+use sync::model;
 
 /// The only operator of its flow. In its run it waits for a message at a port, and maybe for an event from outside.
 struct Operator {
@@ -140,7 +134,7 @@ impl Operator {
 /// The event may come at any time: before it has, the flow is not at rest; after it, it is.
 #[test]
 fn a_flow_whose_operator_awaits_an_event_has_not_stalled() {
-    model(|| {
+    model(3, || {
         let operator = Operator::new();
         let outside = {
             let operator = operator.clone();
@@ -161,7 +155,7 @@ fn a_flow_whose_operator_awaits_an_event_has_not_stalled() {
 #[test]
 fn a_clone_that_is_left_behind_hides_no_stall() {
     for wakes in [false, true] {
-        model(move || {
+        model(3, move || {
             let operator = Operator::new();
             let (mut face, mut has_come) = (Face::new(&operator), false);
             let left = face.clone();
@@ -183,7 +177,7 @@ fn a_clone_that_is_left_behind_hides_no_stall() {
 /// The last clone goes as the operator counts: if it finds none, it has seen all that came before that, a wake as well.
 #[test]
 fn one_that_finds_the_last_clone_gone_sees_what_it_was_used_for() {
-    model(|| {
+    model(3, || {
         let operator = Operator::new();
         let face = Face::new(&operator);
         let last = face.clone();

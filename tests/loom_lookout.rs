@@ -18,20 +18,14 @@ use completion::{Completion, Place, Progress};
 use futures::task::noop_waker_ref;
 use loom::{
     future::block_on,
-    model::Builder,
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
     },
     thread,
 };
+use sync::model;
 use watch::{Vigil, Visits, Watched};
-
-fn model(check: impl Fn() + Send + Sync + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(2);
-    builder.check(check);
-}
 
 struct Stream {
     completion: Completion,
@@ -131,7 +125,7 @@ impl Lookout {
 
 #[test]
 fn a_waiter_that_comes_as_the_beat_ends_is_looked_after() {
-    model(|| {
+    model(2, || {
         let lookout = Lookout::new(1);
         let mut place = Place::default();
         assert!(lookout.poll(&mut place, 1, noop_waker_ref()).is_pending());
@@ -146,7 +140,7 @@ fn a_waiter_that_comes_as_the_beat_ends_is_looked_after() {
 /// Each in its own thread: one begins the beat, and the other is seen by it.
 #[test]
 fn two_that_begin_to_wait_at_once_have_one_beat() {
-    model(|| {
+    model(2, || {
         let lookout = Lookout::new(2);
         let other = {
             let lookout = lookout.clone();
@@ -161,7 +155,7 @@ fn two_that_begin_to_wait_at_once_have_one_beat() {
 /// The flag alone: a waiter comes while it is turned off. It is on afterwards, and one of the two has turned it on.
 #[test]
 fn what_comes_while_the_flag_is_turned_off_is_listed_once() {
-    model(|| {
+    model(2, || {
         let (watched, waiters) = (Arc::new(Watched::new()), Arc::new(Mutex::new(0)));
         assert!(watched.start());
         let waits = {
@@ -178,7 +172,7 @@ fn what_comes_while_the_flag_is_turned_off_is_listed_once() {
     });
 }
 
-/// A device that is asked for those who only hear of its loss.
+/// A device that is asked for tasks that only hear of its loss.
 struct Asked {
     vigil: Vigil,
     waiters: Mutex<usize>,
@@ -232,7 +226,7 @@ impl Asked {
 #[test]
 fn while_tasks_wait_and_work_is_in_flight_the_device_is_asked() {
     for (waited, worked) in [(false, false), (true, false), (false, true)] {
-        model(move || {
+        model(2, move || {
             let asked = Asked::new();
             // A beat that is about to end.
             asked.wait();

@@ -19,20 +19,14 @@ use futures::task::noop_waker_ref;
 use line::{Hunger, Line, Place};
 use loom::{
     future::block_on,
-    model::Builder,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread,
 };
+use sync::model;
 use watch::Watched;
-
-fn model(check: impl Fn() + Send + Sync + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(check);
-}
 
 /// Blocks of one size.
 struct Heap {
@@ -156,7 +150,7 @@ impl Heap {
 #[test]
 fn memory_that_comes_free_while_a_task_joins_wakes_it() {
     for bound in [false, true] {
-        model(move || {
+        model(3, move || {
             let heap = Heap::new();
             let frees = {
                 let heap = heap.clone();
@@ -172,7 +166,7 @@ fn memory_that_comes_free_while_a_task_joins_wakes_it() {
 /// One block for two: the first leaves the line and wakes the next, which gets the block when the first frees it.
 #[test]
 fn the_first_that_leaves_wakes_the_next() {
-    model(|| {
+    model(3, || {
         let heap = Heap::new();
         let other = {
             let heap = heap.clone();
@@ -195,7 +189,7 @@ fn the_first_that_leaves_wakes_the_next() {
 /// A future that is dropped, woken or not, holds up none behind it.
 #[test]
 fn a_task_that_gives_up_its_place_wakes_the_next() {
-    model(|| {
+    model(3, || {
         let heap = Heap::new();
         let mut place = Place::default();
         assert!(heap.poll_alloc(1, &mut place, noop_waker_ref()).is_pending());
@@ -213,7 +207,7 @@ fn a_task_that_gives_up_its_place_wakes_the_next() {
 /// The device is lost: a task that is not the first hears of it, though the first is never polled again.
 #[test]
 fn a_loss_wakes_all_of_the_line() {
-    model(|| {
+    model(3, || {
         let heap = Heap::new();
         let mut first = Place::default();
         assert!(heap.line.join(&heap.hunger, &mut first, noop_waker_ref()));
@@ -240,7 +234,7 @@ fn a_loss_wakes_all_of_the_line() {
 /// The condition of an operator: as long as a task stands in line it takes nothing, and it is woken when the last one leaves.
 #[test]
 fn one_at_the_side_is_woken_when_the_line_is_empty() {
-    model(|| {
+    model(3, || {
         let heap = Heap::new();
         let line = {
             let heap = heap.clone();
@@ -262,7 +256,7 @@ fn one_at_the_side_is_woken_when_the_line_is_empty() {
 /// Memory is bound as the beat finds that none is: it is swept by one beat to come, and not by two.
 #[test]
 fn memory_that_is_bound_as_a_beat_ends_is_swept() {
-    model(|| {
+    model(3, || {
         let heap = Heap::new();
         heap.free_bound();
         let frees = {
@@ -283,7 +277,7 @@ fn memory_that_is_bound_as_a_beat_ends_is_swept() {
 /// Two free memory as the beat ends: one of the three has it go on.
 #[test]
 fn two_that_bind_memory_as_a_beat_ends_begin_one() {
-    model(|| {
+    model(3, || {
         let heap = Heap::new();
         heap.free_bound();
         let frees = [(); 2].map(|()| {

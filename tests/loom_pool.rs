@@ -11,13 +11,8 @@ mod free_list;
 use std::{future::poll_fn, task::Poll};
 
 use free_list::FreeList;
-use loom::{future::block_on, model::Builder, sync::Arc, thread};
-
-fn model(check: impl Fn() + Send + Sync + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(check);
-}
+use loom::{future::block_on, sync::Arc, thread};
+use sync::model;
 
 /// As a worker of an operator does it: waits until one is there, and is woken again where another was quicker.
 fn take(list: &FreeList<u32>) -> u32 {
@@ -38,7 +33,7 @@ fn take(list: &FreeList<u32>) -> u32 {
 
 #[test]
 fn one_that_comes_back_while_a_worker_begins_to_wait_wakes_it() {
-    model(|| {
+    model(3, || {
         let list = Arc::new(FreeList::new());
         let gives = {
             let list = list.clone();
@@ -53,7 +48,7 @@ fn one_that_comes_back_while_a_worker_begins_to_wait_wakes_it() {
 /// One envelope, two workers: each has it in its turn.
 #[test]
 fn a_worker_that_came_too_late_is_woken_by_the_next() {
-    model(|| {
+    model(3, || {
         let list = Arc::new(FreeList::new());
         let other = {
             let list = list.clone();
@@ -73,7 +68,7 @@ fn a_worker_that_came_too_late_is_woken_by_the_next() {
 /// A worker that is woken and goes, as it is aborted, leaves the envelope to the other one: all who wait are woken.
 #[test]
 fn a_worker_that_goes_takes_no_wake_with_it() {
-    model(|| {
+    model(3, || {
         let list = Arc::new(FreeList::new());
         assert!(!list.poll_some(list.waiter(), futures::task::noop_waker_ref()));
         let waits = {
@@ -95,7 +90,7 @@ impl std::task::Wake for Counts {
 /// One that leaves while an envelope comes back keeps no waker here, and takes none of another's away.
 #[test]
 fn a_worker_that_leaves_while_one_comes_back_leaves_no_waker_behind() {
-    model(|| {
+    model(3, || {
         let list = Arc::new(FreeList::new());
         let wakers = [(); 2].map(|()| std::sync::Arc::new(Counts));
         let leaves = {

@@ -19,7 +19,6 @@ use std::{
 
 use loom::{
     future::block_on,
-    model::Builder,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -27,12 +26,7 @@ use loom::{
     thread,
 };
 use queue::{Answer, Counts, Full, Pushed, Queue};
-
-fn model(check: impl Fn() + Send + Sync + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(check);
-}
+use sync::model;
 
 fn push(queue: &Queue<u32>, message: u32, ready: bool) -> Pushed {
     queue.push(&mut Some(message), ready)
@@ -66,7 +60,7 @@ async fn receive(queue: &Queue<u32>) -> Option<u32> {
 /// Each end is one task, which comes with the same waker every time.
 #[test]
 fn a_queue_of_one_hands_everything_over_in_order_and_ends() {
-    model(|| {
+    model(3, || {
         let queue = Arc::new(Queue::new(1, Full::Hold));
         let writer = {
             let queue = queue.clone();
@@ -90,7 +84,7 @@ fn a_queue_of_one_hands_everything_over_in_order_and_ends() {
 
 #[test]
 fn a_reader_that_was_woken_for_nothing_waits_on() {
-    model(|| {
+    model(3, || {
         let queue = Arc::new(Queue::new(1, Full::Hold));
         let writer = {
             let queue = queue.clone();
@@ -106,7 +100,7 @@ fn a_reader_that_was_woken_for_nothing_waits_on() {
 
 #[test]
 fn a_reader_that_goes_ends_the_writer() {
-    model(|| {
+    model(3, || {
         let queue = Arc::new(Queue::new(1, Full::Hold));
         let writer = {
             let queue = queue.clone();
@@ -150,7 +144,7 @@ fn pump_but_two(queue: &Queue<u32>) {
 
 #[test]
 fn a_reader_hears_of_the_end_if_the_last_message_cannot_be_moved() {
-    model(|| {
+    model(3, || {
         let queue = Arc::new(Queue::new(2, Full::Hold));
         let writer = {
             let queue = queue.clone();
@@ -172,7 +166,7 @@ fn a_reader_hears_of_the_end_if_the_last_message_cannot_be_moved() {
 
 #[test]
 fn a_message_that_cannot_be_moved_leaves_its_place_to_the_next() {
-    model(|| {
+    model(3, || {
         let queue = Arc::new(Queue::new(2, Full::Hold));
         let writer = {
             let queue = queue.clone();
@@ -198,7 +192,7 @@ fn a_message_that_cannot_be_moved_leaves_its_place_to_the_next() {
 
 #[test]
 fn a_message_that_waits_for_an_envelope_is_moved_when_one_comes_home() {
-    model(|| {
+    model(3, || {
         let queue = Arc::new(Queue::new(2, Full::Hold));
         let envelopes = Arc::new(AtomicUsize::new(1));
         let writer = {
@@ -237,7 +231,7 @@ async fn receive_both(first: &Queue<u32>, second: &Queue<u32>) -> Option<(u32, u
 
 #[test]
 fn one_that_waits_at_two_queues_gets_what_both_have_and_hears_of_an_end() {
-    model(|| {
+    model(3, || {
         let (first, second) = (Arc::new(Queue::new(1, Full::Hold)), Arc::new(Queue::new(1, Full::Hold)));
         let writer = {
             let (first, second) = (first.clone(), second.clone());
@@ -256,7 +250,7 @@ fn one_that_waits_at_two_queues_gets_what_both_have_and_hears_of_an_end() {
 
 #[test]
 fn a_writer_that_waits_for_something_else_hears_that_its_reader_has_gone() {
-    model(|| {
+    model(3, || {
         let (input, output) = (Queue::<u32>::new(1, Full::Hold), Arc::new(Queue::new(1, Full::Hold)));
         assert_eq!(push(&output, 1, true), Pushed::In);
         let mut reader = None;
@@ -282,7 +276,7 @@ fn a_writer_that_waits_for_something_else_hears_that_its_reader_has_gone() {
 
 #[test]
 fn a_writer_that_never_waited_for_room_hears_that_its_reader_has_gone() {
-    model(|| {
+    model(3, || {
         let output = Arc::new(Queue::<u32>::new(1, Full::Hold));
         let reader = {
             let output = output.clone();
@@ -300,7 +294,7 @@ fn a_writer_that_never_waited_for_room_hears_that_its_reader_has_gone() {
 /// It was polled by a combinator at first, which has a waker of its own.
 #[test]
 fn a_writer_that_came_with_another_waker_hears_that_its_reader_has_gone() {
-    model(|| {
+    model(3, || {
         let output = Arc::new(Queue::<u32>::new(1, Full::Hold));
         assert_eq!(output.poll_room(Waker::noop()), Answer::Yes);
         let reader = {
@@ -354,7 +348,7 @@ async fn take_all(queue: &Queue<u32>) -> Vec<u32> {
 }
 
 fn lossy(full: Full, ready: bool) {
-    model(move || {
+    model(3, move || {
         let queue = Arc::new(Queue::new(1, full));
         let writer = {
             let queue = queue.clone();
@@ -382,7 +376,7 @@ fn a_queue_that_drops_its_oldest_for_one_that_must_be_moved_drops_nothing_that_i
 
 /// What takes the place of a message is there as soon as that one is not: who asks without the lock sees no moment between.
 fn never_empty(full: Full, take: impl Fn(&Queue<u32>) -> Option<u32> + Copy + Send + Sync + 'static) {
-    model(move || {
+    model(3, move || {
         let queue = Arc::new(Queue::new(1, full));
         assert_eq!(push(&queue, 1, true), Pushed::In);
         let writer = {
@@ -413,7 +407,7 @@ fn a_queue_that_keeps_the_newest_has_a_message_all_the_while() {
 #[test]
 fn a_queue_that_drops_what_is_new_counts() {
     // Held or not, nothing that is in it is dropped.
-    model(|| {
+    model(3, || {
         let queue = Arc::new(Queue::new(1, Full::DropNewest));
         let writer = {
             let queue = queue.clone();
@@ -434,7 +428,7 @@ fn a_queue_that_drops_what_is_new_counts() {
 
 #[test]
 fn what_is_dropped_while_it_is_moved_is_counted_and_the_next_is_moved() {
-    model(|| {
+    model(3, || {
         let queue = Arc::new(Queue::new(1, Full::DropOldest));
         let writer = {
             let queue = queue.clone();
@@ -452,7 +446,7 @@ fn what_is_dropped_while_it_is_moved_is_counted_and_the_next_is_moved() {
 
 #[test]
 fn the_newest_is_read_again_and_again_and_counted_once() {
-    model(|| {
+    model(3, || {
         let queue = Arc::new(Queue::new(1, Full::Replace));
         let writer = {
             let queue = queue.clone();
@@ -491,7 +485,7 @@ fn the_newest_is_read_again_and_again_and_counted_once() {
 
 #[test]
 fn what_is_dropped_while_its_reader_looks_at_it_is_counted_and_the_next_is_moved() {
-    model(|| {
+    model(3, || {
         let queue = Arc::new(Queue::new(1, Full::DropOldest));
         assert_eq!(push(&queue, 1, true), Pushed::In);
         let writer = {

@@ -1,5 +1,5 @@
 //! Model check of `operator/quiet.rs`, every interleaving of operators that wake each other, and of `operator/watchers.rs`,
-//! every interleaving of an operator and one who watches it; and of `operator/senders.rs`, every interleaving of a send from
+//! every interleaving of an operator and one that watches it; and of `operator/senders.rs`, every interleaving of a send from
 //! outside and of the end of what it comes in by. The files are included as they stand, with loom's primitives.
 
 #[path = "common/loom.rs"]
@@ -20,7 +20,6 @@ mod watchers;
 use std::task::{Context, Poll, Waker};
 
 use loom::{
-    model::Builder,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -29,17 +28,8 @@ use loom::{
 };
 use quiet::{Parking, Tokens, Woken};
 use senders::Senders;
+use sync::model;
 use watchers::{Watcher, Watchers};
-
-fn model(check: impl Fn() + Send + Sync + 'static) {
-    bounded(3, check);
-}
-
-fn bounded(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(check);
-}
 
 /// An operator with one input, a counter of messages.
 struct Operator {
@@ -106,7 +96,7 @@ fn rest_is_never_seen_while_a_message_is_under_way() {
 }
 
 fn send_one(distance: usize) {
-    model(move || {
+    model(3, move || {
         let tokens = Arc::new(tokens_of_two(distance));
         let rest = Arc::new(AtomicUsize::new(0));
         let messages = Arc::new(AtomicUsize::new(1));
@@ -132,7 +122,7 @@ fn send_one(distance: usize) {
         b.poll(&tokens, &rest, &messages, || {});
         b.drive(&tokens, &rest, &messages, || {});
         assert!(tokens.none(), "everything is done, and a token is left");
-        assert!(rest.load(Ordering::SeqCst) >= 1, "nobody saw the rest");
+        assert!(rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
     });
 }
 
@@ -146,7 +136,7 @@ fn a_wake_from_outside_that_comes_too_late_hides_no_rest() {
 }
 
 fn wake_too_late(distance: usize) {
-    model(move || {
+    model(3, move || {
         let tokens = Arc::new(tokens_of_two(distance));
         let told = Arc::new(AtomicUsize::new(0));
         let parking = Arc::new(Parking::new(&tokens, 0));
@@ -183,7 +173,7 @@ fn wake_too_late(distance: usize) {
 #[test]
 fn a_wake_that_leaves_the_poll_to_another_is_not_lost() {
     for parks in [false, true] {
-        bounded(2, move || {
+        model(2, move || {
             let tokens = Arc::new(Tokens::new(3));
             let parking = Arc::new(Parking::new(&tokens, 0));
             let shown = Arc::new(AtomicUsize::new(0));
@@ -225,7 +215,7 @@ fn a_wake_that_leaves_the_poll_to_another_is_not_lost() {
 /// whenever it goes on, and none once it has parked for good.
 #[test]
 fn one_that_asks_again_after_it_has_parked_has_a_token() {
-    model(|| {
+    model(3, || {
         let tokens = Arc::new(Tokens::new(2));
         let operator = Arc::new(Operator::new(&tokens, 0));
         let other = {
@@ -265,7 +255,7 @@ fn one_that_asks_again_after_it_has_parked_has_a_token() {
 #[test]
 fn one_that_gives_up_waiting_has_a_token() {
     for distance in [1, 4] {
-        model(move || {
+        model(3, move || {
             let tokens = Arc::new(tokens_of_two(distance));
             let parking = Arc::new(Parking::new(&tokens, 0));
             parking.begin(&tokens);
@@ -337,7 +327,7 @@ impl Shows {
 #[test]
 fn a_watcher_misses_nothing() {
     for ends in [false, true] {
-        model(move || {
+        model(3, move || {
             let shows = Arc::new(Shows::new());
             let operator = {
                 let shows = shows.clone();
@@ -365,7 +355,7 @@ fn a_watcher_misses_nothing() {
 /// its hold of the flow back after that.
 #[test]
 fn what_is_outside_comes_home_before_a_rest() {
-    model(|| {
+    model(3, || {
         let tokens = Arc::new(Tokens::new(1));
         let rest = Arc::new(AtomicUsize::new(0));
         let messages = Arc::new(AtomicUsize::new(1));
@@ -384,7 +374,7 @@ fn what_is_outside_comes_home_before_a_rest() {
         outside.join().unwrap();
         operator.drive(&tokens, &rest, &messages, || {});
         assert!(tokens.none(), "everything is done, and a token is left");
-        assert!(rest.load(Ordering::SeqCst) >= 1, "nobody saw the rest");
+        assert!(rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
     });
 }
 
@@ -408,7 +398,7 @@ impl FedFlow {
         Arc::new(Self { tokens, senders: Senders::new(), reader, rest, messages, accepted, taken })
     }
 
-    /// The flow's own task is told that no token is left.
+    /// The flow's own task is notified that no token is left.
     fn rests(&self, last: bool) {
         if last {
             assert_eq!(self.messages.load(Ordering::SeqCst), 0, "at rest with a message on its way in");
@@ -455,21 +445,21 @@ fn fed<const N: usize>(others: [fn(&FedFlow); N]) {
     flow.read();
     assert_eq!(flow.taken.load(Ordering::SeqCst), flow.accepted.load(Ordering::SeqCst), "a message is lost");
     assert!(flow.tokens.none(), "everything is done, and a token is left");
-    assert!(flow.rest.load(Ordering::SeqCst) >= 1, "nobody saw the rest");
+    assert!(flow.rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
 }
 
 /// A message from outside is accepted while the way in is closed: the flow is not at rest before its reader is woken.
 #[test]
 fn a_message_on_its_way_in_keeps_the_flow_from_rest() {
-    model(|| fed([|flow| flow.send(false)]));
+    model(3, || fed([|flow| flow.send(false)]));
 }
 
 /// The same where another closes the way in, be it a sender or not, and the operator finds it closed. Of several senders the
 /// last one lets the flow rest.
 #[test]
-fn whoever_closes_the_way_in_keeps_a_token_for_the_senders() {
-    bounded(2, || {
+fn closing_the_way_in_keeps_a_token_for_the_senders() {
+    model(2, || {
         fed([|flow| flow.send(false), |flow| flow.rests(flow.senders.close(&flow.tokens))]);
     });
-    bounded(2, || fed([|flow| flow.send(false), |flow| flow.send(true)]));
+    model(2, || fed([|flow| flow.send(false), |flow| flow.send(true)]));
 }

@@ -12,20 +12,14 @@ mod turn;
 use std::cell::Cell;
 
 use loom::{
-    model::Builder,
     sync::{Arc, Mutex, atomic::AtomicUsize},
     thread,
 };
+use sync::model;
 use turn::{Turn, Turns};
 
 loom::thread_local! {
     static MINE: Cell<bool> = Cell::new(false);
-}
-
-fn model(check: impl Fn() + Send + Sync + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(check);
 }
 
 /// A piece of work: its stream and its number there.
@@ -141,7 +135,7 @@ impl Device {
 
 #[test]
 fn of_a_launch_and_a_write_one_waits_for_the_other() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let launches = {
             let device = device.clone();
@@ -156,7 +150,7 @@ fn of_a_launch_and_a_write_one_waits_for_the_other() {
 
 #[test]
 fn two_launches_on_two_streams_are_ordered() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let launches = {
             let device = device.clone();
@@ -171,7 +165,7 @@ fn two_launches_on_two_streams_are_ordered() {
 /// The launch is of the graph as it was or as it is: what it touches is ordered with its other uses.
 #[test]
 fn a_launch_beside_an_update_is_ordered_with_what_it_uses() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let updates = {
             let device = device.clone();
@@ -189,7 +183,7 @@ fn a_launch_beside_an_update_is_ordered_with_what_it_uses() {
 
 #[test]
 fn external_work_and_a_launch_are_ordered_though_its_function_has_no_turn() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let launches = {
             let device = device.clone();
@@ -203,7 +197,7 @@ fn external_work_and_a_launch_are_ordered_though_its_function_has_no_turn() {
 
 #[test]
 fn two_pieces_of_external_work_are_ordered_and_both_end() {
-    model(|| {
+    model(3, || {
         let device = Device::new();
         let other = {
             let device = device.clone();

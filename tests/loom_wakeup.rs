@@ -12,17 +12,11 @@ use std::{future::poll_fn, task::Poll};
 
 use loom::{
     future::block_on,
-    model::Builder,
     sync::{Arc, Mutex},
     thread,
 };
+use sync::model;
 use wakeup::Wakeup;
-
-fn model(check: impl Fn() + Send + Sync + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(2);
-    builder.check(check);
-}
 
 /// A simulation that has tasks to poll and streams to run.
 struct Simulation {
@@ -107,7 +101,7 @@ impl Simulation {
 /// Were it lost, the loop would sleep for ever, which loom reports as a deadlock.
 #[test]
 fn a_wake_is_not_lost() {
-    model(|| {
+    model(2, || {
         let simulation = Simulation::new(0, 0);
         let others = [(); 2].map(|()| {
             let simulation = simulation.clone();
@@ -122,7 +116,7 @@ fn a_wake_is_not_lost() {
 /// runnable is the loop's.
 #[test]
 fn a_thread_that_carries_out_streams_hides_nothing_from_the_loop() {
-    model(|| {
+    model(2, || {
         let simulation = Simulation::new(1, 1);
         let other = {
             let simulation = simulation.clone();

@@ -10,14 +10,9 @@ mod told;
 
 use std::{future::poll_fn, task::Poll};
 
-use loom::{future::block_on, model::Builder, thread};
+use loom::{future::block_on, thread};
+use sync::model;
 use told::{Heard, Seen, Told};
-
-fn model(check: impl Fn() + Send + Sync + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(check);
-}
 
 /// Waits until what is seen is as `wanted`. A wake that is lost is a deadlock, which loom reports.
 fn wait_until(heard: &mut Heard<u32>, wanted: impl Fn(Seen<u32>) -> bool) -> Seen<u32> {
@@ -29,7 +24,7 @@ fn wait_until(heard: &mut Heard<u32>, wanted: impl Fn(Seen<u32>) -> bool) -> See
 
 #[test]
 fn a_change_while_an_observer_registers_is_seen() {
-    model(|| {
+    model(3, || {
         let told = Told::new(0);
         let mut heard = told.heard();
         let sets = thread::spawn(move || {
@@ -43,7 +38,7 @@ fn a_change_while_an_observer_registers_is_seen() {
 
 #[test]
 fn the_last_handle_wakes_its_observers_as_it_goes() {
-    model(|| {
+    model(3, || {
         let told = Told::new(0);
         let mut heard = told.heard();
         let other = told.clone();
@@ -57,7 +52,7 @@ fn the_last_handle_wakes_its_observers_as_it_goes() {
 /// The place of one that has been woken is void: another may have it by the time that the first goes.
 #[test]
 fn an_observer_that_goes_takes_no_other_ones_place() {
-    model(|| {
+    model(3, || {
         let told = Told::new(0);
         let (mut goes, mut stays) = (told.heard(), told.heard());
         goes.poll(futures::task::noop_waker_ref());
@@ -72,7 +67,7 @@ fn an_observer_that_goes_takes_no_other_ones_place() {
 /// Two share a count of one: one of them has it, and the other is woken to see that none is left.
 #[test]
 fn one_of_two_claims_the_last_run() {
-    model(|| {
+    model(3, || {
         let told = Told::new(1);
         let claims = |mut heard: Heard<u32>| {
             move || {
@@ -90,7 +85,7 @@ fn one_of_two_claims_the_last_run() {
 /// A task that is polled by another executor meanwhile comes with another waker: the last one counts.
 #[test]
 fn the_waker_of_the_last_poll_is_woken() {
-    model(|| {
+    model(3, || {
         let told = Told::new(0);
         let mut heard = told.heard();
         heard.poll(futures::task::noop_waker_ref());

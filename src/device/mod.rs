@@ -337,7 +337,7 @@ impl Device {
         hearers.push(whom);
     }
 
-    /// Whether a task waits at any of those that are told when the device is lost.
+    /// Whether a task waits at anything that is notified when the device is lost.
     pub(crate) fn has_waiters(&self) -> bool {
         let hearers: Vec<_> = lock(&self.0.hearers).iter().filter_map(Weak::upgrade).collect();
         let has_waiters = hearers.iter().any(|hearer| hearer.has_waiters());

@@ -179,7 +179,7 @@ impl Control {
 
     pub(crate) fn set_hubs(&self, hubs: Hubs) {
         *lock(&self.hubs) = Arc::new(hubs);
-        // Whoever said so may have found no hubs.
+        // `unstep` may have found no hubs.
         if self.unstepped.load(Ordering::Acquire) {
             self.unstep_hubs();
         }

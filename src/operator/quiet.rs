@@ -69,8 +69,8 @@ impl Tokens {
         self.groups.0.load(Ordering::SeqCst) == 0
     }
 
-    /// Somebody who is no operator has what may cause something: as good as a token. Said by one who holds a token, where it
-    /// is to be sure that the flow is not at rest.
+    /// Something other than an operator may cause work: it counts as a token. Called by the holder of a token where the flow
+    /// must not be at rest.
     pub(crate) fn lend(&self) {
         self.groups.0.fetch_add(1, Ordering::SeqCst);
     }

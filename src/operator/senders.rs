@@ -3,7 +3,7 @@
 //! A sender that is no operator has no [token](super::quiet). While the operator that stands for it keeps the way in open,
 //! that operator has one, so the flow is not at rest. Once the way in is closed the operator may park or end, and a message
 //! may still be on its way: in the queue, and not copied yet, or its reader not woken. So a sender is counted from before its
-//! message is in the queue until after all that follows from it, and whoever closes the way in lends the senders that are
+//! message is in the queue until after all that follows from it, and closing the way in lends the senders that are
 //! counted one token, which the last of them gives back.
 //!
 //! ```text
@@ -47,14 +47,14 @@ impl Senders {
     }
 
     /// A sender has woken all that its message concerns. True if the flow's last token has gone with it.
-    #[must_use = "the flow is to be told"]
+    #[must_use = "the flow must be notified"]
     pub(crate) fn leave(&self, tokens: &Tokens) -> bool {
         self.0.fetch_sub(SENDER, Ordering::AcqRel) == CLOSED + SENDER && tokens.regain()
     }
 
     /// No sender enters from now on. The operator calls it before it gives up its token, and others may call it at any
     /// time. True if the flow's last token has gone with it.
-    #[must_use = "the flow is to be told"]
+    #[must_use = "the flow must be notified"]
     pub(crate) fn close(&self, tokens: &Tokens) -> bool {
         if self.0.load(Ordering::Acquire) & CLOSED != 0 {
             return false;

@@ -20,7 +20,7 @@ pub(crate) struct Streams {
     /// The device's default stream, while anybody holds it.
     pub(super) default: Mutex<Weak<Inner>>,
     lookout: Lookout,
-    /// Whether the device is asked for those who only hear of its loss.
+    /// Whether the device is asked for tasks that only hear of its loss.
     pub(super) vigil: Vigil,
     /// Tasks that ask for their work again and again.
     pub(super) pollers: AtomicUsize,

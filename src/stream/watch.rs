@@ -19,8 +19,8 @@
 //! first, and `start` is called then; `stop` turns the flag off first, and looks under the lock then. So of the two,
 //! whichever has the lock later sees the other, and exactly one of them goes on: what is watched is listed once.
 //!
-//! Whoever is told by `begin` keeps the beat. One that comes while a beat is under way is listed at once, and `finish` sees
-//! it under the lock under which it decides to end.
+//! The thread for which `begin` returns true keeps the beat. One that comes while a beat is under way is listed at once, and
+//! `finish` sees it under the lock under which it decides to end.
 //!
 //! A vigil is for tasks that wait for what other tasks bring (memory, chunks) and only hear of a loss. A fault comes out of
 //! work in flight: while there is none, the beat ends although tasks wait, and the next enqueue starts it. Waiters and work

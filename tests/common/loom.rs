@@ -11,6 +11,13 @@ pub(crate) use loom::sync::{
 };
 pub(crate) use wakes::*;
 
+/// Checks every interleaving with at most so many preemptions.
+pub(crate) fn model(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(check);
+}
+
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no model panics with a lock held")
 }

@@ -64,7 +64,7 @@ pub(super) struct Context {
     raw: Handle<CUctx_st>,
     primary: Arc<CudaContext>,
     lost: OnceLock<Error>,
-    /// Who wants to hear of that.
+    /// Called once with the fault.
     tells: Arc<Mutex<Vec<TellsOfLoss>>>,
 }
 

@@ -225,7 +225,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         })
     }
 
-    /// Allocates so many more envelopes at a place, for who waits there.
+    /// Allocates so many more envelopes at a place, for the links that wait there.
     pub(super) fn add_envelopes(&self, device: &Device, count: usize, near: Option<&Device>) -> Result<()> {
         self.allocate(device, count, near)?;
         self.tell(|| format!("{count} envelopes more on {}", place_name(device)));

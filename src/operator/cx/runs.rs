@@ -118,7 +118,7 @@ impl Cx {
             }
             return Poll::Ready(false);
         }
-        // Before the turn that is given up below: who steps is not answered by that.
+        // Before the turn that is given up below: a step is not answered by that.
         if self.node.is_held() && !self.node.is_aborted() && !self.may_begin() {
             if self.linked {
                 // Other links of a hub of chunks, which may be another flow's, do not wait behind it meanwhile.

@@ -38,7 +38,7 @@ pub(in super::super) struct Sequence {
 enum Steps {
     /// Of a device whose faults are planned.
     Ordered(Vec<Step>),
-    /// Put in order when its turn has come, by the thread that runs it: who launches has the turn of all devices.
+    /// Put in order when its turn has come, by the thread that runs it: the launching thread has the turn of all devices.
     Of(Arc<Program>),
 }
 

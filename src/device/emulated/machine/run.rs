@@ -70,7 +70,7 @@ impl<W> Machine<W> {
             Some(failed) if failed.lost.is_none() => {
                 failed.lost = Some(error);
                 failed.runnable.clear();
-                // Whoever waits for its work is to look.
+                // Waiters of its work look again.
                 self.news.push(device);
             }
             _ => return dropped,

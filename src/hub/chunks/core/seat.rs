@@ -82,7 +82,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
             // Cloned without the lock, and only where it is not kept yet.
             let asked = ask(None).or_else(|| ask(Some(&Arc::new(task.waker().clone()))));
             let (asked, comes) = asked.unwrap_or((Answer::Wait, Ok(false)));
-            // That it asked may let others go on, whatever it is told itself.
+            // That it asked may let others go on, whatever its own answer is.
             self.core.carry_out(actions);
             if comes? {
                 // With it the chunk comes here, if no other link was quicker.
@@ -90,7 +90,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
                 continue;
             }
             if asked == Answer::Wait {
-                // Lost before it waited: nobody wakes it for that any more.
+                // Lost before it waited: the loss wakes it no more.
                 self.device.check()?;
                 Streams::attend(&self.device);
             }

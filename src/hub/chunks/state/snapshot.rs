@@ -57,7 +57,7 @@ impl<'a, E: Clone, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         }
     }
 
-    /// It is this link's turn at that chunk, whoever has it now.
+    /// It is this link's turn at that chunk, whichever link has it now.
     fn is_turn(&self, id: LinkId, link: &Link, at: usize) -> bool {
         let turn = &self.turns[at];
         let known = turn.get().unwrap_or_else(|| self.state.turn(&self.state.chunks[at]));

@@ -1,0 +1,307 @@
+//! Devices that end or are lost: what they hold up, and what they keep.
+
+use super::*;
+
+/// A device that ends with its last handle, which it counts.
+fn counted(alive: &Arc<AtomicUsize>) -> (Device, Stream) {
+    struct Alive(Arc<AtomicUsize>);
+    impl Drop for Alive {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    alive.fetch_add(1, Ordering::SeqCst);
+    let alive = Alive(alive.clone());
+    // What it loses lives as long as the device.
+    let device = Device::emulated(Emulated::new().workers(1).faults(Faults::new().lose_host_function(1)));
+    let stream = Stream::new(&device).unwrap();
+    stream.host_function(move || _ = &alive).unwrap();
+    (device, stream)
+}
+
+/// A stream keeps another device no longer than until the work of that which it came after is known to be sound.
+#[test]
+fn a_stream_lets_go_of_the_devices_that_it_came_after() {
+    within_bound(|| {
+        let runtime = runtime();
+        let home = Device::emulated(Emulated::new());
+        let (stream, second) = (Stream::new(&home).unwrap(), Stream::new(&home).unwrap());
+        let mut to = Buffer::<u32>::new(&home, 16).unwrap();
+        let alive = Arc::new(AtomicUsize::new(0));
+        for round in 0..40 {
+            let (_other, its) = counted(&alive);
+            let from = Buffer::from_slice(&its, &[round; 16]).unwrap();
+            if round % 2 == 0 {
+                runtime.block_on(its.completed()).unwrap();
+            }
+            stream.copy(&from, &mut to).unwrap();
+            second.wait_for(&stream).unwrap();
+            runtime.block_on(async {
+                stream.completed().await.unwrap();
+                second.completed().await.unwrap();
+            });
+        }
+        while alive.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
+    });
+}
+
+/// A stream that is never waited for looks by itself, as it comes after more and more devices.
+#[test]
+fn a_stream_that_is_never_waited_for_lets_go_of_devices_too() {
+    within_bound(|| {
+        let home = Device::emulated(Emulated::new());
+        let stream = Stream::new(&home).unwrap();
+        let alive = Arc::new(AtomicUsize::new(0));
+        let mut made = 0;
+        while made < 60 || alive.load(Ordering::SeqCst) > 20 {
+            let (_other, its) = counted(&alive);
+            its.host_function(|| ()).unwrap();
+            stream.wait_for(&its).unwrap();
+            stream.host_function(|| ()).unwrap();
+            made += 1;
+        }
+    });
+}
+
+/// A device that is only kept by those who came after it is kept until they know whether it has faulted.
+#[test]
+fn a_fault_of_a_device_without_handles_reaches_those_who_came_after() {
+    within_bound(|| {
+        let runtime = runtime();
+        let home = Device::emulated(Emulated::new());
+        let (first, second) = (Stream::new(&home).unwrap(), Stream::new(&home).unwrap());
+        let go = {
+            let other = Device::emulated(Emulated::new().workers(1));
+            let its = Stream::new(&other).unwrap();
+            let mut data = Buffer::<u32>::new(&other, 1).unwrap();
+            let (go, held) = mpsc::channel::<()>();
+            its.host_function(move || _ = held.recv()).unwrap();
+            traps::launch(&its, &mut data).unwrap();
+            first.wait_for(&its).unwrap();
+            go
+        };
+        second.wait_for(&first).unwrap();
+        drop(go);
+        assert!(runtime.block_on(second.completed()).unwrap_err().is_device_lost());
+        assert!(runtime.block_on(first.completed()).unwrap_err().is_device_lost());
+        assert!(runtime.block_on(first.completed()).unwrap_err().is_device_lost(), "and again");
+        assert!(Stream::new(&home).is_ok(), "this device is well");
+    });
+}
+
+/// A device that will be lost, a healthy one beside it, and a stream of each.
+struct Beside {
+    lost: Device,
+    its: Stream,
+    healthy: Device,
+    own: Stream,
+}
+
+/// `before` the fault and `after` it, whether or not the host knows of it by then. The healthy device stays healthy; the error
+/// of the call names the lost one.
+fn stays_healthy<T>(
+    name: &str,
+    before: impl Fn(&Beside) -> T,
+    after: impl Fn(&Beside, T) -> Option<wakeline::Result<()>>,
+) {
+    for checked in [false, true] {
+        for known in [false, true] {
+            let device = |name| {
+                let device = Device::emulated(Emulated::new().name(name));
+                if checked { device.race_checked() } else { device }
+            };
+            let (lost, healthy) = (device("faulty"), device("healthy"));
+            let (its, own) = (Stream::new(&lost).unwrap(), Stream::new(&healthy).unwrap());
+            let beside = Beside { lost, its, healthy, own };
+            let made = before(&beside);
+            lose(&beside.its, held_up(&beside.its), known);
+            let place = format!("{name}, known: {known}, checked: {checked}");
+            if let Some(done) = after(&beside, made) {
+                let error = done.expect_err(&place);
+                assert!(error.is_device_lost() && error.to_string().contains("faulty"), "{place}: {error}");
+                assert!(!error.to_string().contains("healthy takes no more work"), "{place}: {error}");
+            }
+            assert!(beside.healthy.lost().is_none(), "{place}: {:?}", beside.healthy.lost());
+            let again = Stream::new(&beside.healthy).expect(&place);
+            let data = Buffer::from_slice(&again, &[7_u32]).expect(&place);
+            let read = runtime().block_on(data.to_vec(&again)).expect(&place);
+            assert_eq!(read, [7], "{place}");
+        }
+    }
+}
+
+/// Only the device that has faulted is lost, whatever call of another device's has met the fault.
+#[test]
+fn a_lost_device_takes_no_other_with_it() {
+    within_bound(|| {
+        let recorded = |beside: &Beside| {
+            let (event, go) = (Event::new(), held_up(&beside.its));
+            event.record(&beside.its).unwrap();
+            drop(go);
+            event
+        };
+        stays_healthy("an event", recorded, |beside, event| {
+            // Known to have passed, it is no longer waited for.
+            event.wait(&beside.own).err().map(Err)
+        });
+        let behind = |beside: &Beside| {
+            let (event, go) = (Event::new(), held_up(&beside.its));
+            let mut data = Buffer::<u32>::new(&beside.lost, 1).unwrap();
+            traps::launch(&beside.its, &mut data).unwrap();
+            event.record(&beside.its).unwrap();
+            drop((go, data));
+            event
+        };
+        // Its fault has come already.
+        for checked in [false, true] {
+            let device = || {
+                let device = Device::emulated(Emulated::new());
+                if checked { device.race_checked() } else { device }
+            };
+            let (lost, healthy) = (device(), device());
+            let (its, own) = (Stream::new(&lost).unwrap(), Stream::new(&healthy).unwrap());
+            let beside = Beside { lost, its, healthy, own };
+            let event = behind(&beside);
+            while beside.its.host_function(|| ()).is_ok() {
+                std::thread::yield_now();
+            }
+            assert!(event.wait(&beside.own).unwrap_err().is_device_lost());
+            assert!(beside.healthy.lost().is_none() && Stream::new(&beside.healthy).is_ok());
+        }
+        let graph_event = |beside: &Beside| {
+            let event = GraphEvent::new(&beside.lost).unwrap();
+            event.record(&beside.its).unwrap();
+            event
+        };
+        stays_healthy("a graph's event", graph_event, |beside, event| Some(event.wait(&beside.own)));
+        let exec = |beside: &Beside| {
+            let event = graph_event(beside);
+            let (graph, ()) = Graph::capture(&beside.healthy, |capture| event.wait(capture.stream())).unwrap();
+            let exec = graph.instantiate().unwrap();
+            exec.launch(&beside.own).unwrap();
+            exec
+        };
+        stays_healthy("a graph's launch", exec, |beside, exec| Some(exec.launch(&beside.own).map(drop)));
+        stays_healthy("a capture", graph_event, |beside, event| {
+            // A fault that the host does not know of yet is met by the launch.
+            let captured = Graph::capture(&beside.healthy, |capture| event.wait(capture.stream()));
+            captured.err().map(Err)
+        });
+        let written = |beside: &Beside| {
+            let mut from = Buffer::from_slice(&beside.its, &[1_u32]).unwrap();
+            beside.its.fill(&mut from, 2).unwrap();
+            (from, Buffer::<u32>::new(&beside.healthy, 1).unwrap())
+        };
+        stays_healthy("a copy from it", written, |beside, (from, mut to)| {
+            // Accepted where the write is known to be done; then the fault is found behind the copy.
+            let copied = beside.own.copy(&from, &mut to);
+            Some(copied.and_then(|()| runtime().block_on(beside.own.completed())))
+        });
+        stays_healthy("a copy to it", written, |beside, (mut to, from)| Some(beside.its.copy(&from, &mut to)));
+    });
+}
+
+/// A device whose end drops a function that says so and then waits for the sender to go.
+fn waits_at_its_end(device: impl FnOnce(Faults) -> Device) -> (Stream, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    struct Waits(mpsc::Sender<()>, Mutex<mpsc::Receiver<()>>);
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+            let _ = lock(&self.1).recv();
+        }
+    }
+    let (began, begins) = mpsc::channel();
+    let (end, ends) = mpsc::channel();
+    let waits = Waits(began, Mutex::new(ends));
+    let stream = Stream::new(&device(Faults::new().lose_host_function(1))).unwrap();
+    stream.host_function(move || _ = &waits).unwrap();
+    (stream, begins, end)
+}
+
+/// Memory that is bound to a stream keeps it, and so the devices that this has waited for. They end as it is seen to be free:
+/// the heap is not locked meanwhile.
+#[test]
+fn a_device_that_ends_holds_up_no_heap() {
+    within_bound(|| {
+        let device = Device::emulated(Emulated::new());
+        let (its, begins, end) = waits_at_its_end(|faults| Device::emulated(Emulated::new().faults(faults)));
+        let go = held_up(&its);
+        let stream = Stream::new(&device).unwrap();
+        let mut data = stream.alloc::<u8>(4096).unwrap();
+        stream.wait_for(&its).unwrap();
+        stream.fill(&mut data, 1).unwrap();
+        drop((data, stream, its));
+        drop(go);
+        // The lookout comes by, or the allocation below.
+        begins.recv().unwrap();
+        drop(Buffer::<u8>::new(&device, 4096).unwrap());
+        drop(end);
+    });
+}
+
+/// The same for what a graph comes after: all graphs of the process take turns.
+#[test]
+fn a_device_that_ends_holds_up_no_graph() {
+    within_bound(|| {
+        let [device, another] = [0, 1].map(|_| Device::emulated(Emulated::new()));
+        let (its, begins, end) = waits_at_its_end(|faults| Device::emulated(Emulated::new().faults(faults)));
+        let go = held_up(&its);
+        let exec_of = |device: &Device, after: Option<&Stream>| {
+            let mut data = Buffer::<u8>::new(device, 64).unwrap();
+            let (graph, ()) = Graph::capture(device, |capture| {
+                after.map_or(Ok(()), |after| capture.stream().wait_for(after))?;
+                capture.stream().fill(&mut data, 1)
+            })
+            .unwrap();
+            graph.instantiate().unwrap()
+        };
+        let (first, second) = (exec_of(&device, Some(&its)), exec_of(&another, None));
+        let (stream, on_another) = (Stream::new(&device).unwrap(), Stream::new(&another).unwrap());
+        drop(go);
+        its.synchronize_blocking().unwrap();
+        drop(its);
+        let launches = std::thread::spawn(move || first.launch(&stream).map(drop));
+        begins.recv().unwrap();
+        second.launch(&on_another).unwrap();
+        drop(end);
+        launches.join().unwrap().unwrap();
+    });
+}
+
+/// A device without workers ends on the thread that lets go of it: outside of the heap's lock.
+#[test]
+fn a_simulated_device_does_not_end_under_the_lock_of_a_heap() {
+    struct Allocates(Device, mpsc::Sender<bool>);
+    impl Drop for Allocates {
+        fn drop(&mut self) {
+            let _ = self.1.send(Buffer::<u8>::new(&self.0, 64).is_ok());
+        }
+    }
+    within_bound(|| {
+        let simulation = Simulation::new(1);
+        let device = Device::simulated(&simulation, Emulated::new());
+        let other = Emulated::new().faults(Faults::new().lose_host_function(1));
+        let its = Stream::new(&Device::simulated(&simulation, other)).unwrap();
+        let (tell, receiver) = mpsc::channel();
+        let allocates = Mutex::new(Allocates(device.clone(), tell));
+        its.host_function(move || _ = &allocates).unwrap();
+        its.host_function(|| ()).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let mut data = stream.alloc::<u8>(4096).unwrap();
+        stream.wait_for(&its).unwrap();
+        stream.fill(&mut data, 1).unwrap();
+        drop((data, its, stream));
+        let allocated = runtime().block_on(simulation.run(async {
+            loop {
+                drop(Buffer::<u8>::new(&device, 4096).unwrap());
+                if let Ok(allocated) = receiver.try_recv() {
+                    return allocated;
+                }
+                tokio::task::yield_now().await;
+            }
+        }));
+        assert!(allocated);
+    });
+}

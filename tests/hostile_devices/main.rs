@@ -1,0 +1,126 @@
+//! Emulated and simulated devices, their streams and wrapped memory, whose users hand them wakers, functions and owners that
+//! panic.
+
+#![forbid(unsafe_code)]
+
+#[path = "../common/alone.rs"]
+mod alone;
+mod functions;
+mod loss;
+mod simulations;
+mod spoilt;
+
+use std::{
+    future::pending,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    task::{Context, Wake, Waker},
+    time::Duration,
+};
+
+use alone::{in_a_process, within_bound};
+use wakeline::{
+    Buffer, Stream,
+    device::{Device, Emulated, Faults, Simulation},
+    graph::{Graph, GraphEvent},
+    hub::ChunkHub,
+    prelude::*,
+    stream::Event,
+};
+
+type Deed = Box<dyn Fn() + Send + Sync>;
+
+/// A waker that does one thing when it is woken, and another when it is dropped.
+#[derive(Default)]
+struct Hostile {
+    woken: Option<Deed>,
+    dropped: Option<Deed>,
+}
+
+impl Wake for Hostile {
+    fn wake(self: Arc<Self>) {
+        self.woken.iter().for_each(|deed| deed());
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        self.dropped.iter().for_each(|deed| deed());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Polls a simulation until it has nothing to do: from then on a change wakes this waker.
+fn wait_with<'s>(simulation: &'s Simulation, waker: &Waker) -> Pin<Box<dyn Future<Output = ()> + 's>> {
+    let mut run: Pin<Box<dyn Future<Output = ()> + 's>> = Box::pin(simulation.run(pending::<()>()));
+    for _ in 0..3 {
+        assert!(run.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    }
+    run
+}
+
+/// Panics as it is dropped, which it counts.
+struct Bomb(Arc<AtomicUsize>);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("a destructor");
+    }
+}
+
+fn bombs() -> (Arc<AtomicUsize>, impl Fn() -> Bomb) {
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let count = dropped.clone();
+    (dropped, move || Bomb(count.clone()))
+}
+
+#[kernel]
+fn traps(data: &mut [u32]) {
+    data[0] = 1;
+    panic!("a trap");
+}
+
+/// Enqueues a kernel that traps into a stream that is held up, lets it go, and returns once the device knows of the trap; the
+/// host knows if it has asked.
+fn lose(stream: &Stream, held: mpsc::Sender<()>, asks: bool) {
+    let mut data = Buffer::<u32>::new(stream.device(), 1).unwrap();
+    traps::launch(stream, &mut data).unwrap();
+    let (never_called, dropped) = mpsc::channel::<()>();
+    stream.host_function(move || _ = never_called.send(())).unwrap();
+    drop(held);
+    assert!(dropped.recv().is_err(), "what is behind the fault is dropped");
+    if asks {
+        assert!(stream.synchronize_blocking().unwrap_err().is_device_lost());
+    }
+}
+
+/// Holds a stream up until the sender is dropped.
+fn held_up(stream: &Stream) -> mpsc::Sender<()> {
+    let (go, held) = mpsc::channel();
+    stream.host_function(move || _ = held.recv()).unwrap();
+    go
+}
+
+#[kernel]
+fn traps_alone(_number: u32) {
+    panic!("a trap");
+}
+
+struct Look {
+    began: bool,
+    ends: bool,
+    seen: u32,
+}
