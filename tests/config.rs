@@ -7,7 +7,7 @@ mod common;
 use std::{collections::BTreeMap, path::PathBuf};
 
 use common::*;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use tempfile::TempDir;
 use wakeline::{Config, prelude::*};
 
@@ -370,6 +370,32 @@ fn nested(levels: usize) -> serde_json::Value {
     (1..levels).fold(serde_json::json!(1), |inner, _| serde_json::json!([inner]))
 }
 
+#[derive(Clone, Copy)]
+enum Deep {
+    List,
+    Map,
+    Some,
+    Newtype,
+    Variant,
+}
+
+/// A number, so many levels further in.
+struct Level(Deep, usize);
+
+impl Serialize for Level {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Some(left) = self.1.checked_sub(1) else { return serializer.serialize_u32(1) };
+        let next = Level(self.0, left);
+        match self.0 {
+            Deep::List => serializer.collect_seq([next]),
+            Deep::Map => serializer.collect_map([("a", next)]),
+            Deep::Some => serializer.serialize_some(&next),
+            Deep::Newtype => serializer.serialize_newtype_struct("Level", &next),
+            Deep::Variant => serializer.serialize_newtype_variant("Level", 0, "Next", &next),
+        }
+    }
+}
+
 /// Each key and each value has fewer levels than a parser refuses, and all together more than a stack holds.
 #[test]
 fn config_a_file_of_any_depth_is_read_or_refused() {
@@ -402,6 +428,13 @@ fn config_a_file_of_any_depth_is_read_or_refused() {
             let error = Config::new().set(key, nested(levels + 1)).unwrap_err().to_string();
             assert!(error.contains("tests/config.rs:") && error.contains("more than 64 levels deep"), "{error}");
         }
+        // A serializer calls itself for each level, and so do these.
+        for kind in [Deep::List, Deep::Map, Deep::Some, Deep::Newtype, Deep::Variant] {
+            let error = Config::new().set("a", Level(kind, 100_000)).unwrap_err().to_string();
+            assert!(error.contains("more than 64 levels deep"), "{error}");
+        }
+        let wrapped = Config::new().set("a", Level(Deep::Newtype, 100)).unwrap();
+        assert_eq!(wrapped.get::<u32>("a").unwrap(), 1);
     }
     common::alone::in_a_process("config_a_file_of_any_depth_is_read_or_refused", || {
         std::thread::Builder::new().stack_size(2 << 20).spawn(read_all).unwrap().join().unwrap();

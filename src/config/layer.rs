@@ -1,6 +1,7 @@
 //! [`Layer`]: what one source says, and where in it.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     ffi::OsString,
     fmt,
@@ -15,7 +16,10 @@ use figment::{
 use serde::Serialize;
 use toml::de::{DeTable, DeValue};
 
-use super::document::{self, Document, is_beyond};
+use super::{
+    document::{self, Document, is_beyond},
+    limited::Limited,
+};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How `toml` gives a date to somebody who does not know it.
@@ -84,12 +88,17 @@ impl Layer {
 
     pub(super) fn set(key: &str, value: impl Serialize, caller: &'static Location<'static>) -> Result<Self> {
         let place = Place::Program(caller);
-        let value = Value::serialize(value).map_err(|error| {
+        let too_deep = || Error::new(ErrorKind::Setup, too_deep(&format!("{place} sets `{key}`")));
+        let beyond = Cell::new(false);
+        let value = Value::serialize(Limited::new(value, &beyond)).map_err(|error| {
+            if beyond.get() {
+                return too_deep();
+            }
             let text = format!("{place} sets `{key}` to what no file could say");
             Error::new(ErrorKind::Setup, text).because(error)
         })?;
         if is_beyond(&value, levels_left(key)) {
-            return Err(Error::new(ErrorKind::Setup, too_deep(&format!("{place} sets `{key}`"))));
+            return Err(too_deep());
         }
         Self::one(key, value, place)
     }

@@ -13,6 +13,7 @@
 mod document;
 mod fields;
 mod layer;
+mod limited;
 
 use std::{cell::RefCell, collections::BTreeSet, ffi::OsString, fmt, mem::ManuallyDrop, panic::Location, path::Path};
 
