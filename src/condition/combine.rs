@@ -154,11 +154,16 @@ impl When {
         }
         // Made in a loop, the longer one is on either side.
         let all = match (one.0, other.0) {
-            (Tree::Several { any: a, mut all, .. }, Tree::Several { any: b, all: more, .. })
+            (Tree::Several { any: a, mut all, .. }, Tree::Several { any: b, all: mut more, .. })
                 if a == any && b == any =>
             {
-                all.extend(more);
-                all
+                if all.len() < more.len() {
+                    all.into_iter().rev().for_each(|part| more.push_front(part));
+                    more
+                } else {
+                    all.extend(more);
+                    all
+                }
             }
             (Tree::Several { any: a, mut all, .. }, other) if a == any => {
                 all.push_back(Part::new(Self(other)));
