@@ -109,7 +109,7 @@ pub mod prelude {
 #[doc(hidden)]
 pub mod __private {
     pub use crate::{
-        condition::{EventField, Readiness, knows_event},
+        condition::{EventField, EventNames, Readiness, knows_event},
         device::backend::{BodyArg, KernelDef, Known, Prototype, Source},
         hub::RawEnvelope,
         kernel::{Registered, kernel},

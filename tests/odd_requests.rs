@@ -188,47 +188,69 @@ struct Frame {
     decoded: Event,
 }
 
+/// A message with another one in it.
+#[derive(Message)]
+struct Shot {
+    #[envelope]
+    frame: Frame,
+}
+
 #[derive(Ports)]
-struct DecodedPorts {
+struct DecodedPorts<M: Message> {
     #[input(event = "decoded")]
-    input: Input<Frame>,
+    input: Input<M>,
     #[output]
     output: Output<u32>,
 }
 
-struct Decoded;
+struct Decoded<M>(fn(M) -> Frame);
 
-impl Operator for Decoded {
-    type Ports = DecodedPorts;
+impl<M: Message> Operator for Decoded<M> {
+    type Ports = DecodedPorts<M>;
 
-    async fn compute(&mut self, ports: &mut DecodedPorts, _cx: &mut Cx) -> Result<()> {
-        let frame = ports.input.take()?;
+    async fn compute(&mut self, ports: &mut DecodedPorts<M>, _cx: &mut Cx) -> Result<()> {
+        let frame = (self.0)(ports.input.take()?);
         ports.output.send(frame.number).await
     }
 }
 
-on_both!(a_request_whose_event_does_not_come_holds_up_its_own_caller_alone, async |device: Device| {
+/// `waits`: the operator's port waits for the event; otherwise the request does so by itself.
+async fn an_event_does_not_come<M: Message>(device: &Device, waits: bool, shape: (fn(Frame) -> M, fn(M) -> Frame)) {
+    let (wrap, unwrap) = shape;
     let mut flow = Flow::new("frames");
-    let decoded = flow.add("decoded", Decoded);
-    let service = flow.service_with("service", decoded.input, decoded.output, Hub::bounded(3));
+    let service = if waits {
+        let decoded = flow.add("decoded", Decoded(unwrap));
+        flow.service_with("service", decoded.input, decoded.output, Hub::bounded(3))
+    } else {
+        let number = flow.add("number", map(move |message: M| std::future::ready(Ok(unwrap(message).number))));
+        flow.service_with("service", number.input, number.output, Hub::bounded(3))
+    };
     let running = flow.spawn().unwrap();
-    let [stream, other] = streams(&device);
+    let [stream, other] = streams(device);
     let frame = |number, stream: &Stream| {
         let decoded = Event::new();
         decoded.record(stream).unwrap();
-        Frame { number, decoded }
+        wrap(Frame { number, decoded })
     };
     assert_eq!(service.ask(frame(0, &other)).await.unwrap(), 0);
     let held = hold(&stream);
     let mut odd = Box::pin(service.ask(frame(1, &stream)));
-    assert!(odd.as_mut().now_or_never().is_none());
     for number in 2..6 {
+        assert!(odd.as_mut().now_or_never().is_none(), "its event has not passed");
         assert_eq!(service.ask(frame(number, &other)).await.unwrap(), number);
     }
     drop(held);
     assert_eq!(odd.await.unwrap(), 1);
     drop(service);
     running.await.unwrap();
+}
+
+on_both!(a_request_whose_event_does_not_come_holds_up_its_own_caller_alone, async |device: Device| {
+    for waits in [true, false] {
+        an_event_does_not_come(&device, waits, (|frame| frame, |frame| frame)).await;
+        an_event_does_not_come(&device, waits, (|frame| (7, frame), |(_, frame): (u32, Frame)| frame)).await;
+        an_event_does_not_come(&device, waits, (|frame| Shot { frame }, |shot: Shot| shot.frame)).await;
+    }
 });
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -72,18 +72,40 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     })
 }
 
-/// The names of all events, and the method that shows those of one name.
+/// The names of all events, its own and those of the messages in it, and the method that shows those of one name.
 fn events(variants: &[Variant]) -> Option<TokenStream> {
     let site = Span::mixed_site();
+    let marked: Vec<_> = variants.iter().flat_map(|variant| &variant.envelopes).map(|(_, ty)| ty).collect();
     let mut names: Vec<&LitStr> = Vec::new();
     for event in variants.iter().flat_map(|variant| &variant.events) {
         if !names.iter().any(|name| name.value() == event.name.value()) {
             names.push(&event.name);
         }
     }
-    if names.is_empty() {
+    if names.is_empty() && marked.is_empty() {
         return None;
     }
+    let within = (!marked.is_empty()).then(|| {
+        let arms = arms(
+            variants,
+            |variant| variant.envelopes.clone(),
+            |fields| {
+                let shown = fields.iter().map(|(field, ty)| {
+                    quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::events(#field, name, visit);)
+                });
+                quote_spanned!(site=> { #(#shown)* })
+            },
+        );
+        quote_spanned!(site=> match self { #arms })
+    });
+    let of_marked = marked.iter().map(|ty| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::EVENTS));
+    let all = if marked.is_empty() {
+        quote_spanned!(site=> &[#(#names),*])
+    } else {
+        quote_spanned!(site=> const {
+            &::wakeline::__private::EventNames::of_all(&[&[#(#names),*], #(#of_marked),*])
+        }.get())
+    };
     let arms = names.iter().map(|name| {
         let of_this_name = |variant: &Variant| {
             let events = variant.events.iter().filter(|event| event.name.value() == name.value());
@@ -97,18 +119,24 @@ fn events(variants: &[Variant]) -> Option<TokenStream> {
         });
         quote_spanned!(site=> #name => match self { #arms },)
     });
+    let own = (!names.is_empty()).then(|| {
+        quote_spanned! {site=>
+            match name {
+                #(#arms)*
+                _ => {}
+            }
+        }
+    });
     Some(quote_spanned! {site=>
-        const EVENTS: &'static [&'static str] = &[#(#names),*];
+        const EVENTS: &'static [&'static str] = #all;
 
         fn events(
             &mut self,
             name: &::core::primitive::str,
             visit: &mut dyn ::core::ops::FnMut(&mut ::wakeline::stream::Ticket),
         ) {
-            match name {
-                #(#arms)*
-                _ => {}
-            }
+            #own
+            #within
         }
     })
 }

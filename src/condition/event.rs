@@ -74,6 +74,44 @@ const fn same(one: &[u8], other: &[u8]) -> bool {
     true
 }
 
+/// The names of the events of a message that has other messages in it, each once. For the compiler.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct EventNames {
+    names: [&'static str; Self::MOST],
+    count: usize,
+}
+
+impl EventNames {
+    /// More are refused by the compiler.
+    const MOST: usize = 64;
+
+    #[doc(hidden)]
+    pub const fn of_all(lists: &[&[&'static str]]) -> Self {
+        let mut all = Self { names: [""; Self::MOST], count: 0 };
+        let mut list = 0;
+        while list < lists.len() {
+            let mut at = 0;
+            while at < lists[list].len() {
+                let name = lists[list][at];
+                if !knows_event(all.get(), name) {
+                    assert!(all.count < Self::MOST, "a message has events of more than 64 names: leave some unmarked");
+                    all.names[all.count] = name;
+                    all.count += 1;
+                }
+                at += 1;
+            }
+            list += 1;
+        }
+        all
+    }
+
+    #[doc(hidden)]
+    pub const fn get(&self) -> &[&'static str] {
+        self.names.split_at(self.count).0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,5 +122,11 @@ mod tests {
         assert!(knows_event(&events, "decoded") && knows_event(&events, "scaled"));
         assert!(!knows_event(&events, "decode") && !knows_event(&events, "decoded2"));
         assert!(!knows_event(&events, "") && !knows_event(&[], "decoded"));
+    }
+
+    #[test]
+    fn names_of_several_messages_are_there_once() {
+        assert_eq!(EventNames::of_all(&[&["a", "b"], &[], &["c", "a"]]).get(), ["a", "b", "c"]);
+        assert_eq!(EventNames::of_all(&[]).get(), [""; 0]);
     }
 }

@@ -66,7 +66,7 @@ pub(crate) use buffer::{Awaited, buffers};
 pub(crate) use combine::reservations;
 pub use combine::{IntoCondition, When, all_of, any_of};
 pub use count::{Count, count};
-pub use event::{EventField, knows_event};
+pub use event::{EventField, EventNames, knows_event};
 pub(crate) use front::{Front, Wanted};
 pub use future::{Until, Verdict, until};
 pub use gate::Gate;

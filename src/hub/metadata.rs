@@ -35,7 +35,8 @@ pub enum MergePolicy {
     Update,
     /// The value of the earlier message counts. Holoscan's `kReject`.
     Reject,
-    /// It is an error of the operator's, who cannot take the message. Holoscan's `kRaise`.
+    /// Taking the message is an error, and the message is dropped, with those that were taken in one call with it.
+    /// Holoscan's `kRaise`.
     Raise,
 }
 

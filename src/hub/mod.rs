@@ -56,7 +56,7 @@ pub use kind::{Hub, HubKind, HubOf, Latest};
 pub use metadata::{MergePolicy, Metadata};
 pub use reply::Reply;
 
-use crate::stream::Ticket;
+use crate::{condition::EventNames, stream::Ticket};
 
 /// What travels between operators.
 ///
@@ -89,6 +89,8 @@ use crate::stream::Ticket;
 ///     decoded: Event,
 /// }
 /// ```
+///
+/// The events of the messages in a message are its own: of a list's, a tuple's, and of fields that are marked `#[envelope]`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot travel between operators",
     label = "not a `Message`",
@@ -297,6 +299,7 @@ macro_rules! tuple_messages {
         impl<$($name: Message),*> Message for ($($name,)*) {
             const CARRIES_ENVELOPES: bool = $($name::CARRIES_ENVELOPES ||)* false;
             const VISITS_UNDER_LOCK: bool = $((!$name::CARRIES_ENVELOPES || $name::VISITS_UNDER_LOCK) &&)* true;
+            const EVENTS: &'static [&'static str] = const { &EventNames::of_all(&[$($name::EVENTS),*]) }.get();
 
             #[allow(non_snake_case)]
             fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
@@ -304,6 +307,12 @@ macro_rules! tuple_messages {
                 $(if $name::CARRIES_ENVELOPES {
                     $name.envelopes(visit);
                 })*
+            }
+
+            #[allow(non_snake_case)]
+            fn events(&mut self, name: &str, visit: &mut dyn FnMut(&mut Ticket)) {
+                let ($($name,)*) = self;
+                $($name.events(name, visit);)*
             }
 
             #[allow(non_snake_case)]

@@ -91,7 +91,8 @@ impl<M: Message> Input<M> {
     /// ```
     ///
     /// # Errors
-    /// As [`Input::try_take`].
+    /// As [`Input::try_take`]. The messages before the one with the error are dropped: an operator that goes on after an
+    /// error takes them one by one.
     pub fn take_batch(&mut self) -> Result<impl ExactSizeIterator<Item = M>> {
         let left = self.waits.as_ref().map_or(usize::MAX, |waits| waits.batch());
         let mut left = left.min(self.arrivals.most_to_take());

@@ -88,7 +88,7 @@ impl<M: Message> Inputs<M> {
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage), and nothing is taken, if a connection has none, as where it is called twice in a
-    /// run; what went wrong on the way.
+    /// run; what went wrong on the way: then the messages that were taken before the error are dropped.
     pub fn take(&mut self) -> Result<impl ExactSizeIterator<Item = M>> {
         for hub in &mut self.connections {
             hub.check()?;
@@ -141,7 +141,7 @@ impl<M: Message> Inputs<M> {
     /// called; what is sent meanwhile stays for the next batch.
     ///
     /// # Errors
-    /// As [`Inputs::try_take_any`].
+    /// As [`Inputs::try_take_any`]. The messages before the one with the error are dropped.
     pub fn take_batch(&mut self) -> Result<impl ExactSizeIterator<Item = M>> {
         let mut left = self.waits.as_ref().map_or(usize::MAX, |waits| waits.batch());
         let Self { connections, turn, open, .. } = self;
