@@ -393,3 +393,57 @@ async fn q7_a_waker_that_nothing_waits_with_any_more_holds_up_no_end() {
     within(flow.run()).await.unwrap();
     assert!(lock(&kept).is_some(), "its clone is still there");
 }
+
+/// Waits for a message, gives that up or forgets it, and goes on.
+struct Forgets {
+    /// By `Cx::ready`; otherwise by `recv`.
+    by_ready: bool,
+    forgotten: bool,
+}
+
+#[derive(Ports)]
+struct RoundPorts {
+    #[input]
+    input: Input<u32>,
+    #[output]
+    output: Output<u32>,
+}
+
+/// Polls a wait once.
+async fn leave(wait: impl Future, forgotten: bool) {
+    let mut wait = Box::pin(wait);
+    poll_fn(|task| Poll::Ready(assert!(wait.as_mut().poll(task).is_pending()))).await;
+    if forgotten {
+        std::mem::forget(wait);
+    }
+}
+
+impl Operator for Forgets {
+    type Ports = RoundPorts;
+
+    async fn run(&mut self, ports: &mut RoundPorts, cx: &mut Cx) -> Result<()> {
+        if self.by_ready {
+            leave(cx.ready(ports), self.forgotten).await;
+        } else {
+            leave(ports.input.recv(), self.forgotten).await;
+        }
+        while cx.ready(ports).await {
+            ports.input.take()?;
+        }
+        Ok(())
+    }
+
+    async fn compute(&mut self, _ports: &mut RoundPorts, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_flow_ends_though_an_operator_has_forgotten_a_wait() {
+    for (by_ready, forgotten) in [(true, false), (true, true), (false, false), (false, true)] {
+        let mut flow = Flow::new("forgets");
+        let forgets = flow.add("forgets", Forgets { by_ready, forgotten });
+        flow.connect(forgets.output, forgets.input);
+        within(flow.run()).await.unwrap();
+    }
+}

@@ -91,13 +91,19 @@ impl Metadata {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) under [`MergePolicy::Raise`], if both have a value of one name; nothing is changed then.
     pub fn merge(&mut self, later: &Self, policy: MergePolicy) -> Result<()> {
-        let Some(new) = later.0.as_ref().filter(|values| !values.is_empty()) else { return Ok(()) };
+        self.merge_and_replace(later, policy).map(drop)
+    }
+
+    /// As `merge`. The values replaced are the caller's, to drop with no lock held.
+    pub(crate) fn merge_and_replace(&mut self, later: &Self, policy: MergePolicy) -> Result<Vec<Value>> {
+        let mut replaced = Vec::new();
+        let Some(new) = later.0.as_ref().filter(|values| !values.is_empty()) else { return Ok(replaced) };
         let Some(values) = self.0.as_mut().filter(|values| !values.is_empty()) else {
             self.0 = Some(new.clone());
-            return Ok(());
+            return Ok(replaced);
         };
         if Arc::ptr_eq(values, new) && policy != MergePolicy::Raise {
-            return Ok(());
+            return Ok(replaced);
         }
         if policy == MergePolicy::Raise
             && let Some(name) = new.keys().find(|name| values.contains_key(*name))
@@ -113,10 +119,10 @@ impl Metadata {
         let values = Arc::make_mut(values);
         for (name, value) in &**new {
             if policy == MergePolicy::Update || !values.contains_key(name) {
-                values.insert(name.clone(), value.clone());
+                replaced.extend(values.insert(name.clone(), value.clone()));
             }
         }
-        Ok(())
+        Ok(replaced)
     }
 }
 

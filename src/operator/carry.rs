@@ -212,12 +212,10 @@ impl Carry {
         let newest = self.newest.load(Ordering::Relaxed);
         let origin = reply.origin.clone();
         let (merged, joined, forgotten) = self.change_held(|held| {
-            // Kept until the lock is released: no value is dropped by the merge.
-            let values = held.metadata.clone();
-            let merged = held.metadata.merge(&metadata, self.policy);
+            let merged = held.metadata.merge_and_replace(&metadata, self.policy);
             let joined = origin.map(|origin| held.join_origin(origin, newest));
             let answered = if reply.is_empty() { Replies::default() } else { held.replies.push(number, reply) };
-            (merged, joined, (values, answered))
+            (merged, joined, answered)
         });
         if let Some(joined) = joined {
             self.join(&joined, enters);
@@ -225,7 +223,7 @@ impl Carry {
         }
         discard(metadata);
         discard(forgotten);
-        merged
+        merged.map(discard_all)
     }
 
     /// Tells the spans what has become of the run's origin.

@@ -87,13 +87,14 @@ impl Rounds {
             }
             return Poll::Ready(false);
         }
+        // Before the turn that is given up below: a step is not answered by that.
+        if self.node.is_held() && !self.node.is_aborted() && !self.may_begin(|| last(of)) {
+            return Poll::Pending;
+        }
         self.streak += 1;
         if self.streak == LONGEST_STREAK || self.node.is_aborted() {
             self.streak = 0;
             task.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        if self.node.is_held() && !self.may_begin(|| last(of)) {
             return Poll::Pending;
         }
         let budget = ready!(tokio::task::coop::poll_proceed(task));

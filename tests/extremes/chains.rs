@@ -421,3 +421,57 @@ fn what_a_user_gives_away_may_lie_in_it_to_any_depth() {
         }
     });
 }
+
+/// How many messages are gathered in one run, each with metadata of a name of its own.
+const NAMES: u32 = 30_000;
+
+struct Names(u32);
+
+#[derive(Ports)]
+struct NamedPorts {
+    #[output]
+    output: Output<u32>,
+}
+
+impl Operator for Names {
+    type Ports = NamedPorts;
+
+    async fn compute(&mut self, ports: &mut NamedPorts, cx: &mut Cx) -> Result<()> {
+        self.0 += 1;
+        if self.0 == NAMES {
+            cx.finish();
+        }
+        cx.insert_metadata(format!("name {}", self.0), self.0);
+        ports.output.send(self.0).await
+    }
+}
+
+struct GathersNames;
+
+#[derive(Ports)]
+struct GatherPorts {
+    #[input]
+    input: Input<u32>,
+}
+
+impl Operator for GathersNames {
+    type Ports = GatherPorts;
+
+    async fn compute(&mut self, ports: &mut GatherPorts, cx: &mut Cx) -> Result<()> {
+        while ports.input.recv().await?.is_some() {}
+        assert_eq!(cx.metadata().len(), NAMES as usize);
+        Ok(())
+    }
+}
+
+/// A message that is taken adds its names to those of the run. Were all of these copied for each, this would take minutes.
+#[test]
+fn metadata_of_many_messages_is_gathered_in_time() {
+    alone::within_bound(|| {
+        let mut flow = host_only();
+        let names = flow.add("names", Names(0));
+        let gathers = flow.add("gathers", GathersNames);
+        flow.connect(names.output, gathers.input);
+        runtime().block_on(flow.run()).unwrap();
+    });
+}

@@ -160,6 +160,27 @@ on_both!(a_section_is_stepped_through_and_stopped_like_an_operator, async |devic
     assert_eq!(section(&report, "net"), (1, 1, 1));
     assert_eq!(*lock(&seen), [[2, 3, 4, 5], [1002, 1003, 1004, 1005]]);
 
+    // It lets others have a turn now and then; no generation passes it over for that.
+    let mut flow = Flow::new("many steps");
+    let read = flow.add("read", SendEach::new(vec![vec![1_u32; 4]; 300]));
+    let one = flow.add("one", Increment).on(&device);
+    let two = flow.add("two", Increment).on(&device);
+    let collect = flow.add("collect", Collect(shared()));
+    flow.connect_with(read.output, one.input, hub);
+    flow.connect(one.output, two.input);
+    flow.connect(two.output, collect.input);
+    flow.replay("net", [&one, &two]);
+    let mut steps = flow.steps().unwrap();
+    let mut ran = Vec::new();
+    while let Some(step) = steps.next().await {
+        if matches!(&step, Step::Ran { operator, .. } if &**operator == "one") {
+            ran.push(steps.generation());
+        }
+    }
+    assert_eq!(ran.len(), 300);
+    assert!(ran.windows(2).all(|two| two[1] - two[0] == ran[1] - ran[0]), "{ran:?}");
+    steps.run_on().await.unwrap();
+
     let (mut flow, many) = (Flow::new("stop"), vec![vec![1_u32; 4]; 100_000]);
     let read = flow.add("read", SendEach::new(many));
     let one = flow.add("one", Increment).on(&device);

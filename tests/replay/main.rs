@@ -15,7 +15,7 @@ use common::*;
 use wakeline::{
     condition::Status,
     device::{Emulated, Simulation},
-    flow::{Added, SectionReport},
+    flow::{Added, SectionReport, Step},
     graph::{Graph, NodeKind},
     memory::Allocator,
     operator::MapHandles,
