@@ -461,6 +461,22 @@ fn config_a_variable_of_any_depth_is_read_or_refused() {
     });
 }
 
+#[test]
+fn config_a_name_with_a_dot_is_no_key() {
+    let (_folder, path) = file("\"upper.rate\" = 3\n\n[upper]\nrate = 4\n[models]\n\"a.onnx\" = true\n");
+    let config = Config::file(&path).unwrap();
+    assert_eq!(config.get::<u32>("upper.rate").unwrap(), 4);
+    let error = config.get::<String>("upper.rate").unwrap_err().to_string();
+    assert!(error.contains("app.toml:4"), "{error}");
+    assert_eq!(config.unused(), ["models", "\"upper.rate\""]);
+    let models = config.get::<BTreeMap<String, bool>>("models").unwrap();
+    assert_eq!(models, BTreeMap::from([("a.onnx".to_string(), true)]));
+    let error = config.get::<BTreeMap<String, u32>>("models").unwrap_err().to_string();
+    assert!(error.contains("`models.\"a.onnx\"` in ") && error.contains("app.toml:6"), "{error}");
+    let error = config.deny_unused().unwrap_err().to_string();
+    assert!(error.contains("`\"upper.rate\"` in ") && error.contains("app.toml:1"), "{error}");
+}
+
 /// The time that reading takes grows with the file, and not with its square: then this would take minutes.
 #[test]
 fn config_a_long_file_is_read_in_time_and_its_lines_are_right() {
@@ -469,6 +485,10 @@ fn config_a_long_file_is_read_in_time_and_its_lines_are_right() {
     text.push_str("[table]\r\n\r\nlast = true\r\n");
     let (_folder, path) = file(&text);
     let config = Config::file(&path).unwrap();
+    for n in 0..keys {
+        assert_eq!(config.get::<usize>(&format!("key{n}")).unwrap(), n);
+    }
+    assert_eq!(config.unused(), ["table"]);
     for (key, line) in [("key0", 1), ("key39999", keys), ("table.last", keys + 3)] {
         let error = config.get::<Vec<String>>(key).unwrap_err().to_string();
         assert!(error.contains(&format!(":{line}")), "{key}: {error}");

@@ -104,13 +104,9 @@ impl Layer {
     }
 
     /// Where a key stands, if this says something of it.
-    pub(super) fn at(&self, key: &str) -> Option<String> {
-        let (first, rest) = key.split_once('.').unwrap_or((key, ""));
-        let value = self.values.get(first)?;
-        if !rest.is_empty() {
-            value.find_ref(rest)?;
-        }
-        Some(match self.lines.get(key) {
+    pub(super) fn at(&self, keys: &[String]) -> Option<String> {
+        find(&self.values, keys)?;
+        Some(match self.lines.get(&joined(keys)) {
             Some(line) => format!("{}:{line}", self.place),
             None => self.place.to_string(),
         })
@@ -189,10 +185,26 @@ fn dates(value: &mut Value) {
     }
 }
 
+/// The value of these keys, one within the other.
+pub(super) fn find<'v>(values: &'v Dict, keys: &[String]) -> Option<&'v Value> {
+    let (first, rest) = keys.split_first()?;
+    rest.iter().try_fold(values.get(first)?, |value, key| value.as_dict()?.get(key))
+}
+
+/// The key of these names. One with a dot in it stands in quotes, as in a file.
+pub(super) fn joined(names: &[String]) -> String {
+    names.iter().fold(String::new(), |key, name| within(&key, name))
+}
+
+pub(super) fn within(section: &str, name: &str) -> String {
+    let dot = if section.is_empty() { "" } else { "." };
+    if name.contains('.') { format!("{section}{dot}\"{name}\"") } else { format!("{section}{dot}{name}") }
+}
+
 /// `ends`: where the lines end, in order.
-fn note_lines(ends: &[usize], within: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {
+fn note_lines(ends: &[usize], section: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {
     for (name, value) in table {
-        let key = if within.is_empty() { name.get_ref().to_string() } else { format!("{within}.{}", name.get_ref()) };
+        let key = within(section, name.get_ref());
         lines.insert(key.clone(), 1 + ends.partition_point(|end| *end < name.span().start));
         if let DeValue::Table(table) = value.get_ref() {
             note_lines(ends, &key, table, lines);

@@ -15,7 +15,10 @@ mod fields;
 mod layer;
 mod limited;
 
-use std::{cell::RefCell, collections::BTreeSet, ffi::OsString, fmt, mem::ManuallyDrop, panic::Location, path::Path};
+use std::{
+    cell::RefCell, collections::BTreeSet, ffi::OsString, fmt, mem::ManuallyDrop, panic::Location, path::Path, slice,
+    sync::OnceLock,
+};
 
 use figment::{
     Figment,
@@ -24,7 +27,7 @@ use figment::{
 };
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 
-use self::layer::Layer;
+use self::layer::{Layer, joined};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Mutex;
 
@@ -54,10 +57,13 @@ use crate::sync::Mutex;
 ///
 /// A key is names joined by dots: `upper.rate` is `rate` in the section `[upper]`. The variable for it is
 /// `WAKELINE_APP_UPPER__RATE`: the prefix, then the names in capitals, with two underscores between them.
+/// A name with a dot in it, which stands in quotes in a file, is no part of a key: it is read with its section, into a map.
 #[derive(Default)]
 pub struct Config {
     layers: Vec<Layer>,
     merged: Figment,
+    /// What that gives, once it is asked for.
+    whole: OnceLock<Value>,
     /// The keys that were asked for.
     asked: Mutex<BTreeSet<String>>,
 }
@@ -90,7 +96,8 @@ impl Config {
     /// stands in quotes.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) for a variable that is not UTF-8, or whose key and value have more than 64 levels.
+    /// [`Setup`](ErrorKind::Setup) for a variable that is not UTF-8, whose key has an empty name in it (`PREFIX_A____B`), or whose
+    /// key and value have more than 64 levels.
     pub fn env(self, prefix: &str) -> Result<Self> {
         self.with_variables(prefix, std::env::vars_os())
     }
@@ -116,6 +123,7 @@ impl Config {
 
     fn with(mut self, layer: Layer) -> Self {
         self.merged = self.merged.merge(&layer);
+        self.whole = OnceLock::new();
         self.layers.push(layer);
         self
     }
@@ -131,9 +139,9 @@ impl Config {
     /// call that said so. What comes after a value of another type is not looked at.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
         self.asked.lock().insert(key.into());
-        let (outcome, unknown) = match self.merged.find_value(key) {
-            Ok(value) => read::<T>(&value),
-            Err(_) => match read::<T>(&Value::Empty(Tag::Default, Empty::None)) {
+        let (outcome, unknown) = match self.whole().find_ref(key) {
+            Some(value) => read::<T>(value),
+            None => match read::<T>(&Value::Empty(Tag::Default, Empty::None)) {
                 (Err(_), _) => read::<T>(&Value::from(Dict::new())),
                 found => found,
             },
@@ -157,12 +165,16 @@ impl Config {
     /// The keys that were set and that nobody has asked for, not even as a part of a section: an operator's name with a
     /// slip in it, or what was forgotten there.
     pub fn unused(&self) -> Vec<String> {
+        self.unused_keys().iter().map(|keys| joined(keys)).collect()
+    }
+
+    fn unused_keys(&self) -> Vec<Vec<String>> {
         let asked = self.asked.lock();
         let mut unused = Vec::new();
         if !asked.contains("")
-            && let Ok(all) = self.merged.extract::<Dict>()
+            && let Some(all) = self.whole().as_dict()
         {
-            leftover("", &all, &asked, &mut unused);
+            leftover(&[], all, &asked, &mut unused);
         }
         unused
     }
@@ -172,20 +184,29 @@ impl Config {
     /// # Errors
     /// [`Setup`](ErrorKind::Setup) with each of them, and where it stands.
     pub fn deny_unused(&self) -> Result<()> {
-        let unused = self.unused();
+        let unused = self.unused_keys();
         if unused.is_empty() {
             return Ok(());
         }
-        let told = unused.iter().map(|key| format!("`{key}`{}", self.at(&keys_of(key)))).collect::<Vec<_>>();
+        let told = unused.iter().map(|keys| format!("`{}`{}", joined(keys), self.at(keys))).collect::<Vec<_>>();
         let text = format!("nothing uses {}: is it another operator's name, or one too many?", told.join(" and "));
         Err(Error::new(ErrorKind::Setup, text))
+    }
+
+    fn whole(&self) -> &Value {
+        let nothing = || Value::Empty(Tag::Default, Empty::None);
+        self.whole.get_or_init(|| self.merged.find_value("").unwrap_or_else(|_| nothing()))
+    }
+
+    fn find(&self, keys: &[String]) -> Option<&Value> {
+        layer::find(self.whole().as_dict()?, keys)
     }
 
     /// The layer that a key's value is from, and where it stands there.
     fn origin(&self, keys: &[String]) -> Option<(&Layer, String)> {
         // Of an array's elements nobody remembers the place, but that of the array.
-        let mut keys = (1..=keys.len()).rev().map(|len| keys[..len].join("."));
-        keys.find_map(|key| self.layers.iter().rev().find_map(|layer| Some((layer, layer.at(&key)?))))
+        let mut sections = (1..=keys.len()).rev().map(|len| &keys[..len]);
+        sections.find_map(|keys| self.layers.iter().rev().find_map(|layer| Some((layer, layer.at(keys)?))))
     }
 
     fn at(&self, keys: &[String]) -> String {
@@ -201,7 +222,7 @@ impl Config {
     /// What is wrong, in one line.
     fn explain(&self, section: &[String], error: figment::Error) -> String {
         let mut all = [section, &error.path].concat();
-        let key = |keys: &[String]| format!("`{}`{}", keys.join("."), self.at(keys));
+        let key = |keys: &[String]| format!("`{}`{}", joined(keys), self.at(keys));
         match &error.kind {
             Kind::MissingField(field) => {
                 all.push(field.to_string());
@@ -209,7 +230,7 @@ impl Config {
             }
             Kind::UnknownField(_, known) => unknown_field(&all, &self.at(&all), Some(known)),
             // It is not there at all, and was read as an empty section.
-            Kind::InvalidType(Actual::Map, _) if self.merged.find_value(&all.join(".")).is_err() => self.missing(&all),
+            Kind::InvalidType(Actual::Map, _) if self.find(&all).is_none() => self.missing(&all),
             Kind::InvalidType(found, expected) => {
                 let variable = self.origin(&all).is_some_and(|(layer, _)| layer.is_variable());
                 let quotes = if variable && expected.contains("string") { ": put it in quotes" } else { "" };
@@ -226,7 +247,7 @@ impl Config {
     fn missing(&self, keys: &[String]) -> String {
         let ways: Vec<_> = self.layers.iter().filter_map(|layer| layer.way_to_set(keys)).collect();
         let ways = if ways.is_empty() { "by `Config::set`".into() } else { ways.join(", or ") };
-        format!("`{}` is missing: set it {ways}", keys.join("."))
+        format!("`{}` is missing: set it {ways}", joined(keys))
     }
 }
 
@@ -244,20 +265,23 @@ fn unknown_field(keys: &[String], place: &str, known: Option<&[&str]>) -> String
         Some(known) => format!(": there are {}", list(known)),
         None => String::new(),
     };
-    format!("`{}`{place} is no parameter{known}", keys.join("."))
+    format!("`{}`{place} is no parameter{known}", joined(keys))
 }
 
 /// Keys with values of which nobody has asked for any part, or which nobody has asked for as a whole.
-fn leftover(within: &str, values: &Dict, asked: &BTreeSet<String>, unused: &mut Vec<String>) {
+fn leftover(section: &[String], values: &Dict, asked: &BTreeSet<String>, unused: &mut Vec<Vec<String>>) {
     for (name, value) in values {
-        let key = if within.is_empty() { name.clone() } else { format!("{within}.{name}") };
+        let keys = [section, slice::from_ref(name)].concat();
+        let key = joined(&keys);
         let inside = format!("{key}.");
         match value {
             _ if asked.contains(&key) => {}
-            Value::Dict(_, values) if asked.iter().any(|asked| asked.starts_with(&inside)) => {
-                leftover(&key, values, asked, unused);
+            Value::Dict(_, values)
+                if asked.range(inside.clone()..).next().is_some_and(|first| first.starts_with(&inside)) =>
+            {
+                leftover(&keys, values, asked, unused);
             }
-            _ => unused.push(key),
+            _ => unused.push(keys),
         }
     }
 }
