@@ -412,7 +412,8 @@ struct RoundPorts {
 /// Polls a wait once.
 async fn leave(wait: impl Future, forgotten: bool) {
     let mut wait = Box::pin(wait);
-    poll_fn(|task| Poll::Ready(assert!(wait.as_mut().poll(task).is_pending()))).await;
+    let asked = poll_fn(|task| Poll::Ready(wait.as_mut().poll(task).is_pending())).await;
+    assert!(asked, "nothing is there");
     if forgotten {
         std::mem::forget(wait);
     }
