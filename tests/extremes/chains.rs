@@ -139,9 +139,9 @@ fn conditions_within_conditions_are_refused_beyond_a_depth() {
             assert!(error.to_string().contains("more than 64 levels deep"), "{error}");
         }
         // One level, however it is written.
-        let any: (fn(When, When) -> When, fn() -> When) = (any_of, || any_of(Gate::open(), Gate::open()));
-        let all: (fn(When, When) -> When, fn() -> When) = (all_of, || all_of(Gate::open(), Gate::open()));
-        for (both, pair) in [any, all] {
+        let both: [fn(When, When) -> When; 2] = [any_of, all_of];
+        let pairs: [fn() -> When; 2] = [|| any_of(Gate::open(), Gate::open()), || all_of(Gate::open(), Gate::open())];
+        for (both, pair) in both.into_iter().zip(pairs) {
             let one = || all_of(open(), open());
             outcome((0..2000).fold(one(), |when, _| both(when, one()))).unwrap();
             outcome((0..2000).fold(one(), |when, _| both(one(), when))).unwrap();
