@@ -215,8 +215,12 @@ impl<M: Message> Operator for Decoded<M> {
 }
 
 /// `waits`: the operator's port waits for the event; otherwise the request does so by itself.
-async fn an_event_does_not_come<M: Message>(device: &Device, waits: bool, shape: (fn(Frame) -> M, fn(M) -> Frame)) {
-    let (wrap, unwrap) = shape;
+async fn an_event_does_not_come<M: Message>(
+    device: &Device,
+    waits: bool,
+    wrap: fn(Frame) -> M,
+    unwrap: fn(M) -> Frame,
+) {
     let mut flow = Flow::new("frames");
     let service = if waits {
         let decoded = flow.add("decoded", Decoded(unwrap));
@@ -247,9 +251,9 @@ async fn an_event_does_not_come<M: Message>(device: &Device, waits: bool, shape:
 
 on_both!(a_request_whose_event_does_not_come_holds_up_its_own_caller_alone, async |device: Device| {
     for waits in [true, false] {
-        an_event_does_not_come(&device, waits, (|frame| frame, |frame| frame)).await;
-        an_event_does_not_come(&device, waits, (|frame| (7, frame), |(_, frame): (u32, Frame)| frame)).await;
-        an_event_does_not_come(&device, waits, (|frame| Shot { frame }, |shot: Shot| shot.frame)).await;
+        an_event_does_not_come(&device, waits, |frame| frame, |frame| frame).await;
+        an_event_does_not_come(&device, waits, |frame| (7, frame), |(_, frame): (u32, Frame)| frame).await;
+        an_event_does_not_come(&device, waits, |frame| Shot { frame }, |shot: Shot| shot.frame).await;
     }
 });
 
