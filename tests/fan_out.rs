@@ -4,6 +4,7 @@ mod common;
 
 use std::{
     future::ready,
+    panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -13,7 +14,14 @@ use std::{
 use common::*;
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::sync::oneshot;
-use wakeline::{condition::room, device::Emulated, hub::Outcome, operator::InputHandle, prelude::*};
+use wakeline::{
+    Fork, Message,
+    condition::room,
+    device::Emulated,
+    hub::{Copier, Outcome, RawEnvelope},
+    operator::InputHandle,
+    prelude::*,
+};
 
 /// Sends the numbers from 0 on.
 fn numbers(last: u64) -> impl Operator<Ports = SourcePorts<u64>> {
@@ -657,4 +665,89 @@ async fn c4_an_optional_output_ends_with_its_readers() {
     flow.connect(offers.output, [two.input, three.input]);
     within(flow.run()).await.unwrap();
     assert_eq!((lock(&seen[0]).len(), lock(&seen[1]).len()), (2, 3));
+}
+
+/// A message whose second fork goes wrong, if it is said to.
+struct Picky {
+    data: Envelope<u32>,
+    fails: Option<Failure>,
+    forks: AtomicU64,
+}
+
+#[derive(Clone, Copy)]
+enum Failure {
+    Error,
+    Panic,
+}
+
+impl Message for Picky {
+    const CARRIES_ENVELOPES: bool = true;
+    const ELEMENT_BYTES: usize = 4;
+
+    fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+        self.data.envelopes(visit);
+    }
+}
+
+impl Fork for Picky {
+    fn fork(&self, copier: &mut Copier<'_>) -> Result<Self> {
+        match self.fails.filter(|_| self.forks.fetch_add(1, Ordering::Relaxed) % 2 == 1) {
+            Some(Failure::Error) => return Err(Error::new(ErrorKind::Usage, "not for this one")),
+            Some(Failure::Panic) => panic!("a fork"),
+            None => {}
+        }
+        Ok(Self { data: self.data.fork(copier)?, fails: None, forks: AtomicU64::new(0) })
+    }
+}
+
+#[derive(Ports)]
+struct PickyPorts {
+    #[output(optional)]
+    output: Output<Picky>,
+}
+
+/// Sends three messages, of which the second goes wrong.
+struct SendsPicky(u32, Failure);
+
+impl Operator for SendsPicky {
+    type Ports = PickyPorts;
+
+    async fn compute(&mut self, ports: &mut PickyPorts, cx: &mut Cx) -> Result<()> {
+        self.0 += 1;
+        let data = Buffer::wrap(vec![self.0; 4])?.0.into();
+        let fails = (self.0 == 2).then_some(self.1);
+        let send = ports.output.send(Picky { data, fails, forks: AtomicU64::new(0) });
+        let sent = AssertUnwindSafe(send).catch_unwind().await;
+        assert_eq!(matches!(sent, Ok(Ok(()))), self.0 != 2);
+        if self.0 == 3 {
+            cx.finish();
+        }
+        Ok(())
+    }
+}
+
+/// The forks that were made before it go home.
+#[tokio::test]
+async fn q4_a_fork_that_goes_wrong_costs_its_message_and_no_envelope() {
+    for failure in [Failure::Error, Failure::Panic] {
+        let mut flow = Flow::new("q4");
+        let sends = flow.add("sends", SendsPicky(0, failure));
+        let all = [(); 3].map(|()| shared());
+        let readers = all.clone().map(|seen| {
+            sink(move |message: Picky| {
+                let seen = seen.clone();
+                async move {
+                    let number = message.data.read().await?[0];
+                    lock(&seen).push(number);
+                    Ok(())
+                }
+            })
+        });
+        let mut number = 0..;
+        let inputs = readers.map(|reader| flow.add(format!("read {:?}", number.next()), reader).input);
+        // One envelope each: one that is kept would be missed.
+        flow.connect_with(sends.output, inputs, Hub::bounded(1).envelopes(1).envelope_bytes(16));
+        within(flow.run()).await.unwrap();
+        all.iter().for_each(|seen| assert_eq!(*lock(seen), [1, 3]));
+    }
 }

@@ -50,6 +50,16 @@ pub(crate) struct End<M: Message> {
     pub(crate) fork: Option<ForkFn<M>>,
 }
 
+/// The forks of a message, each with its branch. Whatever ends the sending, those that are left go home then, one by one:
+/// several may have a destructor that panics.
+struct Forks<M: Message>(Vec<(usize, M)>);
+
+impl<M: Message> Drop for Forks<M> {
+    fn drop(&mut self) {
+        discard_all(self.0.drain(..));
+    }
+}
+
 /// The writer's ends of several hubs.
 pub(crate) struct Fan<M: Message> {
     branches: Box<[Sender<M>]>,
@@ -58,9 +68,9 @@ pub(crate) struct Fan<M: Message> {
     heir: usize,
     /// Whose blank envelopes the writer is lent: the first heir's.
     lender: usize,
-    /// What becomes of the present message, by branch; and its forks. Kept for their room.
+    /// What becomes of the present message, by branch. Kept for its capacity, as is `forks`, which is empty between two.
     outcomes: Vec<Outcome>,
-    made: Vec<(usize, M)>,
+    forks: Vec<(usize, M)>,
     /// What the host has to wait for before it can copy the last message.
     pending: Option<HostAccess>,
 }
@@ -80,9 +90,9 @@ pub(crate) fn heir<B>(
 impl<M: Message> Fan<M> {
     pub(crate) fn new(branches: Vec<Sender<M>>, fork: ForkFn<M>) -> Self {
         let heir = branches.iter().position(|branch| !branch.forks()).unwrap_or(0);
-        let (outcomes, made) = (Vec::with_capacity(branches.len()), Vec::with_capacity(branches.len()));
+        let (outcomes, forks) = (Vec::with_capacity(branches.len()), Vec::with_capacity(branches.len()));
         let branches = branches.into_boxed_slice();
-        Self { branches, fork, heir, lender: heir, outcomes, made, pending: None }
+        Self { branches, fork, heir, lender: heir, outcomes, forks, pending: None }
     }
 
     /// Room for so many messages of one envelope each, and as many blanks where there are such?
@@ -175,13 +185,8 @@ impl<M: Message> Fan<M> {
         }
         self.free_arrivals(&mut parcel.message);
         let stamp = self.depart(&mut parcel.message, origin)?;
-        let forked = self.make(&parcel.message)?;
-        self.marked(&mut parcel.message)?;
-        if !forked {
-            self.drop_made();
-            return Ok(());
-        }
-        self.hand_over(place, stamp)
+        let Some(forks) = self.fork_all(&mut parcel.message)? else { return Ok(()) };
+        self.hand_over(place, stamp, forks)
     }
 
     /// Sends what a worker of the operator has sent, if all have room.
@@ -191,14 +196,9 @@ impl<M: Message> Fan<M> {
             return Ok(Err((parcel, stamp)));
         }
         self.free_arrivals(&mut parcel.message);
-        let forked = self.make(&parcel.message)?;
-        self.marked(&mut parcel.message)?;
-        if !forked {
-            self.drop_made();
-            return Ok(Err((parcel, stamp)));
-        }
+        let Some(forks) = self.fork_all(&mut parcel.message)? else { return Ok(Err((parcel, stamp))) };
         let mut place = Some(parcel);
-        self.hand_over(&mut place, stamp.clone())?;
+        self.hand_over(&mut place, stamp.clone(), forks)?;
         Ok(place.map_or(Ok(()), |parcel| Err((parcel, stamp))))
     }
 
@@ -214,9 +214,8 @@ impl<M: Message> Fan<M> {
         self.free_arrivals(&mut parcel.message);
         let stamp = self.depart(&mut parcel.message, origin)?;
         // What the host cannot copy yet is not waited for.
-        self.make(&parcel.message)?;
-        self.marked(&mut parcel.message)?;
-        self.hand_over(place, stamp)?;
+        let (forks, _) = self.fork(&mut parcel.message)?;
+        self.hand_over(place, stamp, forks)?;
         Ok(self.outcomes.clone())
     }
 
@@ -270,16 +269,15 @@ impl<M: Message> Fan<M> {
         origin.filter(|_| !stamped).map(stamp_of).transpose()
     }
 
-    /// One by one: several may have a destructor that panics.
-    fn drop_made(&mut self) {
-        if !self.made.is_empty() {
-            discard_all(self.made.drain(..));
-        }
+    /// All forks; `None` if the host has to wait before it can make them.
+    fn fork_all(&mut self, message: &mut M) -> Result<Option<Forks<M>>> {
+        let (forks, all) = self.fork(message)?;
+        Ok(all.then_some(forks))
     }
 
-    /// Makes the forks. False if the host has to wait before it can.
-    fn make(&mut self, message: &M) -> Result<bool> {
-        self.drop_made();
+    /// The forks, and whether these are all: the host may have to wait before it can make another one.
+    fn fork(&mut self, message: &mut M) -> Result<(Forks<M>, bool)> {
+        let mut forks = Forks(std::mem::take(&mut self.forks));
         let mut all = true;
         for (at, branch) in self.branches.iter().enumerate() {
             if at == self.heir || self.outcomes[at] != Outcome::Sent {
@@ -288,9 +286,9 @@ impl<M: Message> Fan<M> {
             let mut copier = branch.copier();
             match (self.fork)(message, &mut copier) {
                 Ok(fork) => {
-                    self.made.push((at, fork));
+                    forks.0.push((at, fork));
                     if planted::is(Planted::SentTwice) {
-                        self.made.extend((self.fork)(message, &mut copier).map(|fork| (at, fork)));
+                        forks.0.extend((self.fork)(message, &mut copier).map(|fork| (at, fork)));
                     }
                 }
                 Err(error) => {
@@ -300,29 +298,25 @@ impl<M: Message> Fan<M> {
                 }
             }
         }
-        Ok(all)
-    }
-
-    /// Marks what the copies have read: whoever writes it elsewhere waits for them and for no more.
-    fn marked(&self, message: &mut M) -> Result<()> {
+        // What the copies have read is marked: a write elsewhere waits for them and for no more.
         let mut marked = Ok(());
-        if M::CARRIES_ENVELOPES && !self.made.is_empty() {
+        if M::CARRIES_ENVELOPES && !forks.0.is_empty() {
             message.envelopes(&mut |envelope| {
                 if marked.is_ok() {
                     marked = envelope.memory_mut().commit();
                 }
             });
         }
-        marked
+        marked.map(|()| (forks, all))
     }
 
     /// The message stays where it is if nobody took it, or dropped it.
-    fn hand_over(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>) -> Result<()> {
+    fn hand_over(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>, mut forks: Forks<M>) -> Result<()> {
         let load = place.as_ref().and_then(|parcel| Some(parcel.baggage.as_ref()?.load.clone()));
         let mut done = false;
-        // From behind: what an error leaves here is dropped one by one.
-        self.made.reverse();
-        while let Some((at, fork)) = self.made.pop() {
+        // From behind: what an error leaves is dropped one by one.
+        forks.0.reverse();
+        while let Some((at, fork)) = forks.0.pop() {
             // Each takes along the same.
             let mut fork = Some(Parcel::with(fork, load.clone()));
             self.branches[at].push(&mut fork, stamp.clone())?;
@@ -332,6 +326,7 @@ impl<M: Message> Fan<M> {
                 Some(_) => self.outcomes[at] = Outcome::Closed,
             }
         }
+        self.forks = std::mem::take(&mut forks.0);
         if self.outcomes[self.heir] == Outcome::Sent {
             self.branches[self.heir].push(place, stamp)?;
             match place {
@@ -372,12 +367,6 @@ impl<M: Message> Fan<M> {
 
     fn check(&self) -> Result<()> {
         self.branches.iter().try_for_each(Sender::check)
-    }
-}
-
-impl<M: Message> Drop for Fan<M> {
-    fn drop(&mut self) {
-        self.drop_made();
     }
 }
 
