@@ -19,7 +19,7 @@ use wakeline::{
     condition::room,
     device::Emulated,
     hub::{Copier, Outcome, RawEnvelope},
-    operator::InputHandle,
+    operator::{InputHandle, concurrent},
     prelude::*,
 };
 
@@ -750,4 +750,55 @@ async fn q4_a_fork_that_goes_wrong_costs_its_message_and_no_envelope() {
         within(flow.run()).await.unwrap();
         all.iter().for_each(|seen| assert_eq!(*lock(seen), [1, 3]));
     }
+}
+
+/// Sends an envelope on the host that a device has not written yet.
+#[derive(Clone)]
+struct SendsUnwritten(Stream);
+
+#[derive(Ports)]
+struct UnwrittenPorts {
+    #[input]
+    input: Input<u32>,
+    #[output]
+    output: Output<Envelope<u32>>,
+}
+
+impl Operator for SendsUnwritten {
+    type Ports = UnwrittenPorts;
+
+    async fn compute(&mut self, ports: &mut UnwrittenPorts, _cx: &mut Cx) -> Result<()> {
+        let from = Buffer::from_slice(&self.0, &[ports.input.take()?; 4])?;
+        let mut to = Buffer::<u32>::pinned(self.0.device(), 4)?;
+        self.0.copy(&from, &mut to)?;
+        ports.output.send(to.into()).await
+    }
+}
+
+/// The host copies for the second reader, once it can. Until then the flow's tasks sleep: otherwise the paused clock would not
+/// advance, and the device never be let go.
+#[test]
+fn q4_a_concurrent_operator_sleeps_until_the_host_can_copy() {
+    common::alone::within_bound(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let stream = Stream::new(&Device::emulated(Emulated::new())).unwrap();
+            let held = hold(&stream);
+            let mut flow = Flow::new("q4");
+            let mut numbers = [7_u32].into_iter();
+            let write = flow.add("write", source(move || ready(Ok(numbers.next()))));
+            let sends = flow.add("sends", concurrent(1, SendsUnwritten(stream)));
+            let all = [shared(), shared()];
+            let [one, other] = all.clone().map(Collect);
+            let (one, other) = (flow.add("one", one), flow.add("other", other));
+            flow.connect(write.output, sends.input);
+            flow.connect_with(sends.output, [one.input, other.input], Hub::bounded(1).envelope_bytes(16));
+            let lets_go = async move {
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                drop(held);
+            };
+            tokio::join!(flow.run(), lets_go).0.unwrap();
+            all.iter().for_each(|seen| assert_eq!(*lock(seen), [[7; 4]]));
+        });
+    });
 }

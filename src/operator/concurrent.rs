@@ -36,6 +36,7 @@ use super::{
     carry::Carry,
     node::{Method, Node},
     plan::Binder,
+    ports::{Flush, Flushed},
     seat::caught,
     shown::InRun,
 };
@@ -210,11 +211,7 @@ impl<P: Ports> Runs<P> {
                         return Ok(Err(error));
                     }
                 }
-                match flush(to, task) {
-                    Poll::Ready(flushed) => Ok(flushed),
-                    Poll::Pending if self.at_work() => Err(Readiness::WAIT_EVENT),
-                    Poll::Pending => Err(Readiness::WAIT),
-                }
+                flush(to, task).map_err(|waits| if self.at_work() { Readiness::WAIT_EVENT } else { waits })
             })
         })
         .await
@@ -426,15 +423,10 @@ fn take_back<P: Ports>(from: &mut P, to: &mut P) {
 }
 
 /// Sends what all outputs have taken over.
-fn flush<P: Ports>(ports: &mut P, task: &mut Context<'_>) -> Poll<Result<()>> {
-    let mut flushed = Poll::Ready(Ok(()));
-    ports.visit(&mut |_, port| match port.poll_flush(task) {
-        Poll::Ready(Ok(())) => {}
-        Poll::Pending if flushed.is_pending() => {}
-        other if matches!(flushed, Poll::Ready(Err(_))) => drop(other),
-        other => flushed = other,
-    });
-    flushed
+fn flush<P: Ports>(ports: &mut P, task: &mut Context<'_>) -> Flush {
+    let mut flushed = Flushed::default();
+    ports.visit(&mut |_, port| flushed.add(port.poll_flush(task)));
+    flushed.all()
 }
 
 fn gone() -> Error {

@@ -56,6 +56,7 @@ pub use output::{Offer, Output};
 #[doc(hidden)]
 pub use plan::{Binder, Plan, PortOptions};
 pub(crate) use plan::{PortDecl, PortKind};
+pub(crate) use ports::Flushed;
 pub use ports::Ports;
 
 pub use crate::hub::Reply;

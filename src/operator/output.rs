@@ -4,6 +4,7 @@ use std::{
     any::Any,
     fmt,
     future::poll_fn,
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
 };
@@ -16,7 +17,7 @@ use super::{
     handle::OutputHandle,
     lane::Lane,
     plan::{Binder, Plan, PortKind, PortOptions},
-    ports::{AnyPort, OutputPort, Port, Traffic},
+    ports::{AnyPort, Flush, OutputPort, Port, Traffic},
     shown::InRun,
 };
 use crate::{
@@ -30,7 +31,7 @@ use crate::{
         queue::Answer,
         sender::{SentBy, Way},
     },
-    memory::Plain,
+    memory::{HostAccess, Plain},
     stream::Stream,
 };
 
@@ -50,6 +51,8 @@ pub struct Output<M: Message> {
     chosen: Option<Stream>,
     /// What workers have sent.
     backlog: Option<Box<Backlog<M>>>,
+    /// What the host has to wait for before the first of those can be copied.
+    pending: Option<Box<HostAccess>>,
     /// A worker has closed it.
     closes: bool,
 }
@@ -442,26 +445,42 @@ impl<M: Message> AnyPort for Output<M> {
         }
     }
 
-    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        while let Some((mut parcel, stamp)) = self.backlog.as_mut().and_then(|backlog| backlog.pop_front()) {
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Flush {
+        loop {
+            if let Some(pending) = &mut self.pending {
+                let Poll::Ready(done) = Pin::new(&mut **pending).poll(cx) else { return Err(Readiness::WAIT_EVENT) };
+                self.pending = None;
+                if done.is_err() {
+                    return Ok(done);
+                }
+            }
+            let Some((mut parcel, stamp)) = self.backlog.as_mut().and_then(|backlog| backlog.pop_front()) else {
+                return Ok(Ok(()));
+            };
             let answer = self.to.poll_send(&mut parcel.message, cx.waker());
             let bytes = parcel.message.size_in_bytes() as u64;
             let back = match answer {
                 Answer::Wait => Some((parcel, stamp)),
-                _ => self.to.hand_on(parcel, stamp)?.err(),
+                _ => match self.to.hand_on(parcel, stamp) {
+                    Ok(sent) => sent.err(),
+                    Err(error) => return Ok(Err(error)),
+                },
             };
             let Some(back) = back else {
                 self.traffic.add(bytes);
                 continue;
             };
             self.backlog.get_or_insert_default().push_front(back);
+            self.pending = self.to.pending().map(Box::new);
+            if self.pending.is_some() {
+                continue;
+            }
             if answer != Answer::Wait {
-                // Another was quicker, or the host has to wait before it can copy.
+                // Another was quicker.
                 cx.waker().wake_by_ref();
             }
-            return Poll::Pending;
+            return Err(Readiness::WAIT);
         }
-        Poll::Ready(Ok(()))
     }
 }
 
@@ -495,7 +514,17 @@ impl<M: Message> Port for Output<M> {
         // Of a worker's, or in a capture, it keeps what is sent.
         let to = if binder.has::<Outlet<M>>(name) { binder.end(name)? } else { Outlet::new(binder.ends(name)?) };
         let (lane, carry) = (binder.lane.clone(), binder.carry.clone());
-        Ok(Self { to, room, traffic: Traffic::default(), lane, carry, chosen: None, backlog: None, closes: false })
+        Ok(Self {
+            to,
+            room,
+            traffic: Traffic::default(),
+            lane,
+            carry,
+            chosen: None,
+            backlog: None,
+            pending: None,
+            closes: false,
+        })
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    task::{Context, Poll, Waker},
+    task::{Context, Waker},
 };
 
 use super::{
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::condition::Since;
 use crate::{
     condition::{PortId, PortState, Readiness},
-    error::Result,
+    error::{Error, Result},
     hub::Message,
 };
 
@@ -284,9 +284,39 @@ pub trait AnyPort: PortState {
         None
     }
     /// Sends what it has taken over.
-    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Flush {
         let _ = cx;
-        Poll::Ready(Ok(()))
+        Ok(Ok(()))
+    }
+}
+
+/// All is sent, or an error, or what is waited for.
+pub(crate) type Flush = std::result::Result<Result<()>, Readiness>;
+
+/// What several outputs have answered.
+#[derive(Default)]
+pub(crate) struct Flushed {
+    failed: Option<Error>,
+    waits: Option<Readiness>,
+}
+
+impl Flushed {
+    pub(crate) fn add(&mut self, one: Flush) {
+        match one {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => drop(self.failed.get_or_insert(error)),
+            // A message that one sends by itself may make room for the others.
+            Err(waits) if waits.needs_others() => drop(self.waits.get_or_insert(waits)),
+            Err(waits) => self.waits = Some(waits),
+        }
+    }
+
+    pub(crate) fn all(self) -> Flush {
+        match self {
+            Self { failed: Some(error), .. } => Ok(Err(error)),
+            Self { waits: Some(waits), .. } => Err(waits),
+            _ => Ok(Ok(())),
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use super::{cx::runs::LONGEST_STREAK, node::Node, permit::Permit, shown::InRun};
+use super::{cx::runs::LONGEST_STREAK, node::Node, permit::Permit, ports::Flush, shown::InRun};
 use crate::{
     condition::{Readiness, Status},
     error::Result,
@@ -61,17 +61,8 @@ impl Rounds {
     }
 
     /// Waits in the middle of a round until what it sends has gone.
-    pub(crate) async fn until_sent(
-        &mut self,
-        mut flush: impl FnMut(&mut Context<'_>) -> Poll<Result<()>>,
-    ) -> Result<()> {
-        poll_fn(|task| {
-            self.node.poll_port(&self.waker, InRun::Sends, task, |task| match flush(task) {
-                Poll::Ready(flushed) => Ok(flushed),
-                Poll::Pending => Err(Readiness::WAIT),
-            })
-        })
-        .await
+    pub(crate) async fn until_sent(&mut self, mut flush: impl FnMut(&mut Context<'_>) -> Flush) -> Result<()> {
+        poll_fn(|task| self.node.poll_port(&self.waker, InRun::Sends, task, &mut flush)).await
     }
 
     fn poll_next<T>(

@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::Context,
 };
 
 use smallvec::SmallVec;
@@ -23,7 +23,7 @@ use crate::{
     graph::Graph,
     hub::RawEnvelope,
     memory::memory_passes,
-    operator::{Blank, Passing, attend::attended, control::Control, node::Node, rounds::Rounds, seat::caught},
+    operator::{Blank, Flushed, Passing, attend::attended, control::Control, node::Node, rounds::Rounds, seat::caught},
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
     sync::{Mutex, lock, logged},
 };
@@ -379,18 +379,13 @@ impl Running {
         let Self { rounds, members, plan, .. } = self;
         rounds
             .until_sent(|task| {
-                let mut flushed = Poll::Ready(Ok(()));
+                let mut flushed = Flushed::default();
                 for edge in &plan.outputs {
                     let member = &mut members[edge.member];
                     let polled = with_port(member, edge.port, |port| Some(Ok(port.poll_flush(task))));
-                    match polled.unwrap_or_else(|error| Poll::Ready(Err(error))) {
-                        Poll::Ready(Ok(())) => {}
-                        Poll::Pending if flushed.is_ready() => flushed = Poll::Pending,
-                        Poll::Pending => {}
-                        failed => return failed,
-                    }
+                    flushed.add(polled.unwrap_or_else(|error| Ok(Err(error))));
                 }
-                flushed
+                flushed.all()
             })
             .await
     }
