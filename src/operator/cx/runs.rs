@@ -45,6 +45,8 @@ impl Cx {
         let _ = self.commit(ports);
         self.asks_may_run = false;
         self.among_others = true;
+        // A wait that was forgotten (`mem::forget`) has kept the other one.
+        self.waker.get_or_insert_with(|| Waker::from(self.node.clone()));
         self.until_ready(ports, |_, _| true).await
     }
 
@@ -88,9 +90,6 @@ impl Cx {
         let waker = self.waker.take();
         let mut asking = Asking { cx: self, ports, waits: false, waker };
         poll_fn(|task| {
-            if asking.waker.is_none() {
-                asking.make_waker();
-            }
             let own = asking.waker.as_ref().filter(|_| asking.cx.node.is_face(task.waker()));
             let task = &mut Context::from_waker(own.unwrap_or(task.waker()));
             let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
@@ -448,12 +447,6 @@ struct Asking<'a, P: Ports> {
 }
 
 impl<P: Ports> Asking<'_, P> {
-    /// A wait that was forgotten (`mem::forget`) has kept it.
-    #[cold]
-    fn make_waker(&mut self) {
-        self.waker = Some(Waker::from(self.cx.node.clone()));
-    }
-
     #[cold]
     fn give_up(&mut self) {
         self.ports.visit(&mut |_, port| port.rest());
