@@ -193,6 +193,69 @@ async fn f1_a_link_on_a_device_that_is_lost_is_told() {
     assert!(within(waits).await.unwrap().unwrap_err().is_device_lost());
 }
 
+/// A device that a kernel's fault is about to end.
+fn doomed() -> Device {
+    emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("increment", 1)))
+}
+
+async fn lose(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut data = stream.alloc::<u32>(1).unwrap();
+    increment::launch(&stream, &mut data).unwrap();
+    assert!(stream.completed().await.unwrap_err().is_device_lost());
+}
+
+/// A link on a lost device that asks for nothing is in no other link's way, be the chunk produced before the loss or after.
+#[tokio::test]
+async fn f1_a_lost_device_leaves_the_hub_to_the_others() {
+    for before in [true, false] {
+        let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
+        let builder = ChunkHub::<u32>::builder("h").elements(1).queue(2).near(&healthy);
+        let hub = builder.envelopes(&lost, 2).envelopes(&healthy, 2).host_envelopes(2).build().unwrap();
+        let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
+        let mut sees = hub.peek(&lost).unwrap();
+        if before {
+            put(&mut produce, &[1]).await;
+        }
+        lose(&lost).await;
+        if !before {
+            put(&mut produce, &[1]).await;
+        }
+        for number in 2..5 {
+            let chunk = within(consume.next()).await.unwrap().unwrap();
+            assert_eq!(chunk.read().await.unwrap(), [number - 1]);
+            chunk.commit().unwrap();
+            put(&mut produce, &[number]).await;
+        }
+        assert!(within(sees.next()).await.unwrap_err().is_device_lost());
+        let mut new = hub.peek(&healthy).unwrap();
+        assert_eq!(within(new.next()).await.unwrap().unwrap().number(), 4);
+        let mut late = hub.peek(&lost).unwrap();
+        assert!(within(late.next()).await.unwrap_err().is_device_lost());
+        drop(within(consume.next()).await.unwrap().unwrap());
+    }
+}
+
+/// The chunk that lay on the lost device alone is an error for those who come to it, and the chunks behind it go on.
+#[tokio::test]
+async fn f1_a_chunk_that_lay_on_a_lost_device_alone_is_an_error_for_its_readers() {
+    let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
+    let builder = ChunkHub::<u32>::builder("h").elements(1).queue(2).near(&healthy);
+    let hub = builder.envelopes(&lost, 2).host_envelopes(2).build().unwrap();
+    let (mut on_lost, mut produce) = (hub.produce(&lost).unwrap(), hub.produce(&host()).unwrap());
+    let stream = Stream::new(&lost).unwrap();
+    on_lost.with(async |blank| blank.set_len(1).and_then(|()| stream.fill(blank, 1))).await.unwrap();
+    put(&mut produce, &[2]).await;
+    lose(&lost).await;
+    let (mut peek, mut consume) = (hub.peek(&host()).unwrap(), hub.consume(&host()).unwrap());
+    for error in [within(peek.next()).await.unwrap_err(), within(consume.next()).await.unwrap_err()] {
+        assert!(error.is_device_lost() && error.to_string().contains("the only copy of chunk 1 is lost"), "{error}");
+    }
+    assert_eq!(within(peek.next()).await.unwrap().unwrap().read().await.unwrap(), [2]);
+    within(consume.next()).await.unwrap().unwrap().commit().unwrap();
+    assert!(hub.is_empty());
+}
+
 #[tokio::test]
 async fn a_producer_ends_when_nobody_reads_and_no_envelope_comes_home() {
     let hub = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(2).build().unwrap();

@@ -500,6 +500,54 @@ async fn an_optional_link_is_not_waited_for() {
     assert_eq!(*lock(&seen), [None, Some(7)]);
 }
 
+#[derive(Ports)]
+struct LookPorts {
+    #[peek]
+    numbers: Peek<u32>,
+}
+
+/// Gives the hub the envelope that its first run lacks.
+struct AddsWhatItLacks(ChunkHub<u32>, Shared<Option<ErrorKind>>);
+
+impl Operator for AddsWhatItLacks {
+    type Ports = LookPorts;
+
+    async fn compute(&mut self, ports: &mut LookPorts, cx: &mut Cx) -> Result<()> {
+        let runs = {
+            let mut seen = lock(&self.1);
+            seen.push(ports.numbers.get().err().map(|error| error.kind()));
+            seen.len()
+        };
+        if runs == 1 {
+            self.0.add_envelopes(&host(), 1)?;
+        }
+        if runs == 3 {
+            cx.finish();
+        }
+        Ok(())
+    }
+}
+
+/// The error of a port is that of one run: the next has a chunk, once the cause is gone.
+#[tokio::test]
+async fn a_port_goes_on_once_the_cause_of_its_error_is_gone() {
+    let device = emulated();
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).envelopes(&device, 1).build().unwrap();
+    // While it is linked, an envelope may come to lie there: the flow may begin.
+    let on_host = hub.produce(&host()).unwrap();
+    let mut on_device = hub.produce(&device).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    on_device.with(async |blank| blank.set_len(1).and_then(|()| stream.fill(blank, 7))).await.unwrap();
+    let seen = shared();
+    let mut flow = Flow::new("late");
+    let look = flow.add("look", AddsWhatItLacks(hub.clone(), seen.clone()));
+    flow.link(look.numbers, &hub);
+    let mut running = flow.spawn().unwrap();
+    drop(on_host);
+    within(&mut running).await.unwrap();
+    assert_eq!(*lock(&seen), [Some(ErrorKind::Setup), None, None]);
+}
+
 #[tokio::test]
 async fn h6_an_operator_sends_buffers_of_its_own() {
     #[derive(Ports)]

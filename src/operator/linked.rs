@@ -88,7 +88,9 @@ use crate::{
 pub struct Linked<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static = ()> {
     link: Link<K, T, S>,
     chunk: Option<Chunk<K, T, S>>,
-    /// Told where the chunk would be.
+    /// Why the link cannot wait for a chunk, as of the last time it was asked.
+    refused: Option<Error>,
+    /// This run's error, in the chunk's place.
     failed: Option<Error>,
     name: &'static str,
     waits: bool,
@@ -174,14 +176,15 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
     }
 
     fn ask(&mut self, cx: &mut Context<'_>) -> Readiness {
-        if self.chunk.is_some() {
+        if self.chunk.is_some() || self.failed.is_some() {
             return Readiness::READY;
         }
+        self.refused = None;
         match self.link.ask(cx) {
             Ok(answer) => answer.into(),
-            // The run is told, in the chunk's place.
+            // The run gets the error, in the chunk's place.
             Err(error) => {
-                self.failed = Some(error);
+                self.refused = Some(error);
                 Readiness::READY
             }
         }
@@ -293,6 +296,8 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linked
 
     fn let_go(&mut self) {
         self.chunk = None;
+        // The next run has a chunk, if the cause is gone.
+        (self.failed, self.refused) = (None, None);
     }
 
     fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)> {
@@ -311,6 +316,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K,
         Ok(Self {
             link: binder.end(name)?,
             chunk: None,
+            refused: None,
             failed: None,
             name,
             waits: !options.is_optional(),
@@ -334,7 +340,8 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K,
         if self.chunk.is_some() || self.failed.is_some() {
             return true;
         }
-        match self.link.take() {
+        let taken = self.refused.take().map_or_else(|| self.link.take(), Err);
+        match taken {
             Ok(Some(chunk)) => {
                 if K::ROLE.0 != Role::Produce {
                     self.traffic.add((chunk.len() * size_of::<T>()) as u64);

@@ -60,7 +60,7 @@ enum Held<T: Plain> {
 
 impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
     pub(super) fn new(seat: Arc<Seat<T, S>>, grant: Grant<Arc<Envelope<T>>, Structure<S>>) -> Result<Self> {
-        let Grant { number, envelope, structure } = grant;
+        let Grant { number, envelope, structure, .. } = grant;
         let held = match envelope {
             None => Held::Place,
             Some(envelope) if seat.role == Role::Peek => Held::Shared(envelope),

@@ -55,6 +55,8 @@ pub(crate) struct Core<T: Plain, S: 'static> {
     /// For the copies from one place to another.
     streams: Mutex<HashMap<(Place, Place), Stream>>,
     failed: OnceLock<Error>,
+    /// Why the first copy failed that did for the loss of a device.
+    lost: OnceLock<Error>,
     log: Log,
     flows: Mutex<Flows>,
     counts: Counts,
@@ -218,6 +220,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
             ),
             streams: Mutex::at(Level::CopyStreams, HashMap::new()),
             failed: OnceLock::new(),
+            lost: OnceLock::new(),
             log: Log::default(),
             flows: Mutex::default(),
             counts: Counts::default(),
@@ -310,6 +313,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
             flows.outside.insert(id, held);
         }
         self.act(|state, _, out| {
+            // Before it was to be notified of that.
+            if device.is_lost() {
+                state.lose(place, out);
+            }
             // Those whom nothing could come to now may have to be told.
             if role == Role::Produce {
                 state.wake_all(out);
@@ -409,28 +416,56 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     fn enqueue(&self, copy: Move<Envelopes<T>>, out: &mut Actions<Envelopes<T>>) {
         let Move { number, from, to, source, blank } = copy;
         let bytes = source.raw().bytes();
-        let copied = self.copy(from, to, &source, blank);
-        let (arrival, error) = match copied {
-            Ok(arrival) => (Some(Arc::new(arrival)), None),
-            Err(error) => (None, Some(error)),
+        let arrival = match self.copy(from, to, &source, blank) {
+            Ok(arrival) => {
+                self.counts.copied.fetch_add(1, Ordering::Relaxed);
+                self.counts.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+                let size = || human::bytes(bytes as u64);
+                self.tell(|| format!("chunk {number}: {} from {} to {}", size(), self.at(from), self.at(to)));
+                Some(Arc::new(arrival))
+            }
+            Err(error) if error.is_device_lost() => {
+                self.copy_lost(error, number, [from, to], out);
+                None
+            }
+            Err(error) => {
+                self.fail(error);
+                None
+            }
         };
-        if let Some(error) = error {
-            self.fail(error);
-        } else {
-            self.counts.copied.fetch_add(1, Ordering::Relaxed);
-            self.counts.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-            let size = || human::bytes(bytes as u64);
-            self.tell(|| format!("chunk {number}: {} from {} to {}", size(), self.at(from), self.at(to)));
-        }
         let failed = self.failed.get().is_some();
         let Inner { state, places } = &mut *lock(&self.inner);
-        state.arrived(number, to, source, arrival, out);
+        state.arrived(number, [from, to], source, arrival, out);
         if failed {
             // What cannot be copied is not tried again.
             state.wake_all(out);
         } else {
             state.settle(places, out);
         }
+    }
+
+    /// A copy failed for the loss of a device: what lies there is lost, and the hub goes on without that place.
+    #[cold]
+    fn copy_lost(&self, error: Error, number: u64, [from, to]: [Place; 2], out: &mut Actions<Envelopes<T>>) {
+        self.tell(|| format!("chunk {number}: not copied from {} to {}: {error}", self.at(from), self.at(to)));
+        // The first one stays.
+        let _ = self.lost.set(error);
+        let Inner { state, places } = &mut *lock(&self.inner);
+        let is_lost = |place: &Place| places.all[*place].device.is_lost();
+        let lost: SmallVec<[Place; 2]> = [from, to].into_iter().filter(is_lost).collect();
+        if lost.is_empty() {
+            // Another device was lost while it wrote to the source.
+            state.spoilt(number, from);
+        }
+        lost.into_iter().for_each(|place| state.lose(place, out));
+    }
+
+    /// Of a chunk whose only copy was lost there.
+    fn lost_chunk(&self, number: u64, place: Place) -> Error {
+        let device = lock(&self.inner).places.all.get(place).map(|place| place.device.clone());
+        let cause = device.as_ref().and_then(Device::lost).or_else(|| self.lost.get().map(Error::again));
+        let cause = cause.unwrap_or_else(|| Error::new(ErrorKind::DeviceLost, "its device is lost"));
+        cause.at(format!("hub `{}`: the only copy of chunk {number} is lost", self.name))
     }
 
     fn copy(&self, from: Place, to: Place, source: &Envelope<T>, blank: Envelopes<T>) -> Result<Envelope<T>> {
@@ -507,7 +542,12 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> HearsOfLoss for Core<T, S> {
     fn device_lost(&self) {
         // Nothing else: somebody may be about to enqueue a copy, with what that needs locked.
         let mut actions = Actions::default();
-        lock(&self.inner).state.wake_all(&mut actions);
+        {
+            let Inner { state, places } = &mut *lock(&self.inner);
+            state.wake_all(&mut actions);
+            let lost = places.all.iter().enumerate().filter(|(_, place)| place.device.is_lost());
+            lost.for_each(|(place, _)| state.lose(place, &mut actions));
+        }
         wake_all(actions.wakes);
     }
 

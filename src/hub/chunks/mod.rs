@@ -100,6 +100,13 @@ use crate::{
 /// may come in any order. No place gets more in this way than the queue has places. An envelope that is taken out of the hub,
 /// and a chunk that is not committed, is waited for first.
 ///
+/// # A device that is lost
+///
+/// The hub goes on without it. Each call of a link there is the device's error, and no chunk waits for such a link. Nothing is
+/// copied to the device any more. A chunk with a copy elsewhere goes on from that copy. A chunk whose only copy was lost
+/// is an error, [`DeviceLost`](ErrorKind::DeviceLost), for each link that it comes to: the link's next call goes on to the
+/// chunk after it, and the error of a link that consumes takes the chunk out.
+///
 /// # With a flow
 ///
 /// A flow ends when its operators have ended, whoever has links here. While they wait and somebody else has a link, by hand,

@@ -6,6 +6,8 @@
 //!
 //! Links may come late, when the chunks are there or the producers are gone, and the flow of data may switch, with any number
 //! of envelopes: the model allocates more where the hub would.
+//!
+//! The device of a place may be lost at any time: its links go, and what is lost is what had no copy elsewhere, nothing else.
 
 use std::{
     cell::Cell,
@@ -112,6 +114,11 @@ struct World {
     chunks_each: usize,
     /// Envelopes that were allocated beside those that were there at first.
     spares: usize,
+    /// The place whose device is still to be lost, and the one whose device is.
+    loses: Option<Place>,
+    lost: Option<Place>,
+    /// Chunks that had no copy elsewhere as it was lost.
+    may_be_lost: HashSet<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -123,6 +130,8 @@ struct Setup {
     switches: usize,
     /// Links that read come when chunks are there.
     late: bool,
+    /// The place whose device is lost.
+    loses: Option<Place>,
     seed: u64,
 }
 
@@ -145,10 +154,13 @@ impl World {
             rng: StdRng::seed_from_u64(setup.seed),
             consumes: setup.links.iter().any(|(role, _)| *role == Role::Consume),
             switches: setup.switches,
-            switched: setup.switches > 0 || setup.late,
+            switched: setup.switches > 0 || setup.late || setup.loses.is_some(),
             late,
             chunks_each: setup.chunks,
             spares: 0,
+            loses: setup.loses,
+            lost: None,
+            may_be_lost: HashSet::new(),
         };
         links.into_iter().for_each(|link| world.link(link));
         world
@@ -207,6 +219,12 @@ impl World {
         if self.rng.random_ratio(1, 50) && self.link_late() {
             return true;
         }
+        if self.rng.random_ratio(1, 20)
+            && let Some(place) = self.loses.take()
+        {
+            self.lose(place);
+            return true;
+        }
         let mut can: Vec<usize> = (0..self.tasks.len())
             .filter(|at| {
                 let task = &self.tasks[*at];
@@ -234,7 +252,10 @@ impl World {
             assert_eq!((source.place, blank.place), (from, to));
             assert_eq!(Rc::strong_count(&blank), 1, "a blank is nobody else's");
             blank.data.set(source.data.get());
-            self.act(|state, _, out| state.arrived(number, to, source, Some(blank), out));
+            let fails = self.lost.is_some_and(|lost| lost == from || lost == to);
+            let (arrival, blank) = if fails { (None, Some(blank)) } else { (Some(blank), None) };
+            self.homing.extend(blank);
+            self.act(|state, _, out| state.arrived(number, [from, to], source, arrival, out));
         } else {
             let home = self.homing.swap_remove(at - tasks - moves);
             // A clone of one that others have is not the envelope.
@@ -244,6 +265,25 @@ impl World {
             }
         }
         true
+    }
+
+    /// The device of that place is lost. Its links learn of it, and go once they have dropped what they have.
+    fn lose(&mut self, place: Place) {
+        self.lost = Some(place);
+        let held: HashSet<u64> = self
+            .tasks
+            .iter()
+            .filter(|task| task.place != place && task.role != Role::Peek)
+            .filter_map(|task| task.has.as_ref().map(|has| has.number))
+            .collect();
+        let open = self.chunks.iter().filter(|(number, known)| !known.consumed && !held.contains(number));
+        let elsewhere = |number: u64| self.copies(number).iter().any(|copy| copy.place != place);
+        self.may_be_lost = open.map(|(number, _)| *number).filter(|number| !elsewhere(*number)).collect();
+        // As a device says it: nothing is settled.
+        let mut out = Actions::default();
+        self.state.lose(place, &mut out);
+        assert!(out.moves.is_empty() && out.freed.is_empty());
+        self.carry_out(out);
     }
 
     /// The data flows to others, and in the end as the links say.
@@ -260,7 +300,7 @@ impl World {
             return self.end(at, grant);
         }
         self.tasks[at].woken.0.store(false, Ordering::Relaxed);
-        if self.tasks[at].left == 0 {
+        if self.tasks[at].left == 0 || self.lost == Some(self.tasks[at].place) {
             self.tasks[at].gone = true;
             return self.act(|state, _, _| {
                 state.rest(id);
@@ -291,9 +331,25 @@ impl World {
             let Some(grant) = self.act(|state, pools, _| state.take(id, true, pools)) else {
                 panic!("it was there");
             };
+            if grant.lost.is_some() {
+                return self.given_loss(at, &grant);
+            }
             self.given(at, &grant);
             self.tasks[at].has = Some(grant);
         }
+    }
+
+    /// The link takes the loss of a chunk in its stead.
+    fn given_loss(&mut self, at: usize, grant: &Grant<Held, ()>) {
+        assert_eq!(grant.lost, self.lost);
+        assert!(self.may_be_lost.contains(&grant.number), "it had a copy elsewhere");
+        let known = self.chunks.get_mut(&grant.number).unwrap();
+        assert!(!known.consumed, "a consumed chunk is given to nobody");
+        if self.tasks[at].role == Role::Consume {
+            known.consumed = true;
+            self.consumed.push(grant.number);
+        }
+        self.used(at);
     }
 
     fn given(&mut self, at: usize, grant: &Grant<Held, ()>) {
@@ -352,7 +408,8 @@ impl World {
         let (id, place) = (self.tasks[at].id, self.tasks[at].place);
         let Grant { number, envelope, .. } = grant;
         let envelope = envelope.unwrap();
-        let commits = self.rng.random_ratio(4, 5);
+        // Nothing is committed where the device is lost.
+        let commits = self.rng.random_ratio(4, 5) && self.lost != Some(place);
         self.made += 1;
         let data = self.made;
         match self.tasks[at].role {
@@ -381,6 +438,7 @@ impl World {
                     // The only copy stays as it was written.
                     let other = self.tasks[at].data;
                     let kept = self.copies(number).iter().any(|held| held.data.get() == other);
+                    let kept = kept || self.lost == Some(place);
                     self.chunks.get_mut(&number).unwrap().data = if kept { other } else { data };
                 }
                 self.act(|state, _, out| state.given_back(id, number, envelope, written, out));
@@ -443,7 +501,7 @@ fn setups(consumes: bool) -> impl Strategy<Value = Setup> {
             let at_first = envelopes[first];
             // Chunks that stay need a place each.
             let chunks = if consumes { chunks } else { chunks.min(capacity).min(at_first) };
-            Setup { envelopes, capacity, links, chunks, switches: 0, late: false, seed }
+            Setup { envelopes, capacity, links, chunks, switches: 0, late: false, loses: None, seed }
         })
 }
 
@@ -454,6 +512,10 @@ fn run(setup: &Setup) {
         steps += 1;
         assert!(steps < 20_000, "it goes on for ever");
     }
+    // What was lost goes home with the next event.
+    world.loses = None;
+    world.act(|_, _, _| ());
+    while world.step() {}
     let stuck: Vec<_> = world.tasks.iter().filter(|task| !task.gone).map(|task| (task.role, task.place)).collect();
     assert!(stuck.is_empty(), "{stuck:?} wait for ever: {:#?}", world.state);
     let total = setup.envelopes.iter().sum::<usize>() + world.spares;
@@ -467,7 +529,14 @@ fn run(setup: &Setup) {
     if !setup.late && setup.switches == 0 && consumers.all(|place| Some(place) == at) {
         assert_eq!(world.spares, 0, "none was needed");
     }
-    if world.consumes {
+    if setup.loses.is_some() {
+        let held: usize = world.chunks.keys().map(|number| world.copies(*number).len()).sum();
+        assert_eq!(left + held, total, "no envelope is lost");
+        let consumers = || setup.links.iter().filter(|(role, _)| *role == Role::Consume);
+        if world.consumes && consumers().any(|(_, place)| Some(*place) != setup.loses) {
+            assert!(world.chunks.values().all(|known| known.consumed), "each chunk is consumed, or its loss is taken");
+        }
+    } else if world.consumes {
         let producers = setup.links.iter().filter(|(role, _)| *role == Role::Produce).count();
         assert_eq!(world.consumed.len(), producers * setup.chunks, "each chunk is consumed once");
         assert_eq!(world.consumed.iter().collect::<HashSet<_>>().len(), world.consumed.len());
@@ -483,7 +552,16 @@ fn run(setup: &Setup) {
 fn consumers_at_several_places_do_not_take_chunks_from_each_other() {
     let links = [(Role::Produce, 0), (Role::Produce, 1), (Role::Produce, 1)];
     let links = links.into_iter().chain([0, 2, 0].map(|place| (Role::Consume, place))).collect();
-    let setup = Setup { envelopes: vec![1, 2, 1], capacity: 4, links, chunks: 3, switches: 0, late: false, seed: 0 };
+    let setup = Setup {
+        envelopes: vec![1, 2, 1],
+        capacity: 4,
+        links,
+        chunks: 3,
+        switches: 0,
+        late: false,
+        loses: None,
+        seed: 0,
+    };
     (0..500).for_each(|seed| run(&Setup { seed, ..setup.clone() }));
 }
 
@@ -511,6 +589,16 @@ proptest! {
     }
 
     #[test]
+    fn a_device_that_is_lost_takes_with_it_what_lies_nowhere_else(setup in setups(true), place in 0..3_usize, late in any::<bool>()) {
+        run(&Setup { loses: Some(place % setup.envelopes.len()), late, ..setup });
+    }
+
+    #[test]
+    fn what_stays_goes_on_without_a_lost_device(setup in setups(false), place in 0..3_usize) {
+        run(&Setup { loses: Some(place % setup.envelopes.len()), ..setup });
+    }
+
+    #[test]
     fn chunks_that_stay_are_shared_and_changed_in_turn(setup in setups(false)) {
         run(&setup);
     }
@@ -521,7 +609,8 @@ fn looks(role: Role, links: usize) -> usize {
     let consumer = (role == Role::Peek).then_some((Role::Consume, 1));
     let links: Vec<_> = std::iter::repeat_n((role, 0), links).chain(consumer).chain([(Role::Produce, 1)]).collect();
     let commits = 2 * links.len() as u64;
-    let setup = Setup { envelopes: vec![1, 2], capacity: 2, links, chunks: 3, switches: 0, late: false, seed: 0 };
+    let setup =
+        Setup { envelopes: vec![1, 2], capacity: 2, links, chunks: 3, switches: 0, late: false, loses: None, seed: 0 };
     let (mut world, mut most, mut goes_on) = (World::new(&setup), 0, true);
     while goes_on && world.made < commits {
         LOOKS.set(0);

@@ -36,6 +36,10 @@
 //! Where no place has an envelope free for that and none is on its way home, one more envelope is allocated ([`Spare`]):
 //! by the link that waits, as it is polled. That leaves no place with more envelopes than it was given or the queue has
 //! chunks.
+//!
+//! **A device that is lost.** Its links are served no more, and no chunk waits for them. Nothing is copied to its place, and
+//! the copies there are gone. A chunk that had no other keeps its place in the queue: each link that comes to it takes the
+//! loss, [`Grant::lost`], in its stead, and it leaves the queue as a consumer does.
 
 mod settle;
 mod snapshot;
@@ -78,6 +82,8 @@ pub(super) struct Grant<E, S> {
     /// None: a place in the queue alone.
     pub(super) envelope: Option<E>,
     pub(super) structure: Option<S>,
+    /// The chunk's only copy was lost there: the link is given no envelope.
+    pub(super) lost: Option<Place>,
 }
 
 /// A copy to be enqueued. Both come back with [`State::arrived`].
@@ -147,6 +153,8 @@ struct Chunk<E, S> {
     moving: usize,
     /// Sorted.
     seen: SmallVec<[LinkId; 4]>,
+    /// Where a copy of it was lost, if one was.
+    lost_at: Option<Place>,
 }
 
 /// Whose turn it is at a chunk that is to be consumed.
@@ -205,6 +213,8 @@ enum Slot<E> {
     Arriving,
     There(E),
     Lent,
+    /// Lost with its device while links peek at it, until they end.
+    Lost,
 }
 
 /// One more envelope, without which nothing would move any more.
@@ -244,6 +254,10 @@ pub(super) struct State<E, S> {
     /// Wakers that were taken out: dropped by who holds no lock.
     gone: Vec<Arc<Waker>>,
     spare: Spare,
+    /// Places whose device is lost.
+    lost: SmallVec<[Place; 1]>,
+    /// Envelopes that were lost, for the next time that it settles.
+    freed: Vec<E>,
     /// Once there was one.
     had_producer: bool,
     had_reader: bool,
@@ -254,7 +268,7 @@ impl<E> Copy<E> {
     fn there(&self) -> Option<&E> {
         match &self.slot {
             Slot::There(envelope) => Some(envelope),
-            Slot::Arriving | Slot::Lent => None,
+            Slot::Arriving | Slot::Lent | Slot::Lost => None,
         }
     }
 
@@ -293,6 +307,25 @@ impl<E, S> Chunk<E, S> {
         self.copies.iter().filter(|copy| copy.there().is_some()).count()
     }
 
+    /// No copy is left: those that there were are lost.
+    fn is_lost(&self) -> bool {
+        self.lost_at.is_some() && self.alone.is_none() && self.moving == 0 && self.spare() == 0
+    }
+
+    /// The copy that lies at that place is lost, if one does.
+    fn lose(&mut self, place: Place, freed: &mut Vec<E>) {
+        let Some(at) = self.copies.iter().position(|copy| copy.place == place && copy.there().is_some()) else {
+            return;
+        };
+        if let Slot::There(envelope) = std::mem::replace(&mut self.copies[at].slot, Slot::Lost) {
+            freed.push(envelope);
+        }
+        if self.copies[at].peeks == 0 {
+            self.copies.swap_remove(at);
+        }
+        self.lost_at = Some(place);
+    }
+
     fn remove(&mut self, place: Place, freed: &mut Vec<E>) {
         if let Some(at) = self.copies.iter().position(|copy| copy.place == place)
             && let Slot::There(envelope) = self.copies.swap_remove(at).slot
@@ -318,6 +351,8 @@ impl<E: Clone, S: Clone> State<E, S> {
             clock: 0,
             gone: Vec::new(),
             spare: Spare::No,
+            lost: SmallVec::new(),
+            freed: Vec::new(),
             had_producer: false,
             had_reader: false,
             had_consumer: false,
@@ -339,7 +374,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         self.had_producer |= role == Role::Produce;
         self.had_reader |= role != Role::Produce;
         self.had_consumer |= role == Role::Consume;
-        let is_served = self.flow.as_ref().is_none_or(|flow| flow.contains(&name));
+        let is_served = !self.is_lost(place) && self.flow.as_ref().is_none_or(|flow| flow.contains(&name));
         self.counts.add(role);
         if is_served {
             self.served.add(role);
@@ -384,12 +419,52 @@ impl<E: Clone, S: Clone> State<E, S> {
         let names: Option<HashSet<_>> = flow.as_ref().map(|flow| flow.iter().collect());
         self.served = Counts::default();
         for link in self.links.values_mut() {
-            link.is_served = !link.retired && names.as_ref().is_none_or(|names| names.contains(&link.name));
+            link.is_served = !link.retired
+                && !self.lost.contains(&link.place)
+                && names.as_ref().is_none_or(|names| names.contains(&link.name));
             if link.is_served {
                 self.served.add(link.role);
             }
         }
         self.flow = flow;
+    }
+
+    /// The device of that place is lost. Wakes all links, and drops nothing: envelopes go as it settles.
+    pub(super) fn lose(&mut self, place: Place, out: &mut Actions<E>) {
+        if self.is_lost(place) {
+            return;
+        }
+        self.wake_all(out);
+        out.wakes.extend(self.links.values_mut().filter_map(|link| link.watcher.take()));
+        self.lost.push(place);
+        for link in self.links.values_mut().filter(|link| link.place == place) {
+            if std::mem::replace(&mut link.is_served, false) {
+                self.served.remove(link.role);
+            }
+            self.gone.extend(link.waits.take().map(|waits| waits.waker));
+        }
+        let chunks = self.chunks.iter_mut().chain(&mut self.lingering);
+        chunks.for_each(|chunk| chunk.lose(place, &mut self.freed));
+    }
+
+    /// The copy of a chunk at a place cannot be copied from: a device elsewhere was lost while it wrote to it.
+    pub(super) fn spoilt(&mut self, number: u64, place: Place) {
+        let mut freed = std::mem::take(&mut self.freed);
+        if let Some(chunk) = self.find(number) {
+            chunk.lose(place, &mut freed);
+        }
+        self.freed = freed;
+    }
+
+    pub(super) fn is_lost(&self, place: Place) -> bool {
+        self.lost.contains(&place)
+    }
+
+    /// Of a chunk whose envelope came back: it may have come to a place that is lost.
+    fn lose_again(&mut self, number: u64) {
+        for place in self.lost.clone() {
+            self.spoilt(number, place);
+        }
     }
 
     /// All links. Tests count how many are looked at.
@@ -432,7 +507,9 @@ impl<E: Clone, S: Clone> State<E, S> {
         self.unproduced(number);
         let copies = SmallVec::from_iter([Copy { place, slot: Slot::There(envelope), peeks: 0 }]);
         let at = self.chunks.partition_point(|chunk| chunk.number < number);
-        self.chunks.insert(at, Chunk { number, structure, copies, alone: None, moving: 0, seen: SmallVec::new() });
+        let chunk = Chunk { number, structure, copies, alone: None, moving: 0, seen: SmallVec::new(), lost_at: None };
+        self.chunks.insert(at, chunk);
+        self.lose_again(number);
     }
 
     /// A place of the queue is given back.
@@ -480,7 +557,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         chunk.set_seen(id, true);
         for copy in chunk.copies.drain(..).collect::<SmallVec<[_; 2]>>() {
             match copy.slot {
-                Slot::Lent => chunk.copies.push(copy),
+                Slot::Lent | Slot::Lost => chunk.copies.push(copy),
                 Slot::There(_) if planted::is(Planted::StaleCopy) => chunk.copies.push(copy),
                 Slot::There(old) => out.freed.push(old),
                 // Not so: nobody copies what somebody has alone.
@@ -488,6 +565,7 @@ impl<E: Clone, S: Clone> State<E, S> {
             }
         }
         Self::put_back(chunk, envelope);
+        self.lose_again(number);
         Some(old)
     }
 
@@ -501,6 +579,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         } else {
             Self::put_back(chunk, envelope);
         }
+        self.lose_again(number);
         self.come_again(id, number);
     }
 
@@ -540,9 +619,16 @@ impl<E: Clone, S: Clone> State<E, S> {
         if let Some(copy) = chunk.copies.iter_mut().find(|copy| copy.place == place) {
             copy.peeks -= 1;
             over = copy.peeks == 0;
+            if matches!(copy.slot, Slot::Lost) {
+                out.freed.push(envelope);
+                if over {
+                    chunk.remove(place, &mut out.freed);
+                }
+            } else {
+                // The chunk has it, too: this is not the last.
+                drop(envelope);
+            }
         }
-        // The chunk has it, too: this is not the last.
-        drop(envelope);
         let mut structure = None;
         if over && let Some(at) = self.lingering.iter().position(|chunk| chunk.number == number) {
             let chunk = &mut self.lingering[at];
@@ -558,19 +644,32 @@ impl<E: Clone, S: Clone> State<E, S> {
     }
 
     /// A copy has been enqueued: `envelope` is equal to `source` for whoever comes after. `None` if that failed.
-    pub(super) fn arrived(&mut self, number: u64, to: Place, source: E, envelope: Option<E>, out: &mut Actions<E>) {
+    pub(super) fn arrived(
+        &mut self,
+        number: u64,
+        [from, to]: [Place; 2],
+        source: E,
+        envelope: Option<E>,
+        out: &mut Actions<E>,
+    ) {
         let Some(chunk) = self.find(number) else {
             out.freed.push(source);
             out.freed.extend(envelope);
             return;
         };
-        drop(source);
+        if chunk.is_there(from) {
+            drop(source);
+        } else {
+            // Lost meanwhile: it may be the last.
+            out.freed.push(source);
+        }
         chunk.moving -= 1;
         match (envelope, chunk.copies.iter().position(|copy| copy.place == to)) {
             (Some(envelope), Some(at)) => chunk.copies[at].slot = Slot::There(envelope),
             (None, Some(at)) => _ = chunk.copies.swap_remove(at),
             (envelope, None) => out.freed.extend(envelope),
         }
+        self.lose_again(number);
     }
 
     /// True if this link waits for a chunk that needs one more envelope at its place: the caller allocates it with no lock

@@ -140,6 +140,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
 
     fn given<K: DoesWith>(self: &Arc<Self>, grant: Grant<Envelopes<T>, Structure<S>>) -> Result<Chunk<K, T, S>> {
         let (number, verb) = (grant.number, self.role.verb());
+        if let Some(place) = grant.lost {
+            return Err(self.core.lost_chunk(number, place));
+        }
         if self.role != Role::Produce {
             self.core
                 .tell(|| format!("chunk {number}: given to a link that {verb} it on {}", place_name(&self.device)));

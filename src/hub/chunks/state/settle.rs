@@ -29,6 +29,7 @@ type Demands = SmallVec<[(usize, Place); 4]>;
 impl<E: Clone, S: Clone> State<E, S> {
     /// Says what follows from what has happened.
     pub(in crate::hub::chunks) fn settle(&mut self, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
+        out.freed.append(&mut self.freed);
         let mut lacking = None;
         let demands = self.demands();
         for Wanted { chunk, place, demanded } in self.wanted(&demands) {
@@ -118,7 +119,7 @@ impl<E: Clone, S: Clone> State<E, S> {
                 chunk.alone.and_then(|id| self.links.get(&id)).is_some_and(|link| link.role == Role::Consume);
             let roles = [Role::Modify, Role::Peek].into_iter().flat_map(|role| self.pending(chunk, role));
             let mut places = roles.map(|(_, link)| link.place).chain(self.consumer(chunk));
-            !is_consumed && chunk.copy(place).is_none() && places.any(|needed| needed == place)
+            !is_consumed && !chunk.is_lost() && chunk.copy(place).is_none() && places.any(|needed| needed == place)
         };
         let older = self.chunks.iter().take(before).filter(needs).count();
         let next = self.chunks.get(before).map_or(u64::MAX, |chunk| chunk.number);
@@ -183,7 +184,10 @@ impl<E: Clone, S: Clone> State<E, S> {
                 }
             }
         }
-        wanted.retain(|wanted| self.chunks[wanted.chunk].copy(wanted.place).is_none());
+        wanted.retain(|wanted| {
+            let chunk = &self.chunks[wanted.chunk];
+            chunk.copy(wanted.place).is_none() && !chunk.is_lost()
+        });
         wanted
     }
 
@@ -252,7 +256,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         }
         let has_room = |other: &Place| {
             let left = blanks.count(*other);
-            *other != place && left > 0 && left > self.reserved(at, *other)
+            *other != place && !self.is_lost(*other) && left > 0 && left > self.reserved(at, *other)
         };
         if let Some(elsewhere) = (0..blanks.places()).find(has_room) {
             self.bring(at, elsewhere, None, blanks, out);
@@ -280,7 +284,8 @@ impl<E: Clone, S: Clone> State<E, S> {
             };
             self.chunks.iter().filter(lies).count()
         };
-        (0..blanks.places()).all(|place| blanks.count(place) + lie_at(place) >= blanks.made(place))
+        let is_whole = |place: Place| blanks.count(place) + lie_at(place) >= blanks.made(place);
+        (0..blanks.places()).all(|place| self.is_lost(place) || is_whole(place))
             && Snapshot::new(self, blanks).all_wait()
     }
 

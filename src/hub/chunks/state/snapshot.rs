@@ -98,7 +98,7 @@ impl<'a, E: Clone, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
 
     fn is_there_of(&self, id: LinkId, link: &Link, at: usize) -> bool {
         let chunk = &self.state.chunks[at];
-        Self::is_free(link, chunk) && chunk.is_there(link.place) && self.is_turn(id, link, at)
+        Self::is_free(link, chunk) && (chunk.is_there(link.place) || chunk.is_lost()) && self.is_turn(id, link, at)
     }
 
     fn firsts(&self) -> &Firsts {

@@ -75,6 +75,10 @@ impl<E: Clone, S: Clone> State<E, S> {
         blanks: &mut impl Blanks<E>,
         out: &mut Actions<E>,
     ) -> Option<Answer> {
+        if self.links.get(&id).is_some_and(|link| self.is_lost(link.place)) {
+            // It learns that from its device.
+            return Some(Answer::Wait);
+        }
         if self.has_ended(id, blanks) {
             self.rest(id);
             self.settle(blanks, out);
@@ -157,11 +161,16 @@ impl<E: Clone, S: Clone> State<E, S> {
             return None;
         }
         let (role, place) = (link.role, link.place);
+        if self.is_lost(place) {
+            return None;
+        }
         let grant = if role == Role::Produce {
             let envelope = if blank { Some(blanks.take(place)?) } else { None };
             self.chunks_made += 1;
             self.open.push((self.chunks_made, blank.then_some(place)));
-            Grant { number: self.chunks_made, envelope, structure: None }
+            Grant { number: self.chunks_made, envelope, structure: None, lost: None }
+        } else if let Some(at) = self.next_for(id, link).filter(|at| self.chunks[*at].is_lost()) {
+            self.take_loss(id, role, at)
         } else {
             let at = self.next_for(id, link)?;
             let chunk = &mut self.chunks[at];
@@ -183,7 +192,12 @@ impl<E: Clone, S: Clone> State<E, S> {
             if role == Role::Peek {
                 chunk.set_seen(id, true);
             }
-            Grant { number: chunk.number, envelope: Some(envelope), structure: Some(chunk.structure.clone()) }
+            Grant {
+                number: chunk.number,
+                envelope: Some(envelope),
+                structure: Some(chunk.structure.clone()),
+                lost: None,
+            }
         };
         let served = self.tick();
         if let Some(link) = self.links.get_mut(&id) {
@@ -191,5 +205,22 @@ impl<E: Clone, S: Clone> State<E, S> {
             (link.served, link.last) = (served, grant.number);
         }
         Some(grant)
+    }
+
+    /// The link has had the chunk, which is lost; one that consumes takes it out.
+    #[cold]
+    fn take_loss(&mut self, id: LinkId, role: Role, at: usize) -> Grant<E, S> {
+        let chunk = &mut self.chunks[at];
+        let (number, lost) = (chunk.number, chunk.lost_at);
+        let structure = if role == Role::Consume {
+            let mut out = Actions::default();
+            let structure = self.consumed(number, &mut out);
+            self.freed.append(&mut out.freed);
+            structure
+        } else {
+            chunk.set_seen(id, true);
+            None
+        };
+        Grant { number, envelope: None, structure, lost }
     }
 }
