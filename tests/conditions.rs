@@ -738,7 +738,10 @@ async fn a_count_that_is_reset_while_a_claim_is_lost_has_the_runs_of_the_reset()
 /// B4-10: a condition that is added while the flow is checked is checked, too.
 #[tokio::test]
 async fn a_condition_that_another_one_adds_is_checked_before_the_run() {
-    use std::{sync::Mutex, task::Context};
+    use std::{
+        sync::{Mutex, Weak},
+        task::Context,
+    };
 
     use wakeline::{
         condition::{Condition, PortId, Status, at_least},
@@ -748,7 +751,8 @@ async fn a_condition_that_another_one_adds_is_checked_before_the_run() {
 
     type Adds = fn(Added<SinkHandles<u32>>);
     struct AddsAnother {
-        to: Mutex<Added<SinkHandles<u32>>>,
+        /// The test's own: the operator keeps this.
+        to: Weak<Mutex<Added<SinkHandles<u32>>>>,
         left: AtomicUsize,
         adds: Adds,
     }
@@ -758,8 +762,10 @@ async fn a_condition_that_another_one_adds_is_checked_before_the_run() {
         }
 
         fn problem(&self) -> Option<String> {
-            if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
-                (self.adds)(lock(&self.to).clone());
+            let is_left =
+                self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+            if let Some(to) = self.to.upgrade().filter(|_| is_left) {
+                (self.adds)(lock(&to).clone());
             }
             None
         }
@@ -781,7 +787,8 @@ async fn a_condition_that_another_one_adds_is_checked_before_the_run() {
         let from = flow.add("source", source(move || ready(Ok(numbers.next()))));
         let to = flow.add("sink", sink(async |_: u32| Ok(())));
         flow.connect_with(from.output, to.input, Hub::bounded(2));
-        let _ = to.clone().when(AddsAnother { to: Mutex::new(to), left: times.into(), adds });
+        let kept = Arc::new(Mutex::new(to.clone()));
+        let _ = to.when(AddsAnother { to: Arc::downgrade(&kept), left: times.into(), adds });
         match (within(flow.run()).await, problem) {
             (Ok(_), None) => {}
             (Err(error), Some(problem)) => {

@@ -433,6 +433,8 @@ impl fmt::Debug for Changes {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Weak;
+
     use super::*;
 
     const NODES: usize = 64;
@@ -448,16 +450,16 @@ mod tests {
 
     #[test]
     fn a_flow_that_is_resumed_by_a_waker_of_its_pause_is_resumed_whole() {
-        struct Resumes(Handle);
+        struct Resumes(Weak<Control>);
 
         impl Wake for Resumes {
             fn wake(self: Arc<Self>) {
-                self.0.resume();
+                self.0.upgrade().into_iter().for_each(|control| Handle(control).resume());
             }
         }
 
         let handle = Handle(control());
-        let waker = Arc::new(Resumes(handle.clone())).into();
+        let waker = Arc::new(Resumes(Arc::downgrade(&handle.0))).into();
         let mut worn = handle.0.nodes[0].wear_face();
         let polled =
             handle.0.nodes[0].poll(&mut worn, &mut Context::from_waker(&waker), |_| Poll::<crate::Result<()>>::Pending);
