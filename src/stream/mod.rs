@@ -683,6 +683,9 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         assert_may_wake();
+        if self.order.get_mut().issued > self.completion.passed() {
+            self.streams.leave(&self.device, self.raw);
+        }
         let backend = self.device.backend();
         if let Some(side) = self.side.get() {
             backend.stream_destroy(*side);

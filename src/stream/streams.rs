@@ -7,7 +7,10 @@ use std::{
 
 use super::{Inner, Stream, Ticket, capture::Capture, lookout::Lookout, watch::Vigil};
 use crate::{
-    device::{Device, WeakDevice, backend::Backend},
+    device::{
+        Device, WeakDevice,
+        backend::{Backend, RawEvent, RawStream},
+    },
     error::{Error, ErrorKind, Result},
     sync::{Level, Mutex, assert_may_wake, discard, later, lock, log},
 };
@@ -26,6 +29,8 @@ pub(crate) struct Streams {
     pub(super) pollers: AtomicUsize,
     /// Those of them that are limited in number.
     pub(super) seats: AtomicUsize,
+    /// Of streams that were dropped with work in flight: an event at the end of each.
+    left: Mutex<Vec<RawEvent>>,
     /// For streams that are captured: the device's own, and what they are captured for.
     captured: Option<(Arc<Streams>, Arc<Capture>)>,
 }
@@ -48,6 +53,7 @@ impl Streams {
                 vigil: Vigil::new(),
                 pollers: AtomicUsize::new(0),
                 seats: AtomicUsize::new(0),
+                left: Mutex::default(),
                 captured: None,
             })
         })
@@ -64,6 +70,7 @@ impl Streams {
             vigil: Vigil::new(),
             pollers: AtomicUsize::new(0),
             seats: AtomicUsize::new(0),
+            left: Mutex::default(),
             captured: Some((Self::of(device), capture.clone())),
         })
     }
@@ -128,7 +135,52 @@ impl Streams {
             }
         }
         discard(live);
+        let mut left = std::mem::take(&mut *lock(&self.left));
+        left.retain(|event| !self.heed(self.is_over(*event)).unwrap_or_default());
+        has_work |= !left.is_empty();
+        lock(&self.left).append(&mut left);
         has_work
+    }
+
+    /// The last handle of this stream is being dropped, and its work is not known to be done. Memory that is used there keeps
+    /// the stream; this is for work that uses none.
+    #[cold]
+    pub(super) fn leave(self: &Arc<Self>, device: &Device, stream: RawStream) {
+        let is_left = self.captured.is_none() && !device.is_lost() && device.check_process().is_ok();
+        if !is_left || self.backend.stream_query(stream).unwrap_or_default() {
+            return;
+        }
+        // Two at each call: there are no more of them than were in flight at a time.
+        let oldest: Vec<_> = {
+            let mut left = lock(&self.left);
+            let count = left.len().min(2);
+            left.drain(..count).collect()
+        };
+        let mut still: Vec<_> = oldest.into_iter().filter(|event| !self.is_over(*event).unwrap_or_default()).collect();
+        let recorded = self.backend.event_create(false).and_then(|event| {
+            still.push(event);
+            self.backend.event_record(event, stream)
+        });
+        let mut left = lock(&self.left);
+        left.append(&mut still);
+        let is_armed = self.vigil.is_armed();
+        drop(left);
+        if is_armed || recorded.is_err() {
+            let own = self.clone();
+            later("what hears of a lost device panicked", move || {
+                let _ = own.heed(recorded);
+                own.stir();
+            });
+        }
+    }
+
+    /// Whether what comes before this event of [`left`](Self::left) is done. Then it is destroyed.
+    fn is_over(&self, event: RawEvent) -> Result<bool> {
+        let is_over = self.backend.event_query(event)?;
+        if is_over {
+            self.backend.event_destroy(event);
+        }
+        Ok(is_over)
     }
 
     pub(super) fn enter(&self, stream: &Stream) {
@@ -201,6 +253,12 @@ impl Streams {
             Err(error) => error,
             Ok(()) => unreachable!("it was set above"),
         }
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        self.left.get_mut().drain(..).for_each(|event| self.backend.event_destroy(event));
     }
 }
 

@@ -386,25 +386,30 @@ fn a_fault_ends_the_waits_for_memory_and_for_chunks() {
         },
     ];
     for (number, waits) in waits.into_iter().enumerate() {
-        for before in [false, true] {
-            let case = format!("wait {number}, enqueued before: {before}");
+        for (before, dropped) in [(false, false), (true, false), (false, true), (true, true)] {
+            let case = format!("wait {number}, enqueued before: {before}, and the stream is dropped: {dropped}");
             alone::case_within_bound(&case.clone(), move || {
                 let device = Device::emulated(Emulated::new());
                 let [stream, traps_on] = [&device; 2].map(|device| Stream::new(device).unwrap());
                 let mut data = Buffer::<u32>::new(&device, 1).unwrap();
-                let mut enqueue = Some(|| {
+                let mut enqueue = Some(move || {
                     let go = held_up(&traps_on);
+                    if dropped {
+                        traps_alone::launch(&traps_on, 1).unwrap();
+                        return (go, None);
+                    }
                     traps::launch(&traps_on, &mut data).unwrap();
-                    go
+                    (go, Some((traps_on, data)))
                 });
-                let go = if before { enqueue.take().map(|mut enqueue| enqueue()) } else { None };
+                let go = if before { enqueue.take().map(|enqueue| enqueue()) } else { None };
                 runtime().block_on(async {
                     let mut waits = waits()(&device, &stream);
                     for _ in 0..10 {
                         assert!(futures::poll!(waits.as_mut()).is_pending(), "{case}");
                         tokio::task::yield_now().await;
                     }
-                    drop(go.or_else(|| enqueue.take().map(|mut enqueue| enqueue())));
+                    let (go, _kept) = go.or_else(|| enqueue.take().map(|enqueue| enqueue())).unzip();
+                    drop(go);
                     let error = waits.await.expect_err(&case);
                     assert!(error.is_device_lost(), "{case}: {error}");
                 });
