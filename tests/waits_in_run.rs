@@ -14,13 +14,13 @@ use std::{
 };
 
 use common::*;
-use futures::FutureExt;
+use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::{
     sync::{Notify, mpsc},
     time::Instant,
 };
 use wakeline::{
-    condition::{Status, predicate},
+    condition::{Gate, Status, predicate},
     operator::{InputHandle, OutputHandle},
     prelude::*,
 };
@@ -446,5 +446,48 @@ async fn a_flow_ends_though_an_operator_has_forgotten_a_wait() {
         let forgets = flow.add("forgets", Forgets { by_ready, forgotten });
         flow.connect(forgets.output, forgets.input);
         within(flow.run()).await.unwrap();
+    }
+}
+
+/// Waits for its runs in a combinator that polls with wakers of its own, and ends after the first run.
+struct Combines;
+
+impl Operator for Combines {
+    type Ports = ();
+
+    async fn run(&mut self, ports: &mut (), cx: &mut Cx) -> Result<()> {
+        let mut waits: FuturesUnordered<_> = std::iter::once(cx.ready(ports)).collect();
+        waits.next().await;
+        Ok(())
+    }
+
+    async fn compute(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_wait_in_a_combinator_goes_on_when_the_flow_is_resumed_or_stops() {
+    for resumed in [true, false] {
+        let gate = Gate::paused();
+        let mut flow = Flow::new("combines");
+        let _ = flow.add("combines", Combines).when(gate.clone());
+        let running = flow.spawn().unwrap();
+        let handle = running.handle();
+        let waits = async |what: &str| {
+            while !handle.status()[0].waits_for.iter().any(|lacks| lacks.contains(what)) {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(waits("gate")).await;
+        if resumed {
+            handle.pause();
+            gate.resume();
+            within(waits("resumed")).await;
+            handle.resume();
+        } else {
+            handle.stop();
+        }
+        within(running).await.unwrap();
     }
 }

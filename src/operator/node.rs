@@ -49,6 +49,8 @@ pub(crate) struct Node {
     /// For a task whose waker changes all the same.
     changed: AtomicBool,
     other: WakerCell,
+    /// Of a combinator within the operator's future, which polls the wait for the next run with a waker of its own.
+    within: WakerCell,
     /// Of a worker: the node of the operator that it is one of. `changed` is set where there is one.
     dispatcher: OnceLock<Arc<Node>>,
     parking: Parking,
@@ -136,6 +138,7 @@ impl Node {
             task: OnceLock::new(),
             changed: AtomicBool::new(false),
             other: WakerCell::new(),
+            within: WakerCell::new(),
             dispatcher: OnceLock::new(),
             parking: Parking::new(&rest.tokens, operator),
             rest: rest.clone(),
@@ -197,6 +200,7 @@ impl Node {
     #[cold]
     fn wake_changed(&self) {
         self.other.wake();
+        self.within.wake();
         // It holds its flow's token for this one, and holds it before the one that wakes gives its own back.
         self.wake_dispatcher();
     }
@@ -205,6 +209,14 @@ impl Node {
         if let Some(dispatcher) = self.dispatcher.get() {
             dispatcher.wake_by_ref();
         }
+    }
+
+    /// The wait for the next run is polled with this waker: it is woken with the node, by whatever lets runs begin again or ends
+    /// the operator. Before either is asked.
+    #[cold]
+    pub(super) fn register_within(&self, waker: &Waker) {
+        self.changed.store(true, Ordering::Release);
+        self.within.register(waker);
     }
 
     /// Everything was ready, but the operator itself said no.
@@ -305,6 +317,8 @@ impl Node {
         if let Some(permit) = self.permit.get() {
             permit.end();
         }
+        // It may keep the face, and so this node.
+        self.within.wake();
         if !self.ended.swap(true, Ordering::AcqRel) {
             self.rest.left.fetch_sub(1, Ordering::AcqRel);
             if self.parking.end(&self.rest.tokens) {

@@ -91,6 +91,9 @@ impl Cx {
         let mut asking = Asking { cx: self, ports, waits: false, waker };
         poll_fn(|task| {
             let own = asking.waker.as_ref().filter(|_| asking.cx.node.is_face(task.waker()));
+            if own.is_none() {
+                asking.cx.node.register_within(task.waker());
+            }
             let task = &mut Context::from_waker(own.unwrap_or(task.waker()));
             let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
             asking.waits = asked.is_pending();
