@@ -629,6 +629,30 @@ mod tests {
         }
     }
 
+    /// Locks of one level do not nest, also where both are looked at: the memory's own, and the tie's.
+    #[test]
+    fn the_uses_of_memory_are_looked_at_while_it_is_tied() {
+        let device = Device::emulated(Emulated::new());
+        let memories: Vec<_> = (0..200).map(|_| Memory::on(&device, 64).unwrap()).collect();
+        let (memories, (begin, begun)) = (&memories, mpsc::channel());
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(move || {
+                for memory in memories {
+                    begin.send(()).unwrap();
+                    while memory.tie.get().is_none() {
+                        assert!(!memory.uses().any_is(|_| true));
+                    }
+                }
+            });
+            for memory in memories {
+                if begun.recv().is_ok() {
+                    let _ = memory.tie();
+                }
+            }
+            looks.join().unwrap();
+        });
+    }
+
     /// Memory of the graph's own is dropped between the look and the note of a launch: neither of two launches that run beside
     /// each other is forgotten.
     #[test]

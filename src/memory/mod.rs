@@ -316,7 +316,10 @@ impl Memory {
         match self.tie.get() {
             None => uses,
             // Meanwhile.
-            Some(tie) => lock(&tie.uses),
+            Some(tie) => {
+                drop(uses);
+                lock(&tie.uses)
+            }
         }
     }
 
