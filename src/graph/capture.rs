@@ -95,6 +95,7 @@ impl Capturing {
         of_the_host(memory, "an input")?;
         self.sketch.hold.keep_apart()?;
         self.inputs.push(memory.host_range()?);
+        self.sketch.hold.keep(memory);
         Ok(())
     }
 
@@ -110,6 +111,7 @@ impl Capturing {
         let memory = to.view().memory;
         of_the_host(memory, "an output")?;
         self.outputs.push(memory.host_range()?);
+        self.sketch.hold.keep(memory);
         Ok(())
     }
 }

@@ -175,6 +175,12 @@ impl Hold {
         Ok(())
     }
 
+    /// This host memory is an input's or an output's: known by where it lies, so it is kept until the capture is over, and nothing
+    /// else begins there.
+    pub(crate) fn keep(&self, memory: &Memory) {
+        let _ = lock(&self.state).tied(memory.tie());
+    }
+
     /// Nodes read none of this host memory any more.
     pub(crate) fn reads_no_more(&self, of: &Range<usize>) {
         let mut state = lock(&self.state);

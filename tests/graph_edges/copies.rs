@@ -189,3 +189,24 @@ alone!(what_an_input_is_copied_to_is_used_before_that, async |device: Device, st
     let of_a_device = Graph::capture(&device, |capture| capture.input(&sum));
     refused(of_a_device, &["an input is page-locked memory of the host"]);
 });
+
+// An input is known by where it lies: other memory at its address would be taken for it, and a launch would read what nothing
+// keeps.
+alone!(other_memory_begins_where_an_input_did, async |device: Device, stream: Stream| {
+    let blocks = Allocator::pinned_blocks(&device, 4096, 1).unwrap();
+    let mut there = Buffer::<u8>::new(&device, 4096).unwrap();
+    let (graph, (before, mut after)) = Graph::capture(&device, |capture| {
+        let small = blocks.alloc::<u8>(&stream, 16)?;
+        capture.input(&small)?;
+        let before = small.as_slice()?.as_ptr().addr();
+        drop(small);
+        let large = blocks.alloc::<u8>(&stream, 4096).or_else(|_| Buffer::pinned(&device, 4096))?;
+        capture.stream().copy(&large, &mut there)?;
+        Ok((before, large))
+    })
+    .unwrap();
+    assert_ne!(before, after.as_slice().unwrap().as_ptr().addr());
+    assert!(after.as_mut_slice().is_err(), "a launch reads it: {:?}", graph.nodes());
+    // An input's memory is free when the capture is over.
+    blocks.alloc::<u8>(&stream, 4096).unwrap();
+});
