@@ -49,15 +49,19 @@ fn conditions_that_are_of_two_minds_use_what_they_were_given_to() {
     alone("conditions::conditions_that_are_of_two_minds_use_what_they_were_given_to", async {
         let mut flow = Flow::new("f");
         let mut from = flow.add("from", source(|| ready(Ok(None::<u32>))));
+        let given_to = Arc::new(Mutex::new(Vec::new()));
         for at in 0..60 {
-            let given_to = Mutex::new(from.clone());
-            let uses = move || drop(given_to.lock().unwrap().clone().merge_metadata(MergePolicy::Reject));
+            given_to.lock().unwrap().push(from.clone());
+            let given_to = given_to.clone();
+            let uses = move || drop(given_to.lock().unwrap()[at].clone().merge_metadata(MergePolicy::Reject));
             from = from.when(OfTwoMinds(AtomicUsize::new(at), Box::new(uses)));
         }
         let to = flow.add("to", sink(async |_: u32| Ok(())));
         flow.connect(from.output, to.input);
         flow.run().await.unwrap();
         flow.run().await.unwrap();
+        // A condition that keeps its own operator's handle is a cycle.
+        drop(std::mem::take(&mut *given_to.lock().unwrap()));
     });
 }
 
