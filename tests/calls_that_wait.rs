@@ -146,6 +146,22 @@ on_both_bounded!(streams_and_events_are_made_used_and_dropped, async |device: De
     a.completed().await.unwrap();
 });
 
+// Each one's free takes a place in the queue: those that find none are enqueued once there is room.
+on_both_bounded!(stream_ordered_memory_is_dropped_while_the_queue_is_full, async |device: Device| {
+    let [a] = streams::<1>(&device);
+    let pool = Allocator::stream_ordered(&device);
+    let mut memory = Vec::new();
+    for _ in 0..MANY {
+        memory.push(pool.alloc::<u32>(&a, 4).unwrap());
+    }
+    a.completed().await.unwrap();
+    let full = Full::of(hold(&a), increments(&a)).await;
+    full.beside("a drop of stream-ordered memory", move |round| memory.truncate(MANY - MANY * (round + 1) / ROUNDS))
+        .await;
+    full.end().await;
+    until("all of it is given back", || pool.stats().waiting == 0).await;
+});
+
 /// Streams and events are made and dropped beside a default stream, the handles of which are dropped and made again.
 async fn the_default_stream_is_full(device: &Device, handles: Vec<Device>) {
     let default = Stream::default_of(device).unwrap();

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   alloc on s   enqueued: the memory is there from this point of s on; others wait for it, as for a write on s
-//!   drop         s waits, on the device, for the uses on others; then the free is enqueued into s
+//!   drop         s waits, on the device, for the uses on others; then the free is enqueued into s: at once if its queue has
+//!                room, and otherwise once it has, at a beat of the lookout or by an allocation that finds no memory
 //! ```
 //!
 //! The driver decides what is used again and when; wakeline counts what was asked for, until the free has had its turn.
@@ -13,7 +14,7 @@ use super::{Home, Memory, Origin, Owned, access::Uses, heap::Heap};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    stream::{READS_NOTHING, Stream},
+    stream::{Stream, capture::Capture},
     sync::{lock, log},
 };
 
@@ -89,18 +90,26 @@ impl Heap {
 impl Memory {
     /// Back to the driver's pool, in its turn.
     #[cold]
-    pub(super) fn go_back_in_order(mut self: Box<Self>) {
-        let (Home::Device(address), Origin::Ordered { stream, .. }) = (self.home, &self.origin) else { return };
+    pub(super) fn go_back_in_order(self: Box<Self>) {
+        if let Some(memory) = self.go_back_if_room(false) {
+            memory.bind(|state, memory| state.aside.push(memory));
+        }
+    }
+
+    /// The same, unless the stream's queue has no room: then it is returned. `asks`: the device is asked for that.
+    fn go_back_if_room(mut self: Box<Self>, asks: bool) -> Option<Box<Self>> {
+        let (Home::Device(address), Origin::Ordered { stream, .. }) = (self.home, &self.origin) else { return None };
         if self.device.is_lost() {
-            return self.leak();
+            self.leak();
+            return None;
         }
         let stream = stream.clone();
+        let Some(leave) = stream.room_if_any(asks) else { return Some(self) };
         let ordered = self.own_uses().each(|ticket| stream.wait_until_over(ticket));
         let freed = ordered.and_then(|()| {
-            // Counted, but not waited for: this is a drop.
             // SAFETY: the address came from `alloc_on` on this device, its owner is gone, and the stream comes after all
             // that was enqueued with it.
-            stream.put(1, READS_NOTHING, |backend, raw| unsafe { backend.free_on(raw, address) })
+            stream.enqueue(leave, |backend, raw| unsafe { backend.free_on(raw, address) })
         });
         match freed {
             Ok(ticket) => {
@@ -114,6 +123,80 @@ impl Memory {
                 }
                 self.leak();
             }
+        }
+        None
+    }
+}
+
+impl Heap {
+    /// Gives back what was dropped while its stream's queue had no room, where that has some now.
+    pub(super) fn give_back_what_waits(&self) {
+        if !Capture::may_ask_device() {
+            return;
+        }
+        let mut state = lock(&self.state);
+        let aside = std::mem::take(&mut state.aside);
+        if aside.is_empty() {
+            return;
+        }
+        // They do not count as bound while none has them: `bind` counts them again.
+        state.bound -= aside.iter().map(|memory| memory.size).sum::<u64>();
+        state.waiting -= aside.iter().map(|memory| memory.bytes as u64).sum::<u64>();
+        drop(state);
+        let mut full: Option<u64> = None;
+        for memory in aside {
+            let lane = memory.lane;
+            // One answer for all that follow on the same stream.
+            let waits = if full == Some(lane) { Some(memory) } else { memory.go_back_if_room(true) };
+            if let Some(memory) = waits {
+                full = Some(lane);
+                memory.bind(|state, memory| state.aside.push(memory));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use crate::{
+        Stream,
+        device::{Device, Emulated, backend::Pattern},
+        memory::{Allocator, Memory},
+    };
+
+    /// A thread that has a place in the queue enqueues under the stream's lock, and finds it: however much memory others have
+    /// dropped since.
+    #[test]
+    fn drops_take_no_place_that_another_thread_has() {
+        let device = Device::emulated(Emulated::new().queue_depth(16));
+        let stream = Stream::new(&device).unwrap();
+        let pool = Allocator::stream_ordered(&device);
+        let all: Vec<_> = (0..64).map(|_| pool.alloc::<u32>(&stream, 4).unwrap()).collect();
+        stream.synchronize_blocking().unwrap();
+        let (go, wait) = mpsc::channel::<()>();
+        stream.host_function(move || _ = wait.recv()).unwrap();
+        let (tell, enqueued) = mpsc::channel();
+        let (memory, on) = (Memory::on(&device, 16).unwrap(), stream.clone());
+        let fills = std::thread::spawn(move || {
+            let address = memory.address().unwrap();
+            let (leave, ()) = on.make_room(|| ()).unwrap();
+            drop(all);
+            let zero = Pattern { width: 1, bits: 0 };
+            // SAFETY: `memory` is as long, and lives until the stream is done.
+            let filled = on.enqueue(leave, |backend, raw| unsafe { backend.fill(raw, address, zero, 16) });
+            tell.send(()).unwrap();
+            (memory, filled)
+        });
+        let in_time = enqueued.recv_timeout(Duration::from_secs(10)).is_ok();
+        drop(go);
+        let (_memory, filled) = fills.join().unwrap();
+        stream.synchronize_blocking().unwrap();
+        assert!(filled.is_ok() && in_time, "it has waited in the device's queue: {filled:?}");
+        // What found no room goes back when there is some.
+        while pool.stats().waiting > 0 {
+            std::thread::yield_now();
         }
     }
 }

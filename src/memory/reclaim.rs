@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Home, Memory, Origin, access::Uses, heap::Heap, shelves::Bound};
+use super::{Home, Memory, Origin, access::Uses, heap::Heap, shelves::Bound, stock::Stock};
 use crate::{
     planted::{self, Planted},
     stream::{Streams, Ticket, capture::Capture},
@@ -59,6 +59,12 @@ impl Memory {
     /// On the shelf, while this stream may still use it, or, without one, several.
     #[inline]
     pub(super) fn shelve(self: Box<Self>, to: Option<u64>) {
+        self.bind(|state, memory| state.shelves.put_bound(memory, to));
+    }
+
+    /// It counts as bound from now on, and is kept there.
+    #[inline]
+    pub(super) fn bind(self: Box<Self>, keep: impl FnOnce(&mut Stock, Box<Self>)) {
         // A handle: once it is on the shelf, others may take it from there and let go of the heap.
         let Some(heap) = self.origin.heap().cloned() else { return };
         let mut state = lock(&heap.state);
@@ -66,7 +72,7 @@ impl Memory {
         state.waiting += self.bytes as u64;
         // Under the lock: a task that counts as hungry after this, and a beat that stops, finds the memory on the shelf.
         let has_to_tell = heap.has_to_tell();
-        state.shelves.put_bound(self, to);
+        keep(&mut state, self);
         drop(state);
         if has_to_tell {
             heap.keep_sweeping();
@@ -138,6 +144,7 @@ impl Heap {
 
     /// Asks the device how far the streams are that memory is bound to; what has passed is idle then.
     pub(super) fn sweep(&self) {
+        self.give_back_what_waits();
         let last: SmallVec<[Ticket; 4]> = last_of_each(lock(&self.state).shelves.ends());
         if !last.is_empty() {
             self.observe(last, None);

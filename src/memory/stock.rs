@@ -7,6 +7,8 @@ use super::{Home, Memory, shelves::Shelves};
 /// See the [module](self).
 pub(super) struct Stock {
     pub(super) shelves: Shelves<Box<Memory>>,
+    /// Of the driver's own pool: dropped, and not given back yet, since its stream's queue had no room. It counts as bound.
+    pub(super) aside: Vec<Box<Memory>>,
     /// Bytes of blocks: of all; of those that were freed and are bound; of those that are idle. The others are handed out.
     pub(super) held: u64,
     pub(super) bound: u64,
@@ -27,6 +29,7 @@ impl Stock {
     pub(super) fn new() -> Self {
         Self {
             shelves: Shelves::new(),
+            aside: Vec::new(),
             held: 0,
             bound: 0,
             idle: 0,

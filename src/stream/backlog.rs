@@ -119,6 +119,15 @@ impl Backlog {
         (with_kept(before) < self.free_until.load(Ordering::Relaxed)).then_some(room)
     }
 
+    /// A place, if there is one now: asks the device, and never waits for it. Also where there is no saying how much it has to
+    /// do: then the next call there finds why.
+    pub(super) fn keep_now(&self, backend: &dyn Backend) -> Option<Room<'_>> {
+        match self.look(backend) {
+            Some(_) => self.keep(),
+            None => Some(self.keep_beyond()),
+        }
+    }
+
     /// A place even if there is none.
     #[cold]
     pub(super) fn keep_beyond(&self) -> Room<'_> {

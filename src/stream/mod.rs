@@ -379,6 +379,17 @@ impl Stream {
         }
     }
 
+    /// Leave to enqueue a piece of work that reads nothing, unless the device has too much to do in this stream. `asks`: how much
+    /// it has is asked. Never waits: for a drop.
+    pub(crate) fn room_if_any(&self, asks: bool) -> Option<Leave<'_>> {
+        let room = match self.0.held.backlog() {
+            Some((backlog, backend)) if asks => backlog.keep_now(backend)?,
+            Some((backlog, _)) => backlog.keep()?,
+            None => Room::ENDLESS,
+        };
+        Some(Leave { room, losses: READS_NOTHING })
+    }
+
     /// An error on a thread that a device cannot go on without.
     #[cold]
     fn may_wait(&self, what: &str) -> Result<()> {
