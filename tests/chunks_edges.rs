@@ -256,6 +256,35 @@ async fn f1_a_chunk_that_lay_on_a_lost_device_alone_is_an_error_for_its_readers(
     assert!(hub.is_empty());
 }
 
+/// A device that has no place in the hub is lost while it writes to a chunk of another one's: its data are lost, and no
+/// place is.
+#[tokio::test]
+async fn f1_a_chunk_that_a_lost_device_was_writing_is_an_error_as_it_is_read() {
+    let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
+    let hub =
+        ChunkHub::<u32>::builder("h").elements(1).queue(2).envelopes(&healthy, 2).host_envelopes(2).build().unwrap();
+    let mut produce = hub.produce(&healthy).unwrap();
+    let [theirs, ours] = [&lost, &healthy].map(|device| Stream::new(device).unwrap());
+    let from = Buffer::from_slice(&theirs, &[7_u32]).unwrap();
+    let held = hold(&theirs);
+    ours.wait_for(&theirs).unwrap();
+    produce.with(async |blank| blank.set_len(1).and_then(|()| ours.copy(&from, blank))).await.unwrap();
+    let mut second = within(produce.next()).await.unwrap().unwrap();
+    lose(&lost).await;
+    drop(held);
+    second.set_len(1).unwrap();
+    ours.fill(&mut second, 2).unwrap();
+    second.commit().unwrap();
+    let (mut peek, mut consume) = (hub.peek(&host()).unwrap(), hub.consume(&host()).unwrap());
+    let error = within(peek.next()).await.unwrap().unwrap().read().await.unwrap_err();
+    assert!(error.is_device_lost(), "{error}");
+    assert_eq!(within(peek.next()).await.unwrap().unwrap().read().await.unwrap(), [2]);
+    for _ in 0..2 {
+        within(consume.next()).await.unwrap().unwrap().commit().unwrap();
+    }
+    assert!(hub.is_empty());
+}
+
 #[tokio::test]
 async fn a_producer_ends_when_nobody_reads_and_no_envelope_comes_home() {
     let hub = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(2).build().unwrap();
