@@ -491,3 +491,51 @@ async fn a_wait_in_a_combinator_goes_on_when_the_flow_is_resumed_or_stops() {
         within(running).await.unwrap();
     }
 }
+
+/// Looks whether a message is there, in passing, before each wait.
+fn looks(stalls: bool) -> impl Operator<Ports = LoopPorts> {
+    task(move |ports: &mut LoopPorts, _cx| {
+        async move {
+            let mut seen = 0;
+            loop {
+                let there = ports.back.recv().now_or_never();
+                if stalls {
+                    ports.forth.send(1).await?;
+                    ports.forth.send(2).await?;
+                }
+                let back = match there {
+                    Some(back) => back?,
+                    None if seen == 0 => Some(0),
+                    None => ports.back.recv().await?,
+                };
+                let Some(_) = back else { return ports.result.send(seen).await };
+                seen += 1;
+                if seen < 4 {
+                    ports.forth.send(seen).await?;
+                }
+            }
+        }
+        .boxed()
+    })
+}
+
+/// A wait that was given up is none beside the next one: the flow is at rest all the same.
+#[tokio::test]
+async fn a_look_in_passing_hides_neither_the_end_nor_a_stall() {
+    for stalls in [false, true] {
+        let (mut flow, notes) = (Flow::new("looks"), shared());
+        let looks = flow.add("looks", looks(stalls));
+        if stalls {
+            flow.connect(looks.forth, looks.back);
+        } else {
+            send_back(&mut flow, looks.forth, looks.back);
+        }
+        let end = flow.add("end", keep(&notes));
+        flow.connect(looks.result, end.input);
+        let outcome = within(flow.run()).await;
+        match stalls {
+            true => assert!(outcome.unwrap_err().is_stalled()),
+            false => assert_eq!((outcome.is_ok(), lock(&notes).clone()), (true, vec![4_u32])),
+        }
+    }
+}

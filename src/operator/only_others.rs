@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   a poll begins ──> waits at a port: note ──> the poll is over: decide
-//!                                                  │ it waits for something else, too ─────────> keeps its token
+//!                                                  │ it waits for something else ──────────────> keeps its token
+//!                                                  │ it waits for others, and for more, or did ─> polled again, once
 //!                                                  │ no clone of its waker is kept ────────────> parks
 //!                                                  │ a clone is kept, the waker is old ────────> polled again, with a new waker
 //!                                                  └ a clone is kept, the waker is new ────────> keeps its token
@@ -11,7 +12,8 @@
 //!
 //! Everything that the operator's future awaits keeps a clone of the waker that the future is polled with, except for the
 //! operator's own ports. So while no clone is kept, nothing but another operator can wake it. A clone may have been left
-//! behind by a wait that is over; a new waker, which only what is still waited for is polled with, shows that.
+//! behind by a wait that is over; a new waker, which only what is still waited for is polled with, shows that. So does another
+//! poll where one of several waits was for something else: it may have been given up since.
 //!
 //! The last clone may go after it was used to wake. The wake comes before that, so whoever sees that the clone has gone sees
 //! the wake as well, and does not park.
@@ -33,8 +35,10 @@ mod at_port {
     pub(super) const NOTHING: usize = 0;
     /// For other operators of the flow.
     pub(super) const OTHERS: usize = 1;
-    /// For something else, if for others too.
+    /// For something else.
     pub(super) const MORE: usize = 2;
+    /// At several, one of them for something else.
+    pub(super) const SEVERAL: usize = 3;
 }
 
 /// What follows from a poll.
@@ -43,7 +47,7 @@ mod at_port {
 pub(crate) enum Decision {
     KeepToken,
     Park,
-    /// The future gets a new waker, and is polled again.
+    /// The future gets a new waker, and is polled again: what it waits for is noted anew.
     Renew,
 }
 
@@ -54,8 +58,12 @@ impl OnlyOthers {
 
     /// The present poll waits at a port; `for_others`: for nothing but other operators of the flow.
     pub(crate) fn note(&self, for_others: bool) {
-        let now = if for_others { at_port::OTHERS } else { at_port::MORE };
-        self.at_port.store(self.at_port.load(Ordering::Relaxed).max(now), Ordering::Relaxed);
+        let now = match (self.at_port.load(Ordering::Relaxed), for_others) {
+            (at_port::NOTHING | at_port::OTHERS, true) => at_port::OTHERS,
+            (at_port::NOTHING, false) => at_port::MORE,
+            _ => at_port::SEVERAL,
+        };
+        self.at_port.store(now, Ordering::Relaxed);
     }
 
     /// The present poll waits at a port: it is to be decided upon.
@@ -72,12 +80,12 @@ impl OnlyOthers {
 
     /// The poll is over. `clones`: how many of the waker are kept.
     pub(crate) fn decide(&self, pending: bool, clones: impl FnOnce() -> usize) -> Decision {
-        let only_others = self.at_port.load(Ordering::Relaxed) == at_port::OTHERS;
+        let at = self.at_port.load(Ordering::Relaxed);
         self.at_port.store(at_port::NOTHING, Ordering::Relaxed);
-        if !pending || !only_others {
+        if !pending || !matches!(at, at_port::OTHERS | at_port::SEVERAL) {
             return Decision::KeepToken;
         }
-        if clones() == 0 {
+        if at == at_port::OTHERS && clones() == 0 {
             // With the release by which the last clone has gone.
             fence(Ordering::Acquire);
             return Decision::Park;
