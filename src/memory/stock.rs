@@ -8,6 +8,7 @@ use super::{Home, Memory, shelves::Shelves};
 pub(super) struct Stock {
     pub(super) shelves: Shelves<Box<Memory>>,
     /// Of the driver's own pool: dropped, and not given back yet, since its stream's queue had no room. It counts as bound.
+    #[allow(clippy::vec_box, reason = "the boxes were there before")]
     pub(super) aside: Vec<Box<Memory>>,
     /// Bytes of blocks: of all; of those that were freed and are bound; of those that are idle. The others are handed out.
     pub(super) held: u64,
