@@ -155,8 +155,8 @@ impl Hold {
         }
         let at = shelf.iter().position(|memory| {
             let fits = memory.bytes == bytes && memory.origin.heap().is_some_and(|of| Arc::ptr_eq(of, heap));
-            let uses = memory.tie.get().and_then(|tie| tied.iter().find(|tied| Arc::ptr_eq(&tied.tie, tie)));
-            fits && uses.is_none_or(|tied| tied.uses.all_are(&past))
+            let uses = || memory.tie.get().and_then(|tie| tied.iter().find(|tied| Arc::ptr_eq(&tied.tie, tie)));
+            fits && uses().is_none_or(|tied| tied.uses.all_are(&past))
         })?;
         *used_again = true;
         Some(Owned::new(shelf.swap_remove(at)))

@@ -199,3 +199,29 @@ fn a_simulation_that_ends_wakes_those_who_wait_for_its_devices() {
         assert!(runtime.block_on(wait).unwrap_err().is_device_lost());
     });
 }
+
+/// A run that a runtime has polled goes on on another executor, whether that runtime has ended or only polls no more: its device is
+/// asked for faults there.
+#[test]
+fn a_run_goes_on_on_another_executor() {
+    for ended in [false, true] {
+        within_bound(move || {
+            let simulation = Simulation::new(1);
+            let device = Device::simulated(&simulation, Emulated::new().faults(Faults::new().fail_copy(3)));
+            let stream = Stream::new(&device).unwrap();
+            let (go, wait) = futures::channel::oneshot::channel::<()>();
+            let mut run = Box::pin(simulation.run(async {
+                let data = Buffer::from_slice(&stream, &[1_u32; 8]).unwrap();
+                assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 8]);
+                wait.await.unwrap();
+                data.to_vec(&stream).await.unwrap_err()
+            }));
+            let runtime = runtime();
+            assert!(runtime.block_on(async { futures::poll!(run.as_mut()) }).is_pending());
+            let runtime = (!ended).then_some(runtime);
+            go.send(()).unwrap();
+            assert!(futures::executor::block_on(run).is_device_lost());
+            drop(runtime);
+        });
+    }
+}

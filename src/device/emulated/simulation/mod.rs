@@ -45,7 +45,7 @@ use std::{
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::{
-    runtime::Handle,
+    runtime::{self, Handle},
     task::coop::unconstrained,
     time::{Instant, sleep_until},
 };
@@ -109,7 +109,8 @@ struct State {
 struct Tick {
     interval: Duration,
     due: Instant,
-    sleep: Option<Body>,
+    /// Of the runtime in which the loop was polled last.
+    sleep: Option<(runtime::Id, Body)>,
     call: Box<dyn FnMut() -> bool + Send>,
 }
 
@@ -396,10 +397,13 @@ impl Core {
     /// Calls the ticks that are due, and sees to it that the next one wakes us. True if there was one.
     fn poll_ticks(self: &Arc<Self>, cx: &mut Context<'_>, alarm: &mut Option<Alarm>) -> bool {
         let mut called = false;
-        let has_timers = Handle::try_current().is_ok();
+        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
         let mut taken = Taken { core: self, ticks: std::mem::take(&mut lock(&self.state).ticks) };
+        // The run has moved: nothing may drive that runtime any more.
+        let elsewhere = |sleep: &mut (runtime::Id, Body)| Some(sleep.0) != runtime;
+        discard_all(taken.ticks.iter_mut().filter_map(|tick| tick.sleep.take_if(elsewhere)).collect::<Vec<_>>());
         taken.ticks.retain_mut(|tick| {
-            if !tick.is_due(cx, has_timers) {
+            if !tick.is_due(cx, runtime) {
                 return true;
             }
             called = true;
@@ -407,7 +411,7 @@ impl Core {
             tick.due = clock::now() + tick.interval;
             (tick.call)()
         });
-        if !has_timers {
+        if runtime.is_none() {
             let next = taken.ticks.iter().filter(|tick| tick.sleep.is_none()).map(|tick| tick.due).min();
             self.set_alarm(alarm, next.map(Instant::into_std));
         }
@@ -476,12 +480,11 @@ impl Core {
 }
 
 impl Tick {
-    fn is_due(&mut self, cx: &mut Context<'_>, has_timers: bool) -> bool {
-        if self.sleep.is_none() && !has_timers {
-            return self.due <= clock::now();
-        }
+    /// `runtime`: the one with the timers, where there is one.
+    fn is_due(&mut self, cx: &mut Context<'_>, runtime: Option<runtime::Id>) -> bool {
         let due = self.due;
-        let sleep = self.sleep.get_or_insert_with(|| Box::pin(unconstrained(sleep_until(due))));
+        let Some(runtime) = runtime else { return due <= clock::now() };
+        let (_, sleep) = self.sleep.get_or_insert_with(|| (runtime, Box::pin(unconstrained(sleep_until(due)))));
         sleep.as_mut().poll(cx).is_ready()
     }
 }
