@@ -147,13 +147,14 @@ impl Streams {
     #[cold]
     pub(super) fn leave(self: &Arc<Self>, device: &Device, stream: RawStream) {
         let is_left = self.captured.is_none() && !device.is_lost() && device.check_process().is_ok();
-        if !is_left || self.backend.stream_query(stream).unwrap_or_default() {
+        let may_ask = Capture::may_ask_device();
+        if !is_left || (may_ask && self.backend.stream_query(stream).unwrap_or_default()) {
             return;
         }
         // Two at each call: there are no more of them than were in flight at a time.
         let oldest: Vec<_> = {
             let mut left = lock(&self.left);
-            let count = left.len().min(2);
+            let count = if may_ask { left.len().min(2) } else { 0 };
             left.drain(..count).collect()
         };
         let mut still: Vec<_> = oldest.into_iter().filter(|event| !self.is_over(*event).unwrap_or_default()).collect();
