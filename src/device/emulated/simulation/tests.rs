@@ -314,8 +314,8 @@ async fn a_call_that_waits_on_another_thread_hides_no_wake_from_the_loop() {
                 Poll::Pending
             });
             let due = Instant::now() + Duration::from_secs(1);
-            let tick =
-                Tick { interval: Duration::from_secs(1), due, sleep: Some(Box::pin(sleep)), call: Box::new(|| false) };
+            let sleep: Option<(_, Body)> = Some((Handle::current().id(), Box::pin(sleep)));
+            let tick = Tick { interval: Duration::from_secs(1), due, sleep, call: Box::new(|| false) };
             lock(&core.state).ticks.push(tick);
         }
         Poll::<()>::Pending
