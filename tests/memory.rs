@@ -2,8 +2,13 @@
 
 mod common;
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use common::{add_one, emulated_with, freed, hold, increment, on_both, streams, until, within};
-use futures::FutureExt;
+use futures::{FutureExt, executor::block_on};
 use wakeline::{
     device::{Emulated, Faults},
     graph::Graph,
@@ -616,4 +621,69 @@ async fn m13_what_can_never_be_there_is_not_waited_for() {
         within(allocator.alloc_when_free::<u8>(&stream, 1)).await.unwrap();
         drop(used);
     }
+}
+
+// It counts as in use until the driver has answered: a task that looks meanwhile looks again.
+#[tokio::test(flavor = "multi_thread")]
+async fn m13_a_request_that_the_driver_refuses_holds_up_no_task() {
+    let device = emulated_with(Emulated::new().memory(64 << 10));
+    let stream = Stream::new(&device).unwrap();
+    for memory in [Allocator::unbounded(&device), Allocator::stream_ordered(&device)] {
+        let memory = memory.maximum(128 << 10);
+        let done = Arc::new(AtomicBool::new(false));
+        let asked = std::thread::spawn({
+            let (memory, device, done) = (memory.clone(), device.clone(), done.clone());
+            move || {
+                let stream = Stream::new(&device).unwrap();
+                while !done.load(Ordering::Relaxed) {
+                    assert!(memory.alloc::<u8>(&stream, 100 << 10).unwrap_err().is_out_of_memory());
+                }
+            }
+        });
+        for _ in 0..3_000 {
+            drop(within(memory.alloc_when_free::<u8>(&stream, 40 << 10)).await.unwrap());
+        }
+        done.store(true, Ordering::Relaxed);
+        asked.join().unwrap();
+    }
+}
+
+// Neither has any: each is refused, and is not taken by the other for one that will give some back.
+#[tokio::test]
+async fn m13_two_tasks_do_not_wait_for_what_the_driver_refuses_both() {
+    let device = emulated_with(Emulated::new().memory(64 << 10));
+    let stream = Stream::new(&device).unwrap();
+    // More than there is, and not more than there could be.
+    let blocks = Allocator::blocks(&device, 16 << 10, 2).unwrap();
+    // One that goes would tell the other.
+    let both = [1 << 20, 2 << 20].map(|maximum| Allocator::unbounded(&device).maximum(maximum));
+    let tasks = both.clone().map(|memory| {
+        let stream = stream.clone();
+        tokio::task::spawn_blocking(move || {
+            for _ in 0..3_000 {
+                let refused = block_on(memory.alloc_when_free::<u8>(&stream, 40 << 10)).unwrap_err();
+                assert!(refused.is_out_of_memory(), "{refused}");
+            }
+        })
+    });
+    for task in tasks {
+        within(task).await.unwrap();
+    }
+    drop((blocks, both));
+}
+
+// The first example of README in a loop, with the device busy: memory for work on a stream comes back to it at once.
+#[test]
+fn m13_a_buffer_made_of_a_slice_is_used_again_on_its_stream() {
+    let device = emulated_with(Emulated::new().memory(1 << 20));
+    let stream = Stream::new(&device).unwrap();
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    stream.host_function(move || _ = wait.recv()).unwrap();
+    for round in 0..100 {
+        let mut x = Buffer::from_slice(&stream, &[round; 10_000]).unwrap();
+        stream.fill(&mut x, round).unwrap();
+    }
+    assert_eq!(device.memory_stats().from_driver, 1);
+    drop(go);
+    stream.synchronize_blocking().unwrap();
 }

@@ -6,7 +6,7 @@ use super::{
     Buffer, MemoryStats, Plain,
     buffer::bytes_of,
     can_hold,
-    heap::{Heap, Kind},
+    heap::{Asker, Heap, Kind},
     ledger::Arena,
 };
 use crate::{
@@ -160,7 +160,7 @@ impl Allocator {
 
     /// Without a stream: for whoever.
     pub(crate) fn alloc_for<T: Plain>(&self, stream: Option<&Stream>, len: usize) -> Result<Buffer<T>> {
-        let memory = self.heap.alloc(&self.device, bytes_of::<T>(len)?, stream, 0)?;
+        let memory = self.heap.alloc(&self.device, bytes_of::<T>(len)?, stream, Asker::Call(0))?;
         Ok(Buffer::of_memory(memory, len))
     }
 
@@ -214,7 +214,7 @@ impl Stream {
     /// As [`Allocator::alloc`].
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<Buffer<T>> {
         let device = self.device();
-        let memory = Arena::of(device).own(device).alloc(device, bytes_of::<T>(len)?, Some(self), 0)?;
+        let memory = Arena::of(device).own(device).alloc(device, bytes_of::<T>(len)?, Some(self), Asker::Call(0))?;
         Ok(Buffer::of_memory(memory, len))
     }
 }

@@ -71,6 +71,26 @@ pub(crate) struct Heap {
     pub(super) swept: Watched,
 }
 
+/// Which kind of request asks for memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asker {
+    /// One that is answered at once. So many of the bytes were reserved for it.
+    Call(u64),
+    /// One that waits in the line where there is none.
+    Line,
+}
+
+impl Asker {
+    /// Bytes that were reserved.
+    #[inline]
+    pub(super) fn drawn(self) -> u64 {
+        match self {
+            Self::Call(drawn) => drawn,
+            Self::Line => 0,
+        }
+    }
+}
+
 impl Block for Box<Memory> {
     /// Only where it lies: it keeps neither device nor heap, which keep it.
     type Idle = Home;
@@ -201,22 +221,21 @@ impl Heap {
         }
     }
 
-    /// Memory for work on `stream`, and for what comes after that; without one, for whoever. `drawn`: so much of it was
-    /// reserved.
+    /// Memory for work on `stream`, and for what comes after that; without one, for whoever.
     #[inline]
     pub(super) fn alloc(
         self: &Arc<Self>,
         device: &Device,
         bytes: usize,
         stream: Option<&Stream>,
-        drawn: u64,
+        asker: Asker,
     ) -> Result<Owned> {
         if bytes.wrapping_sub(1) >= MOST_BYTES {
             return Err(self.never(bytes));
         }
         match Hold::asked(device, stream)? {
-            Some(hold) if self.kind != Kind::StreamOrdered => hold.alloc(self, device, bytes, stream, drawn),
-            _ => self.alloc_outside(device, bytes, stream, drawn),
+            Some(hold) if self.kind != Kind::StreamOrdered => hold.alloc(self, device, bytes, stream, asker),
+            _ => self.alloc_outside(device, bytes, stream, asker),
         }
     }
 
@@ -226,8 +245,8 @@ impl Heap {
             return Err(self.never(bytes));
         }
         match Hold::asked(stream.device(), Some(stream))? {
-            Some(hold) => hold.alloc(self, stream.device(), bytes, None, 0),
-            None => self.alloc_outside(stream.device(), bytes, None, 0),
+            Some(hold) => hold.alloc(self, stream.device(), bytes, None, Asker::Call(0)),
+            None => self.alloc_outside(stream.device(), bytes, Some(stream), Asker::Call(0)),
         }
     }
 
@@ -248,7 +267,7 @@ impl Heap {
         device: &Device,
         bytes: usize,
         stream: Option<&Stream>,
-        drawn: u64,
+        asker: Asker,
     ) -> Result<Owned> {
         device.check()?;
         let stream = stream.filter(|_| !self.host);
@@ -259,17 +278,17 @@ impl Heap {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         if self.kind == Kind::StreamOrdered {
-            return self.alloc_on(device, bytes, stream, drawn);
+            return self.alloc_on(device, bytes, stream, asker);
         }
         let size = self.size_for(bytes as u64)?;
         let mut state = lock(&self.state);
-        if (state.reserved == 0 || self.has_room(&state, size, drawn))
+        if (state.reserved == 0 || self.has_room(&state, size, asker))
             && let Some(taken) = state.shelves.take(size, stream.map(Stream::id))
         {
-            return self.hand_out(state, device, taken, bytes, size, stream, drawn);
+            return self.hand_out(state, device, taken, bytes, size, stream, asker);
         }
         drop(state);
-        self.alloc_slowly(device, bytes, size, stream, drawn)
+        self.alloc_slowly(device, bytes, size, stream, asker)
     }
 
     #[cold]
@@ -279,7 +298,7 @@ impl Heap {
         bytes: usize,
         size: u64,
         stream: Option<&Stream>,
-        drawn: u64,
+        asker: Asker,
     ) -> Result<Owned> {
         // Tickets that are forgotten under the lock may be the last to hold a stream.
         let _later = Deferred::new();
@@ -296,7 +315,7 @@ impl Heap {
         let ready = |memory: &Memory| memory.uses().all_are(|ticket| is_left(ticket) || comes_after(ticket));
         let take = || {
             let mut state = lock(&self.state);
-            let room = self.has_room(&state, size, drawn);
+            let room = self.has_room(&state, size, asker);
             let idle = if room { state.shelves.take(size, stream.map(Stream::id)) } else { None };
             let taken = idle.or_else(|| {
                 let mut memory = if room || !self.has_blocks() {
@@ -309,7 +328,7 @@ impl Heap {
                 }
                 Some(Taken::Bound(memory))
             });
-            taken.map(|taken| self.hand_out(state, device, taken, bytes, size, stream, drawn))
+            taken.map(|taken| self.hand_out(state, device, taken, bytes, size, stream, asker))
         };
         if let Some(taken) = take() {
             return taken;
@@ -323,13 +342,13 @@ impl Heap {
         }
         let mut refused = None;
         if !self.has_blocks() {
-            match self.alloc_new(device, bytes, size, stream.map_or(0, Stream::id), drawn) {
+            match self.alloc_new(device, bytes, size, stream.map_or(0, Stream::id), asker) {
                 Err(error) if error.is_out_of_memory() => refused = Some(error),
                 new => return new,
             }
         }
         if let Some(stream) = stream
-            && let Some(taken) = self.alloc_behind(device, bytes, size, stream, drawn)
+            && let Some(taken) = self.alloc_behind(device, bytes, size, stream, asker)
         {
             return taken;
         }
@@ -338,32 +357,32 @@ impl Heap {
     }
 
     /// New memory of the driver's.
-    fn alloc_new(self: &Arc<Self>, device: &Device, bytes: usize, size: u64, lane: u64, drawn: u64) -> Result<Owned> {
-        let mut asked = self.try_new(device, bytes, size, lane, drawn);
+    fn alloc_new(self: &Arc<Self>, device: &Device, bytes: usize, size: u64, lane: u64, asker: Asker) -> Result<Owned> {
+        let mut asked = self.try_new(device, bytes, size, lane, asker);
         if let Err(error) = &asked
             && error.is_out_of_memory()
         {
             // What is done counts as free, and what is kept in other sizes, or by others, may make room.
             self.ledger.sweep(self.host);
             if self.ledger.trim(self.host) > 0 {
-                asked = self.try_new(device, bytes, size, lane, drawn);
+                asked = self.try_new(device, bytes, size, lane, asker);
             }
             if size > bytes as u64 && asked.as_ref().is_err_and(Error::is_out_of_memory) {
-                asked = self.try_new(device, bytes, bytes as u64, lane, drawn);
+                asked = self.try_new(device, bytes, bytes as u64, lane, asker);
             }
         }
         asked
     }
 
-    fn try_new(self: &Arc<Self>, device: &Device, bytes: usize, size: u64, lane: u64, drawn: u64) -> Result<Owned> {
+    fn try_new(self: &Arc<Self>, device: &Device, bytes: usize, size: u64, lane: u64, asker: Asker) -> Result<Owned> {
         let mut state = lock(&self.state);
-        if !self.has_room(&state, size, drawn) {
+        if !self.has_room(&state, size, asker) {
             return Err(Error::new(ErrorKind::OutOfMemory, "no room"));
         }
         let over = self.limit.map_or(0, |limit| (state.held + size).saturating_sub(limit));
         let given_up = if over > 0 { state.drain_idle(over) } else { Vec::new() };
         // Before it is there: nobody else takes the same room.
-        state.count(size, bytes as u64, drawn);
+        state.count(size, bytes as u64, asker.drawn());
         drop(state);
         self.release(given_up);
         match self.ask_driver(device, size) {
@@ -377,9 +396,22 @@ impl Heap {
                 Ok(self.memory(device, home, bytes, size, lane))
             }
             Err(error) => {
-                lock(&self.state).uncount(size, bytes as u64, drawn);
+                let mut state = lock(&self.state);
+                state.uncount(size, bytes as u64, asker.drawn());
+                self.has_not_come(state, asker);
                 Err(error)
             }
+        }
+    }
+
+    /// What counted as in use, or was off the shelf, is neither: tasks that looked meanwhile look again.
+    #[cold]
+    pub(super) fn has_not_come(&self, mut state: MutexGuard<'_, Stock>, asker: Asker) {
+        // A task in the line would wake itself, and two tasks in two lines each other. It tells as it leaves.
+        if asker != Asker::Line {
+            state.refused += 1;
+            drop(state);
+            self.ledger.tell_later();
         }
     }
 
@@ -390,16 +422,16 @@ impl Heap {
         bytes: usize,
         size: u64,
         stream: &Stream,
-        drawn: u64,
+        asker: Asker,
     ) -> Option<Result<Owned>> {
         let mut state = lock(&self.state);
-        if self.has_blocks() && !self.has_room(&state, size, drawn) {
+        if self.has_blocks() && !self.has_room(&state, size, asker) {
             return None;
         }
         // The lookout may have found meanwhile that one is idle.
         let idle = if self.has_blocks() { state.shelves.take(size, None) } else { None };
         if let Some(taken) = idle {
-            return Some(self.hand_out(state, device, taken, bytes, size, Some(stream), drawn));
+            return Some(self.hand_out(state, device, taken, bytes, size, Some(stream), asker));
         }
         let mut memory = state.shelves.take_bound(size)?;
         drop(state);
@@ -409,10 +441,11 @@ impl Heap {
         let mut state = lock(&self.state);
         if let Err(error) = waited {
             state.shelves.put_bound(memory, None);
+            self.has_not_come(state, asker);
             return Some(Err(error));
         }
         memory.comes_before(Some(&point));
-        Some(self.hand_out(state, device, Taken::Bound(memory), bytes, size, Some(stream), drawn))
+        Some(self.hand_out(state, device, Taken::Bound(memory), bytes, size, Some(stream), asker))
     }
 
     #[allow(clippy::too_many_arguments, reason = "one path, taken from three places")]
@@ -425,9 +458,9 @@ impl Heap {
         bytes: usize,
         size: u64,
         stream: Option<&Stream>,
-        drawn: u64,
+        asker: Asker,
     ) -> Result<Owned> {
-        state.reserved -= drawn;
+        state.reserved -= asker.drawn();
         state.reused += 1;
         let lane = stream.map_or(0, Stream::id);
         let (mut memory, was_bound) = match taken {
@@ -455,8 +488,12 @@ impl Heap {
                 (self.memory(device, home, bytes, size, lane), false)
             }
         };
-        if self.wants_recycled {
-            self.recycle(&mut memory, stream.filter(|_| was_bound))?;
+        if self.wants_recycled
+            && let Err(error) = self.recycle(&mut memory, stream.filter(|_| was_bound))
+        {
+            // The caller has it as before.
+            lock(&self.state).reserved += asker.drawn();
+            return Err(error);
         }
         Ok(memory)
     }
@@ -495,11 +532,11 @@ impl Heap {
     }
 
     /// Whether so much more may be handed out beside what is reserved.
-    pub(super) fn has_room(&self, state: &Stock, size: u64, drawn: u64) -> bool {
+    pub(super) fn has_room(&self, state: &Stock, size: u64, asker: Asker) -> bool {
         let Some(limit) = self.limit else { return true };
         // A block that is bound can be had, by whoever waits for it on the device.
         let taken = if self.has_blocks() && !self.host { state.out() } else { state.held - state.idle };
-        let others = taken.saturating_add(state.reserved.saturating_sub(drawn));
+        let others = taken.saturating_add(state.reserved.saturating_sub(asker.drawn()));
         others.saturating_add(size) <= limit
     }
 
@@ -538,9 +575,9 @@ fn size_of_class(bytes: u64, granularity: u64) -> u64 {
 impl Drop for Heap {
     fn drop(&mut self) {
         // Nothing is bound: the lookout's beat would hold it.
-        let state = self.state.get_mut();
-        let idle = state.drain_idle(u64::MAX);
-        self.release(idle);
+        let idle = self.state.get_mut().drain_idle(u64::MAX);
+        // Under the lock of another heap, where that has dropped the last ticket of a stream.
+        self.give_to_driver(idle);
         // It is the driver's again, and others may wait for so much.
         self.ledger.tell();
     }

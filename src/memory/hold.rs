@@ -31,7 +31,7 @@ use super::{
     Home, Memory, Origin, Owned,
     access::{Uses, ask_readers},
     buffer::View,
-    heap::Heap,
+    heap::{Asker, Heap},
 };
 use crate::{
     device::{
@@ -123,7 +123,7 @@ impl Hold {
         device: &Device,
         bytes: usize,
         stream: Option<&Stream>,
-        drawn: u64,
+        asker: Asker,
     ) -> Result<Owned> {
         if let Some(stream) = stream
             && stream.device() != device
@@ -133,12 +133,12 @@ impl Hold {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         // Host memory holds what the launches are to read: it is written now. And what was reserved is to be drawn.
-        if let (Some(stream), false, 0) = (stream, heap.is_host(), drawn)
+        if let (Some(stream), false, 0) = (stream, heap.is_host(), asker.drawn())
             && let Some(again) = self.reuse(heap, bytes, stream)
         {
             return Ok(again);
         }
-        let mut memory = heap.alloc_outside(device, bytes, None, drawn)?;
+        let mut memory = heap.alloc_outside(device, bytes, None, asker)?;
         let origin = std::mem::replace(&mut memory.origin, Origin::Nobody);
         memory.origin = Origin::Graph { hold: self.this.clone(), origin: Box::new(origin) };
         // So that it is known to be the capture's before its first use.

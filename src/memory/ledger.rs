@@ -116,9 +116,9 @@ impl Ledger {
         self.heaps(host).iter().map(|heap| heap.trim()).sum()
     }
 
-    /// Nobody has any, so none will come back.
-    pub(super) fn all_idle(&self, host: bool) -> bool {
-        self.heaps(host).iter().all(|heap| heap.is_idle())
+    /// Where no memory is out, so that none will come back: a number. Between two looks with the same number none was out.
+    pub(super) fn idle_mark(&self, host: bool) -> Option<u64> {
+        self.heaps(host).iter().map(|heap| heap.idle_mark()).sum()
     }
 
     /// Memory has come free: the tasks that wait look again.

@@ -57,7 +57,7 @@ pub(crate) use buffer::Sealed;
 pub use buffer::{Buffer, DeviceSlice, DeviceSliceMut, View, ViewMut};
 pub(crate) use capacity::can_hold;
 pub use external::{Addresses, EmulatedSlice, External, Room};
-use heap::Heap;
+use heap::{Asker, Heap};
 use hold::{Hold, Tie};
 use ledger::Arena;
 pub(crate) use owned::Owned;
@@ -230,12 +230,12 @@ impl Memory {
             let text = "the host has no device memory: choose a device, `Device::first()` say, or `Buffer::pinned`";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        Arena::of(device).own(device).alloc(device, bytes, None, 0)
+        Arena::of(device).own(device).alloc(device, bytes, None, Asker::Call(0))
     }
 
     /// Page-locked memory of the host that `device` copies to and from at full speed.
     pub(crate) fn pinned(device: &Device, bytes: usize) -> Result<Owned> {
-        Arena::of(device).pinned(device).alloc(device, bytes, None, 0)
+        Arena::of(device).pinned(device).alloc(device, bytes, None, Asker::Call(0))
     }
 
     /// The same, for work that is about to be put into `stream`: the memory belongs to a graph only if that stream is

@@ -10,7 +10,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::{Home, Memory, Origin, Owned, access::Uses, heap::Heap};
+use super::{
+    Home, Memory, Origin, Owned,
+    access::Uses,
+    heap::{Asker, Heap},
+};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
@@ -24,17 +28,17 @@ impl Heap {
         device: &Device,
         bytes: usize,
         stream: Option<&Stream>,
-        drawn: u64,
+        asker: Asker,
     ) -> Result<Owned> {
         let stream = stream.ok_or_else(|| {
             Error::new(ErrorKind::Usage, "stream-ordered memory is made on a stream: `Allocator::alloc` takes one")
         })?;
-        match self.try_alloc_on(device, bytes, stream, drawn) {
+        match self.try_alloc_on(device, bytes, stream, asker) {
             Err(error) if error.is_out_of_memory() => {
                 // What is done counts as free, and what others keep may make room.
                 self.ledger.sweep(false);
                 self.ledger.trim(false);
-                let again = self.try_alloc_on(device, bytes, stream, drawn);
+                let again = self.try_alloc_on(device, bytes, stream, asker);
                 again.map_err(
                     |error| {
                         if error.is_out_of_memory() { self.exhausted(bytes as u64, Some(error)) } else { error }
@@ -45,13 +49,13 @@ impl Heap {
         }
     }
 
-    fn try_alloc_on(self: &Arc<Self>, device: &Device, bytes: usize, stream: &Stream, drawn: u64) -> Result<Owned> {
+    fn try_alloc_on(self: &Arc<Self>, device: &Device, bytes: usize, stream: &Stream, asker: Asker) -> Result<Owned> {
         let size = bytes as u64;
         let mut state = lock(&self.state);
-        if !self.has_room(&state, size, drawn) {
+        if !self.has_room(&state, size, asker) {
             return Err(Error::new(ErrorKind::OutOfMemory, "no room"));
         }
-        state.count(size, size, drawn);
+        state.count(size, size, asker.drawn());
         drop(state);
         let mut address = None;
         let room = stream.make_room(|| ());
@@ -80,7 +84,9 @@ impl Heap {
                 })))
             }
             (made, _) => {
-                lock(&self.state).uncount(size, size, drawn);
+                let mut state = lock(&self.state);
+                state.uncount(size, size, asker.drawn());
+                self.has_not_come(state, asker);
                 Err(made.err().unwrap_or_else(|| Error::new(ErrorKind::Driver, "an allocation without an address")))
             }
         }

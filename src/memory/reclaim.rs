@@ -91,6 +91,7 @@ impl Memory {
             drop(state);
         } else {
             state.gone(size, asked);
+            state.leaving += size;
             drop(state);
             heap.release([(size, home)]);
         }
@@ -204,12 +205,25 @@ impl Heap {
         let given_up = lock(&self.state).drain_idle(u64::MAX);
         let bytes = given_up.iter().map(|(size, _)| size).sum();
         self.release(given_up);
+        if bytes > 0 {
+            self.ledger.tell_later();
+        }
         bytes
     }
 
-    /// Blocks of these sizes, which nobody has and nothing uses.
+    /// Blocks of these sizes, which count as leaving: nothing uses them.
     pub(super) fn release(&self, blocks: impl IntoIterator<Item = (u64, Home)>) {
+        let left = self.give_to_driver(blocks);
+        if left > 0 {
+            lock(&self.state).leaving -= left;
+        }
+    }
+
+    /// Returns how many bytes these are. Takes no lock of the heap.
+    pub(super) fn give_to_driver(&self, blocks: impl IntoIterator<Item = (u64, Home)>) -> u64 {
+        let mut left = 0;
         for (size, home) in blocks {
+            left += size;
             let freed = match home {
                 // SAFETY: the address came from this backend's `alloc` (`ask_driver`), its owner is gone, and all its uses
                 // have passed, so nothing enqueued touches it.
@@ -223,6 +237,7 @@ impl Heap {
                 Err(error) => log(move || tracing::error!(%error, bytes = size, "memory could not be given back")),
             }
         }
+        left
     }
 
     /// It was this heap's.

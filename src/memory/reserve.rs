@@ -9,7 +9,7 @@ use std::{
 use super::{
     Allocator, Buffer, MOST_BYTES, MemoryStats, Plain,
     buffer::bytes_of,
-    heap::{Heap, Kind},
+    heap::{Asker, Heap, Kind},
     line::Place,
     stock::Stock,
     waiting::Oldest,
@@ -34,7 +34,7 @@ impl Heap {
             }
         }
         // Not the allocator's own maximum, but the driver: others may have some, whom nobody here knows.
-        let refused = cause.filter(|_| self.has_room(&lock(&self.state), bytes, 0));
+        let refused = cause.filter(|_| self.has_room(&lock(&self.state), bytes, Asker::Call(0)));
         let free = refused.as_ref().and_then(|_| self.backend.memory().ok()).map(|info| info.free);
         if let Some(free) = free {
             text += &format!("; the driver has {free} left");
@@ -123,7 +123,7 @@ impl Heap {
 
     fn fits(&self, state: &Stock, bytes: u64, others: u64) -> bool {
         match self.limit() {
-            Some(_) => self.has_room(state, bytes, 0),
+            Some(_) => self.has_room(state, bytes, Asker::Call(0)),
             // Others of the device have their share.
             None => {
                 let used = if self.is_host() {
@@ -164,10 +164,12 @@ impl Heap {
         &self.place
     }
 
-    /// Nobody has any of it, and nobody waits for any to come back.
-    pub(super) fn is_idle(&self) -> bool {
+    /// Where no memory is out, nor on its way back to the driver: a number that changes with each request that is granted or
+    /// refused, and with idle memory that is given up. The refusal of a request that waits does not change it.
+    pub(super) fn idle_mark(&self) -> Option<u64> {
         let state = lock(&self.state);
-        state.out() + state.bound + state.reserved == 0
+        let is_idle = state.out() + state.bound + state.reserved + state.leaving == 0;
+        is_idle.then(|| state.reused + state.from_driver + state.given_up + state.refused)
     }
 }
 
@@ -289,7 +291,7 @@ impl Reservation {
             *left -= drawn;
             drawn
         };
-        let memory = heap.alloc(self.allocator.device(), bytes, stream, drawn);
+        let memory = heap.alloc(self.allocator.device(), bytes, stream, Asker::Call(drawn));
         match memory {
             Ok(memory) => {
                 lock(&heap.state).disown(self.flow(), drawn);
@@ -325,5 +327,32 @@ impl Wait {
     pub(crate) fn rest(&mut self, allocator: &Allocator) {
         self.oldest.rest();
         allocator.heap().unwatch(&mut self.place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Buffer,
+        device::{Device, Emulated, Faults},
+    };
+
+    /// The block is there, and the device is lost as it is made ready: what was set apart is given back once.
+    #[test]
+    fn a_reservation_that_a_lost_device_refuses_is_given_back_once() {
+        let device = Device::emulated(Emulated::new().faults(Faults::new().fail_copy(1)));
+        let stream = Stream::new(&device).unwrap();
+        let allocator = Allocator::blocks(&device, 64, 2).unwrap();
+        let own = Reservation::new(&allocator, 64);
+        assert!(own.claim());
+        let [from, mut to] = [8, 8].map(|len| Buffer::<u8>::new(&device, len).unwrap());
+        stream.copy(&from, &mut to).unwrap();
+        // Known to the device alone.
+        assert!(device.backend().stream_synchronize(stream.raw()).unwrap_err().is_device_lost());
+        assert!(device.lost().is_none());
+        assert!(own.alloc::<u8>(None, 64).unwrap_err().is_device_lost());
+        own.release();
+        assert_eq!(lock(&allocator.heap().state).reserved, 0);
     }
 }

@@ -14,6 +14,8 @@ pub(super) struct Stock {
     pub(super) held: u64,
     pub(super) bound: u64,
     pub(super) idle: u64,
+    /// Bytes that are this heap's no more, and that the driver has not back yet.
+    pub(super) leaving: u64,
     /// Set apart for runs that have begun.
     pub(super) reserved: u64,
     /// Bytes as they were asked for: of what is handed out or bound, and of what is bound.
@@ -22,6 +24,9 @@ pub(super) struct Stock {
     pub(super) peak: u64,
     pub(super) reused: u64,
     pub(super) from_driver: u64,
+    /// Times that idle memory was given up, and that a request was refused which does not wait.
+    pub(super) given_up: u64,
+    pub(super) refused: u64,
     /// Bytes that are in use by, or reserved for, the operators of a flow.
     owners: SmallVec<[(usize, u64); 1]>,
 }
@@ -34,12 +39,15 @@ impl Stock {
             held: 0,
             bound: 0,
             idle: 0,
+            leaving: 0,
             reserved: 0,
             used: 0,
             waiting: 0,
             peak: 0,
             reused: 0,
             from_driver: 0,
+            given_up: 0,
+            refused: 0,
             owners: SmallVec::new(),
         }
     }
@@ -106,7 +114,7 @@ impl Stock {
         self.owners.iter().find(|(owner, _)| *owner == flow).map_or(0, |(_, owned)| *owned)
     }
 
-    /// With their sizes.
+    /// With their sizes: they count as leaving until they are released.
     pub(super) fn drain_idle(&mut self, bytes: u64) -> Vec<(u64, Home)> {
         let mut sum = 0;
         let drained = self.shelves.drain_idle(|size| {
@@ -115,6 +123,8 @@ impl Stock {
         });
         self.idle -= sum;
         self.held -= sum;
+        self.leaving += sum;
+        self.given_up += u64::from(sum > 0);
         drained
     }
 

@@ -17,7 +17,12 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{HostAccess, Owned, heap::Heap, ledger::Arena, line::Place};
+use super::{
+    HostAccess, Owned,
+    heap::{Asker, Heap},
+    ledger::Arena,
+    line::Place,
+};
 use crate::{
     device::Device,
     error::Result,
@@ -48,7 +53,7 @@ impl Heap {
     ) -> Result<Owned> {
         let mut own = InLine { heap: self, place: Place::default() };
         let mut oldest = Oldest::default();
-        poll_fn(|cx| {
+        let outcome = poll_fn(|cx| {
             let is_first = self.line.join(&self.ledger.hunger, &mut own.place, cx.waker());
             // Registered first: a loss that this misses wakes all of the line. The first may be one that is never polled again.
             if let Err(lost) = device.check() {
@@ -59,23 +64,38 @@ impl Heap {
                 return Poll::Pending;
             }
             loop {
-                // Asked first: what comes free after this is seen by the attempt.
-                let none_out = self.ledger.all_idle(self.is_host());
-                let error = match self.alloc(device, bytes, stream, 0) {
+                // Before the attempt: what comes free after this is seen by it.
+                let before = self.ledger.idle_mark(self.is_host());
+                let error = match self.alloc(device, bytes, stream, Asker::Line) {
                     Err(error) if error.is_out_of_memory() => error,
                     outcome => return Poll::Ready(outcome),
                 };
-                // What will never be there is not waited for; nor what somebody else has who never tells.
-                let size = self.size_for(bytes as u64);
-                if size.is_err() || !self.may_ever_hold(bytes) || none_out {
+                // What will never be there is not waited for.
+                if self.size_for(bytes as u64).is_err() || !self.may_ever_hold(bytes) {
                     return Poll::Ready(Err(error));
+                }
+                let after = self.ledger.idle_mark(self.is_host());
+                if after.is_some() {
+                    // No memory is out that could come back.
+                    if after == before {
+                        return Poll::Ready(Err(error));
+                    }
+                    // But some was in the way: given back by now, or that of a request that was refused.
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
                 }
                 // Memory in use comes from other tasks, which may wait for no stream.
                 Streams::attend(device);
                 ready!(oldest.poll(self, cx));
             }
         })
-        .await
+        .await;
+        if outcome.is_err() {
+            // What it asked for counted as in use meanwhile, for tasks in other lines, too.
+            drop(own);
+            self.ledger.tell();
+        }
+        outcome
     }
 
     /// Wakes the first of the line, and all at its side.
