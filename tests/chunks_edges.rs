@@ -236,6 +236,47 @@ async fn f1_a_lost_device_leaves_the_hub_to_the_others() {
     }
 }
 
+/// Where `flow_to` names the consumer that is lost, the chunk waits for the next one: links that peek see it once.
+#[tokio::test]
+async fn f1_a_lost_device_with_the_only_consumer_of_the_flow_sends_no_link_round() {
+    let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
+    let builder = ChunkHub::<u32>::builder("h").elements(1).queue(2).near(&healthy);
+    let hub = builder.envelopes(&lost, 2).host_envelopes(2).build().unwrap();
+    let (mut produce, mut peek) = (hub.produce(&host()).unwrap(), hub.peek(&host()).unwrap());
+    let consume = hub.consume(&lost).unwrap();
+    hub.flow_to(&[&consume, &peek]).unwrap();
+    put(&mut produce, &[1]).await;
+    lose(&lost).await;
+    assert_eq!(within(peek.next()).await.unwrap().unwrap().number(), 1);
+    drop(produce);
+    assert!(within(peek.next()).await.unwrap().is_none(), "it has seen all");
+}
+
+/// A chunk that another device's lost stream was to write, and that is refused for that, is lost alone.
+#[tokio::test]
+async fn f1_a_chunk_that_a_lost_stream_was_to_fill_is_lost_alone() {
+    let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
+    let hub =
+        ChunkHub::<u32>::builder("h").elements(1).queue(2).envelopes(&healthy, 2).host_envelopes(2).build().unwrap();
+    let mut produce = hub.produce(&healthy).unwrap();
+    let [theirs, ours] = [&lost, &healthy].map(|device| Stream::new(device).unwrap());
+    let from = Buffer::from_slice(&theirs, &[7_u32]).unwrap();
+    let held = hold(&theirs);
+    produce.with(async |blank| blank.set_len(1).and_then(|()| theirs.copy(&from, blank))).await.unwrap();
+    produce.with(async |blank| blank.set_len(1).and_then(|()| ours.fill(blank, 2))).await.unwrap();
+    lose(&lost).await;
+    let (mut peek, mut consume) = (hub.peek(&host()).unwrap(), hub.consume(&host()).unwrap());
+    for error in [within(peek.next()).await.unwrap_err(), within(consume.next()).await.unwrap_err()] {
+        assert!(error.is_device_lost() && error.to_string().contains("the only copy of chunk 1 is lost"), "{error}");
+    }
+    assert_eq!(within(peek.next()).await.unwrap().unwrap().read().await.unwrap(), [2]);
+    within(consume.next()).await.unwrap().unwrap().commit().unwrap();
+    assert!(hub.is_empty());
+    drop((held, peek));
+    produce.with(async |blank| blank.set_len(1).and_then(|()| ours.fill(blank, 3))).await.unwrap();
+    assert_eq!(within(consume.next()).await.unwrap().unwrap().read().await.unwrap(), [3]);
+}
+
 /// The chunk that lay on the lost device alone is an error for those who come to it, and the chunks behind it go on.
 #[tokio::test]
 async fn f1_a_chunk_that_lay_on_a_lost_device_alone_is_an_error_for_its_readers() {

@@ -262,6 +262,8 @@ pub(super) struct State<E, S> {
     had_producer: bool,
     had_reader: bool,
     had_consumer: bool,
+    /// Of those whom data flows to.
+    flow_had_consumer: bool,
 }
 
 impl<E> Copy<E> {
@@ -356,6 +358,7 @@ impl<E: Clone, S: Clone> State<E, S> {
             had_producer: false,
             had_reader: false,
             had_consumer: false,
+            flow_had_consumer: false,
         }
     }
 
@@ -374,7 +377,9 @@ impl<E: Clone, S: Clone> State<E, S> {
         self.had_producer |= role == Role::Produce;
         self.had_reader |= role != Role::Produce;
         self.had_consumer |= role == Role::Consume;
-        let is_served = !self.is_lost(place) && self.flow.as_ref().is_none_or(|flow| flow.contains(&name));
+        let is_named = self.flow.as_ref().is_none_or(|flow| flow.contains(&name));
+        self.flow_had_consumer |= is_named && role == Role::Consume;
+        let is_served = !self.is_lost(place) && is_named;
         self.counts.add(role);
         if is_served {
             self.served.add(role);
@@ -418,10 +423,11 @@ impl<E: Clone, S: Clone> State<E, S> {
     pub(super) fn set_flow(&mut self, flow: Option<Vec<LinkName>>) {
         let names: Option<HashSet<_>> = flow.as_ref().map(|flow| flow.iter().collect());
         self.served = Counts::default();
+        self.flow_had_consumer = false;
         for link in self.links.values_mut() {
-            link.is_served = !link.retired
-                && !self.lost.contains(&link.place)
-                && names.as_ref().is_none_or(|names| names.contains(&link.name));
+            let is_named = !link.retired && names.as_ref().is_none_or(|names| names.contains(&link.name));
+            self.flow_had_consumer |= is_named && link.role == Role::Consume;
+            link.is_served = is_named && !self.lost.contains(&link.place);
             if link.is_served {
                 self.served.add(link.role);
             }
@@ -481,9 +487,13 @@ impl<E: Clone, S: Clone> State<E, S> {
         links.into_iter().flatten().filter(move |(_, link)| link.role == role && link.is_served)
     }
 
-    /// Chunks are consumed; otherwise they stay. A hub that has lost its last consuming link keeps them for the next one.
+    /// Chunks are consumed; otherwise they stay. A hub that has lost its last consuming link, or that of its flow, keeps them for
+    /// the next one: links that peek do not begin to go round.
     pub(super) fn consumes(&self) -> bool {
-        self.served.of(Role::Consume) > 0 || (self.flow.is_none() && self.had_consumer)
+        match self.flow {
+            None => self.had_consumer,
+            Some(_) => self.flow_had_consumer,
+        }
     }
 
     /// Links of this role that have not had the chunk.
