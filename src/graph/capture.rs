@@ -10,6 +10,8 @@ use crate::{
     stream::{Stream, capture::Capture},
 };
 
+const EXCHANGED: &str = "the capture was exchanged for another one: use each in its own closure";
+
 /// A capture that goes on: its streams, and what the host gives it and takes of it.
 pub struct Capturing {
     origin: Stream,
@@ -26,17 +28,22 @@ impl Graph {
     /// others stay as long as the graph, whoever drops them.
     ///
     /// # Errors
-    /// `work`'s own; [`Usage`](ErrorKind::Usage) for a branch that is not joined, for the host, and for a copy to or from the
-    /// host that the launches would not do right: see [`Capturing::input`] and [`Capturing::output`]. What cannot be captured
-    /// is an error of the call itself: waiting for work of the capture, reading what it makes, stream-ordered memory.
+    /// `work`'s own; [`Usage`](ErrorKind::Usage) for a branch that is not joined, for the host, for a [`Capturing`] that was
+    /// exchanged for another one, and for a copy to or from the host that the launches would not do right: see
+    /// [`Capturing::input`] and [`Capturing::output`]. What cannot be captured is an error of the call itself: waiting for work
+    /// of the capture, reading what it makes, stream-ordered memory.
     pub fn capture<R>(device: &Device, work: impl FnOnce(&mut Capturing) -> Result<R>) -> Result<(Self, R)> {
         let sketch = Sketch::new(device)?;
         let origin = sketch.capture.stream("origin", Default::default())?;
         let mut capturing = Capturing { origin, sketch, inputs: Vec::new(), outputs: Vec::new() };
+        let id = capturing.sketch.id;
         let made = {
             let _in = capturing.sketch.capture.enter();
             work(&mut capturing)?
         };
+        if capturing.sketch.id != id {
+            return Err(Error::new(ErrorKind::Usage, EXCHANGED));
+        }
         let Capturing { origin, sketch, inputs, outputs } = capturing;
         // Whoever has kept a stream adds nothing to what is looked at from here on.
         sketch.recorder.close()?;

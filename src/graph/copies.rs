@@ -165,7 +165,8 @@ fn uses_it_first(sketch: &Sketch, copy: usize, input: usize, to: Touch) -> Resul
     let Some((at, node)) = first else { return Ok(()) };
     let whose = node.label.as_ref().map(|operator| format!(" of operator `{operator}`")).unwrap_or_default();
     let text = format!(
-        "node {at}, `{}`{whose} uses the memory that input {input} is copied to, before that copy or beside it; an input is          copied before the launch: copy it to memory of its own",
+        "node {at}, `{}`{whose} uses the memory that input {input} is copied to, before that copy or beside it; an input is \
+         copied before the launch: copy it to memory of its own",
         node.name
     );
     Err(Error::new(ErrorKind::Usage, text))

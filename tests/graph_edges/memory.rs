@@ -35,6 +35,23 @@ alone!(
     }
 );
 
+// Two captures, one in the other, swapped: each would return the other's graph, of another device.
+alone!(captures_that_are_swapped_return_no_graph, async |device: Device, stream: Stream| {
+    let other = Device::emulated(Emulated::new());
+    let mut data = buffer(&stream, 0).await;
+    let swapped = Graph::capture(&device, |outer| {
+        let inner = Graph::capture(&other, |inner| {
+            std::mem::swap(outer, inner);
+            Ok(())
+        });
+        refused(inner, &["exchanged for another one"]);
+        Ok(())
+    });
+    refused(swapped, &["exchanged for another one"]);
+    stream.fill(&mut data, 7).unwrap();
+    assert_eq!(data.to_vec(&stream).await.unwrap(), [7; 64]);
+});
+
 // A stream that is kept beyond its capture is given the graph's own memory, which launches write to.
 alone!(a_stream_that_is_kept_is_given_the_graphs_own_memory, async |device: Device, _| {
     let (_graph, kept) = Graph::capture(&device, |capture| {
