@@ -191,7 +191,7 @@ impl<A: Addresses> External<'_, A> {
         // If the device did not take it, nothing was enqueued.
         stream.streams().heed(taken).map_err(|error| error.at(place()))?;
         // How much it enqueues is not known: that of a few calls.
-        let ticket = stream.put(16, losses, |_, _| Ok(())).map_err(|error| error.at(place()))?;
+        let ticket = stream.ticket_after_work(16, losses);
         uses.iter_mut().for_each(|used| used.access.note(ticket.clone()));
         match called {
             None => Ok(()),

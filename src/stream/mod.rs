@@ -442,6 +442,25 @@ impl Stream {
             drop(order);
             return self.0.streams.heed(Err(error));
         }
+        Ok(self.issue(order, pieces, losses))
+    }
+
+    /// The ticket of work that was put in without the order's lock, by a function of the user's: also where the device was lost
+    /// meanwhile.
+    pub(crate) fn ticket_after_work(&self, pieces: u64, losses: u64) -> Ticket {
+        assert_may_wake();
+        let _later = Deferred::new();
+        let mut order = lock(&self.0.order);
+        if self.0.crossed.load(Ordering::Relaxed) {
+            order.note_losses(&self.0);
+        }
+        self.issue(order, pieces, losses)
+    }
+
+    /// The next ticket.
+    #[inline]
+    fn issue(&self, mut order: MutexGuard<'_, Order>, pieces: u64, losses: u64) -> Ticket {
+        let inner = &*self.0;
         capture::note_work(self);
         order.issued += 1;
         let number = order.issued;
@@ -459,7 +478,7 @@ impl Stream {
         {
             backlog.grew(backend, inner.raw, pieces);
         }
-        Ok(Ticket::new(self.clone(), number))
+        Ticket::new(self.clone(), number)
     }
 
     /// An operator's run begins: what it puts in here is timed.

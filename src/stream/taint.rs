@@ -324,7 +324,10 @@ impl Ticket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Emulated, Faults};
+    use crate::{
+        ErrorKind,
+        device::{Emulated, Faults},
+    };
 
     /// Makes a stream come after another device that is then lost, and returns once the host knows of that.
     fn come_after_a_loss(stream: &Stream, before_it: impl FnOnce()) {
@@ -354,6 +357,17 @@ mod tests {
         assert!(prepared.sound().is_err() && next.sound().is_ok());
         // In the span with the other one, though it reads nothing.
         assert!(noted.sound().is_err());
+    }
+
+    /// The device is lost while a function of the user's puts work in, which may still run.
+    #[test]
+    fn work_that_is_there_as_its_device_is_lost_has_a_ticket() {
+        let device = Device::emulated(Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        device.set_lost(Error::new(ErrorKind::DeviceLost, "test"));
+        assert!(stream.enqueue_point(|_, _| Ok(())).is_err());
+        let ticket = stream.ticket_after_work(1, 0);
+        assert!(ticket.number() > 0 && !ticket.has_passed());
     }
 
     /// A loss becomes known while work is prepared that reads what the same device spoilt on another stream: it is noted for that
