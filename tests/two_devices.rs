@@ -2,8 +2,14 @@
 
 mod common;
 
+use std::{future::poll_fn, task::Poll};
+
 use common::*;
-use wakeline::{device::Emulated, prelude::*};
+use wakeline::{
+    device::{Emulated, Faults, Simulation},
+    prelude::*,
+    stream::Event,
+};
 
 /// Through both devices and back to the first, many chunks, on few envelopes.
 async fn there_and_back(first: Device, second: Device) {
@@ -66,4 +72,114 @@ async fn devices_of_different_makes_are_an_error_before_running() {
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
     assert!(error.to_string().contains("different makes"), "{error}");
+}
+
+/// A device that is sound, and one that is lost while work of the first is still to be done: its own was to come after that.
+struct Between {
+    sound: Device,
+    lost: Device,
+}
+
+impl Between {
+    fn new(simulation: &Simulation) -> Self {
+        let faults = Faults::new().trap_kernel("increment", 1);
+        Self {
+            sound: Device::simulated(simulation, Emulated::new()),
+            lost: Device::simulated(simulation, Emulated::new().faults(faults)),
+        }
+    }
+
+    /// Much to be done, and then a write of 7.
+    fn late(&self, memory: &mut Buffer<u32>) -> Result<Stream> {
+        let (stream, mut other) = (Stream::new(&self.sound)?, Buffer::<u32>::new(&self.sound, 4)?);
+        for _ in 0..8 {
+            stream.fill(&mut other, 0)?;
+        }
+        stream.fill(memory, 7)?;
+        Ok(stream)
+    }
+
+    async fn lose(&self) -> Result<()> {
+        let stream = Stream::new(&self.lost)?;
+        increment::launch(&stream, &mut Buffer::<u32>::new(&self.lost, 4)?)?;
+        let end = Event::new();
+        end.record(&stream)?;
+        // Asked again and again: so it is found out while the others work.
+        while end.query().is_ok() {
+            let mut has_yielded = false;
+            poll_fn(|cx| {
+                cx.waker().wake_by_ref();
+                if std::mem::replace(&mut has_yielded, true) { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+        }
+        Ok(())
+    }
+}
+
+/// Runs it in many orders: what was written last is there in each.
+async fn has_the_last_write(case: impl AsyncFn(Between, &Simulation) -> Result<Vec<u32>>) {
+    for seed in 0..100 {
+        let simulation = Simulation::new(seed);
+        let read = simulation.run(case(Between::new(&simulation), &simulation)).await.unwrap();
+        assert_eq!(read, [9; 4], "seed {seed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn f1_memory_that_a_lost_device_used_last_is_not_free_before_the_work_that_this_was_to_come_after() {
+    has_the_last_write(async |devices: Between, _: &Simulation| {
+        let mut memory = Buffer::<u32>::new(&devices.sound, 4)?;
+        let late = devices.late(&mut memory)?;
+        Stream::new(&devices.lost)?.copy(&Buffer::<u32>::new(&devices.lost, 4)?, &mut memory)?;
+        devices.lose().await?;
+        drop(memory);
+        let stream = Stream::new(&devices.sound)?;
+        let mut next = stream.alloc::<u32>(4)?;
+        stream.fill(&mut next, 9)?;
+        late.completed().await?;
+        next.to_vec(&stream).await
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn f1_memory_is_not_used_again_by_a_stream_that_comes_after_its_use_by_a_lost_device_alone() {
+    has_the_last_write(async |devices: Between, _: &Simulation| {
+        let mut memory = Buffer::<u32>::new(&devices.sound, 4)?;
+        let late = devices.late(&mut memory)?;
+        let [behind, last] = [Stream::new(&devices.sound)?, Stream::new(&devices.sound)?];
+        let between = Stream::new(&devices.lost)?;
+        between.wait_for(&late)?;
+        behind.wait_for(&between)?;
+        drop(memory);
+        let mut next = behind.alloc::<u32>(4)?;
+        behind.fill(&mut next, 8)?;
+        devices.lose().await?;
+        last.fill(&mut next, 9)?;
+        late.completed().await?;
+        next.to_vec(&last).await
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn f1_work_comes_after_that_of_another_device_though_a_third_one_between_them_is_lost() {
+    has_the_last_write(async |devices: Between, simulation: &Simulation| {
+        let third = Device::simulated(simulation, Emulated::new());
+        let mut memory = Buffer::<u32>::new(&devices.sound, 4)?;
+        let late = devices.late(&mut memory)?;
+        let [behind, last] = [Stream::new(&third)?, Stream::new(&third)?];
+        let eight = Buffer::from_slice(&behind, &[8; 4])?;
+        let nine = Buffer::from_slice(&last, &[9; 4])?;
+        let between = Stream::new(&devices.lost)?;
+        between.wait_for(&late)?;
+        behind.wait_for(&between)?;
+        behind.copy(&eight, &mut memory)?;
+        devices.lose().await?;
+        last.copy(&nine, &mut memory)?;
+        late.completed().await?;
+        memory.to_vec(&last).await
+    })
+    .await;
 }

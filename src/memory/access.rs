@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use super::shelves::Bound;
 use crate::{
+    device::Device,
     error::{CallerErrors, Result},
     planted::{self, Planted},
     stream::{Completed, Stream, Ticket, capture::Capture},
@@ -19,9 +20,14 @@ use crate::{
 };
 
 /// The last write and the reads since.
+///
+/// The last write comes after all earlier uses, so those are forgotten. But the order that a device keeps ends with it: were it
+/// lost, its work would be over before what it was to come after on other devices. So those uses are kept until they have passed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Uses {
     pub(super) write: Option<Ticket>,
+    /// Uses before the last write, on other devices than that: one a stream, its latest.
+    elsewhere: Vec<Ticket>,
     /// The contents are of no use any more: the memory was freed, or its envelope came home. So it makes no difference whether
     /// the write is spoilt by the loss of another device, and it is waited for all the same.
     worthless: bool,
@@ -90,9 +96,30 @@ impl Uses {
 
     #[inline]
     pub(super) fn written_by(&mut self, ticket: Ticket) {
+        let device = ticket.stream().device();
+        if self.any_is(|before| before.stream().device() != device) {
+            self.keep_elsewhere(device);
+        } else {
+            self.elsewhere.clear();
+        }
         self.reads.clear();
         self.write = Some(ticket);
         self.worthless = false;
+    }
+
+    /// Keeps what is not known to be done on other devices than this.
+    #[cold]
+    fn keep_elsewhere(&mut self, device: &Device) {
+        let before = std::mem::take(&mut self.elsewhere).into_iter().chain(self.write.take()).chain(self.reads.drain(..));
+        let mut kept: Vec<Ticket> = Vec::new();
+        for ticket in before.filter(|ticket| ticket.stream().device() != device && !ticket.is_done()) {
+            match kept.iter_mut().find(|known| known.stream().is(ticket.stream())) {
+                Some(known) if known.number() < ticket.number() => *known = ticket,
+                Some(_) => {}
+                None => kept.push(ticket),
+            }
+        }
+        self.elsewhere = kept;
     }
 
     /// What the memory holds is of no use from now on.
@@ -103,16 +130,18 @@ impl Uses {
 
     /// What a read must come after.
     pub(super) fn before_reads(&self) -> Self {
-        Self { write: self.write.clone(), worthless: self.worthless, reads: SmallVec::new() }
+        let (write, elsewhere) = (self.write.clone(), self.elsewhere.clone());
+        Self { write, elsewhere, worthless: self.worthless, reads: SmallVec::new() }
     }
 
     /// Makes a stream wait for what a read must come after.
     pub(super) fn before_read(&self, stream: &Stream) -> Result<()> {
         match &self.write {
-            None => Ok(()),
-            Some(write) if self.worthless => stream.wait_until_over(write),
-            Some(write) => stream.wait_to_read(write),
+            None => {}
+            Some(write) if self.worthless => stream.wait_until_over(write)?,
+            Some(write) => stream.wait_to_read(write)?,
         }
+        self.elsewhere.iter().try_for_each(|before| stream.wait_until_over(before))
     }
 
     /// For what a write must come after. `whole`: nothing is left of what was there, so that it may be spoilt.
@@ -123,25 +152,30 @@ impl Uses {
             Some(write) if whole || self.worthless => stream.wait_until_over(write)?,
             Some(write) => stream.wait_to_read(write)?,
         }
-        self.reads.iter().try_for_each(|read| stream.wait_until_over(read))
+        self.elsewhere.iter().chain(&self.reads).try_for_each(|before| stream.wait_until_over(before))
     }
 
     /// Marks all of them now, for whoever comes after them on another stream.
     #[inline]
     pub(super) fn commit(&mut self) -> Result<()> {
-        let mut open = self.write.iter_mut().chain(&mut self.reads).filter(|ticket| !ticket.has_ended());
-        open.try_for_each(Ticket::commit)
+        let all = self.write.iter_mut().chain(&mut self.elsewhere).chain(&mut self.reads);
+        all.filter(|ticket| !ticket.has_ended()).try_for_each(Ticket::commit)
     }
 
     /// Shows each that a write must come after.
     #[inline]
     pub(super) fn each(&self, show: impl FnMut(&Ticket) -> Result<()>) -> Result<()> {
-        self.write.iter().chain(&self.reads).try_for_each(show)
+        self.iter().try_for_each(show)
+    }
+
+    #[inline]
+    fn iter(&self) -> impl Iterator<Item = &Ticket> {
+        self.write.iter().chain(&self.elsewhere).chain(&self.reads)
     }
 
     /// All that a write must come after.
     pub(super) fn all(&self) -> SmallVec<[Ticket; 3]> {
-        self.write.iter().chain(&self.reads).cloned().collect()
+        self.iter().cloned().collect()
     }
 
     /// Shows each that a read, or a write, must come after and that is not over, and whether what it wrote is looked at.
@@ -152,9 +186,8 @@ impl Uses {
                 show(last, !self.worthless);
             }
         }
-        if write {
-            self.reads.iter().filter(|read| !read.is_over()).for_each(|read| show(read, false));
-        }
+        let reads = if write { &*self.reads } else { &[] };
+        self.elsewhere.iter().chain(reads).filter(|ticket| !ticket.is_over()).for_each(|ticket| show(ticket, false));
     }
 
     /// The same.
@@ -165,17 +198,17 @@ impl Uses {
     }
 
     pub(super) fn all_are(&self, is: impl Fn(&Ticket) -> bool) -> bool {
-        self.write.iter().chain(&self.reads).all(is)
+        self.iter().all(is)
     }
 
     pub(super) fn any_is(&self, is: impl Fn(&Ticket) -> bool) -> bool {
-        self.write.iter().chain(&self.reads).any(is)
+        self.iter().any(is)
     }
 
     /// What memory that is freed with these uses is bound to.
     #[inline]
     pub(super) fn bound(&self) -> Bound {
-        let mut streams = self.write.iter().chain(&self.reads).map(|ticket| ticket.stream().id());
+        let mut streams = self.iter().map(|ticket| ticket.stream().id());
         match streams.next() {
             None => Bound::Idle,
             Some(first) if streams.all(|stream| stream == first) => Bound::To(first),
@@ -186,7 +219,7 @@ impl Uses {
     /// The last use of one of the streams that it is bound to, by their numbers. A read is later than the write before it.
     #[inline]
     pub(super) fn last(&self) -> Option<(u64, u64)> {
-        let last = self.reads.last().or(self.write.as_ref())?;
+        let last = self.reads.last().or(self.write.as_ref()).or(self.elsewhere.last())?;
         let write = self.write.as_ref().filter(|write| write.stream().is(last.stream()));
         Some((last.stream().id(), write.map_or(0, Ticket::number).max(last.number())))
     }
@@ -202,17 +235,20 @@ impl Uses {
     #[inline(never)]
     fn forget_some(&mut self) {
         self.write.take_if(|write| write.has_passed());
+        self.elsewhere.retain(|before| !before.has_passed());
         self.reads.retain(|read| !read.has_passed());
     }
 
     /// The same, and what has ended with its device.
     pub(super) fn forget_done(&mut self) {
         self.write.take_if(|write| write.is_done());
+        self.elsewhere.retain(|before| !before.is_done());
         self.reads.retain(|read| !read.is_done());
     }
 
     pub(super) fn forget_settled(&mut self) {
         self.write.take_if(|write| if self.worthless { write.is_over() } else { write.is_settled() });
+        self.elsewhere.retain(|before| !before.is_over());
         self.reads.retain(|read| !read.is_over());
     }
 }

@@ -120,10 +120,12 @@ impl Memory {
     /// time that stream finds it without looking at its clock.)
     fn comes_before(&mut self, point: Option<&Ticket>) {
         let mut uses = self.own_uses();
-        *uses = Uses::default();
-        if let Some(point) = point.filter(|point| point.number() > 0) {
-            uses.written_by(point.clone());
-            uses.discard_contents();
+        match point.filter(|point| point.number() > 0) {
+            Some(point) => {
+                uses.written_by(point.clone());
+                uses.discard_contents();
+            }
+            None => *uses = Uses::default(),
         }
     }
 }

@@ -599,7 +599,10 @@ impl Stream {
             // Either device may be the one that is lost.
             return inner.streams.heed(other.streams.heed(Err(error)));
         }
-        order.clock.merge(&mark.clock);
+        // What another device keeps in order is so only while that device lives: see `memory::access::Uses`.
+        if inner.device == other.device {
+            order.clock.merge(&mark.clock);
+        }
         order.clock.reach(other.id, mark.ticket);
         if planted::is(Planted::PresentClock) {
             order.clock.reach(other.id, other.issued.load(Ordering::Acquire));
