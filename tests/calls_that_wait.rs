@@ -162,6 +162,32 @@ on_both_bounded!(stream_ordered_memory_is_dropped_while_the_queue_is_full, async
     until("all of it is given back", || pool.stats().waiting == 0).await;
 });
 
+// A flow for which there is no memory waits for it, with the thread free for others.
+#[tokio::test]
+async fn a_flow_waits_for_memory_that_was_dropped_while_the_queue_was_full() {
+    let device = emulated_with(Emulated::new().workers(4).queue_depth(DEPTH).memory(64 << 10));
+    let [a] = streams(&device);
+    let large = Allocator::stream_ordered(&device).alloc::<u8>(&a, 48 << 10).unwrap();
+    a.completed().await.unwrap();
+    let full = Full::of(hold(&a), increments(&a)).await;
+    drop(large);
+    let seen = shared();
+    let mut flow = Flow::new("waits for memory");
+    let produce = flow.add("produce", SendEach::new([vec![1_u32]]));
+    let increment = flow.add("increment", Increment).on(&device);
+    let consume = flow.add("consume", Collect(seen.clone()));
+    flow.connect_with(produce.output, increment.input, Hub::bounded(1).envelope_bytes(24 << 10));
+    flow.connect(increment.output, consume.input);
+    let flow = tokio::spawn(async move { flow.run().await });
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!flow.is_finished(), "there is no memory");
+    full.end().await;
+    within(flow).await.unwrap().unwrap();
+    assert_eq!(*lock(&seen), [[2]]);
+}
+
 /// Streams and events are made and dropped beside a default stream, the handles of which are dropped and made again.
 async fn the_default_stream_is_full(device: &Device, handles: Vec<Device>) {
     let default = Stream::default_of(device).unwrap();

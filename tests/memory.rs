@@ -562,6 +562,22 @@ async fn m13_the_tasks_that_wait_are_woken_when_a_graph_gives_memory_back() {
     }
 }
 
+// Nothing else is in use that could come back.
+#[tokio::test]
+async fn m13_memory_of_a_graph_that_was_dropped_while_it_runs_is_waited_for() {
+    let device = emulated_with(Emulated::new().memory(8192));
+    let [a, b] = streams(&device);
+    let graph = makes_memory(&device);
+    let exec = graph.instantiate().unwrap();
+    let held = hold(&b);
+    exec.launch(&b).unwrap();
+    drop((graph, exec));
+    let waits = asks(&Allocator::unbounded(&device), &a, 8192).await;
+    drop(held);
+    within(waits).await.unwrap().unwrap();
+    common::at_rest(&device).await;
+}
+
 // Whoever has the memory need not drop it for that.
 #[tokio::test]
 async fn f1_who_waits_for_memory_of_a_lost_device_is_told() {

@@ -18,7 +18,10 @@ use std::{
 use futures::{FutureExt, poll};
 use tokio::time::sleep;
 use wakeline::{
+    condition::{Condition, Status},
     device::{Device, Emulated, Faults, Simulation},
+    graph::Graph,
+    memory::Allocator,
     prelude::*,
     stream::{Event, Timer},
 };
@@ -404,4 +407,37 @@ fn a_call_that_waits_for_work_that_another_thread_carries_out_does_not_stall() {
         one.join().unwrap().unwrap();
         two.join().unwrap().unwrap();
     });
+}
+
+/// A capture asks the device nothing. What is known to have passed is found there all the same, and nothing is asked for ever.
+#[tokio::test(start_paused = true)]
+async fn waits_for_memory_that_are_polled_in_a_capture_return() {
+    let simulation = Simulation::new(1);
+    let free = async |device: &Device| {
+        let all = Allocator::unbounded(device).maximum(64);
+        let stream = Stream::new(device).unwrap();
+        let mut data = all.alloc::<u32>(&stream, 8).unwrap();
+        stream.fill(&mut data, 0).unwrap();
+        drop(data);
+        // It is done, and the heap has not heard of it.
+        stream.completed().await.unwrap();
+        all
+    };
+    simulation
+        .run(async {
+            let device = Device::simulated(&simulation, Emulated::new());
+            let all = free(&device).await;
+            let (_graph, found) = Graph::capture(&device, |capture| {
+                Ok(all.alloc_when_free::<u32>(capture.stream(), 16).now_or_never().transpose()?.is_some())
+            })
+            .unwrap();
+            assert!(found);
+            let all = free(&device).await;
+            let mut condition = wakeline::condition::memory(&all, 64);
+            let (_graph, status) =
+                Graph::capture(&device, |_| Ok(condition.poll_status(&mut Context::from_waker(Waker::noop()))))
+                    .unwrap();
+            assert_eq!(status, Status::Ready);
+        })
+        .await;
 }

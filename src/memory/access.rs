@@ -110,7 +110,8 @@ impl Uses {
     /// Keeps what is not known to be done on other devices than this.
     #[cold]
     fn keep_elsewhere(&mut self, device: &Device) {
-        let before = std::mem::take(&mut self.elsewhere).into_iter().chain(self.write.take()).chain(self.reads.drain(..));
+        let before =
+            std::mem::take(&mut self.elsewhere).into_iter().chain(self.write.take()).chain(self.reads.drain(..));
         let mut kept: Vec<Ticket> = Vec::new();
         for ticket in before.filter(|ticket| ticket.stream().device() != device && !ticket.is_done()) {
             match kept.iter_mut().find(|known| known.stream().is(ticket.stream())) {

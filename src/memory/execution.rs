@@ -416,6 +416,8 @@ struct Ending {
     raw: Option<RawExec>,
     uses: Uses,
     open: Open,
+    /// The ledger counts it.
+    counts: bool,
 }
 
 /// Of all devices: whoever makes an exec of a graph that has one at a time need not wait for the lookout.
@@ -436,8 +438,12 @@ impl Ending {
             unsafe { this.backend.exec_destroy(raw) };
         }
         let (uses, ledger) = (std::mem::take(&mut this.uses), this.ledger.clone());
+        let counted = std::mem::take(&mut this.counts);
         drop(this);
         discard(uses);
+        if counted {
+            ledger.exec_has_ended();
+        }
         ledger.tell_later();
         true
     }
@@ -472,8 +478,9 @@ impl Drop for Execution {
         let open = self.open_launches();
         let uses = std::mem::take(self.uses.get_mut());
         let (backend, ledger) = (self.device.backend().clone(), Arena::of(&self.device).ledger.clone());
-        let ending =
-            Arc::new(Mutex::at(Level::EndingExec, Ending { backend, ledger, raw: Some(self.raw), uses, open }));
+        ledger.exec_ends();
+        let ending = Ending { backend, ledger, raw: Some(self.raw), uses, open, counts: true };
+        let ending = Arc::new(Mutex::at(Level::EndingExec, ending));
         if !Ending::look(&ending) {
             let mut endings = lock(&ENDINGS);
             endings.retain(|ending| ending.strong_count() > 0);

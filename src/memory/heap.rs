@@ -386,8 +386,14 @@ impl Heap {
         // Before it is there: nobody else takes the same room.
         state.count(size, bytes as u64, asker.drawn());
         drop(state);
+        let has_given_up = !given_up.is_empty();
         self.release(given_up);
-        match self.ask_driver(device, size) {
+        let asked = self.ask_driver(device, size);
+        if has_given_up {
+            // The driver may have more of it than it has to give here.
+            self.ledger.tell_later();
+        }
+        match asked {
             Ok(home) => {
                 let mut state = lock(&self.state);
                 state.came_from_driver();
@@ -580,6 +586,7 @@ impl Drop for Heap {
         let idle = self.state.get_mut().drain_idle(u64::MAX);
         // Under the lock of another heap, where that has dropped the last ticket of a stream.
         self.give_to_driver(idle);
+        self.ledger.leave(self);
         // It is the driver's again, and others may wait for so much.
         self.ledger.tell();
     }

@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -20,7 +20,10 @@ use crate::{
 /// See the [module](self).
 #[derive(Default)]
 pub(crate) struct Ledger {
+    /// Those that have ended, too, until all that they had is the driver's again.
     heaps: Mutex<Vec<Weak<Heap>>>,
+    /// Execs that were dropped, and have memory of the driver's until their launches are done.
+    ending: AtomicUsize,
     /// Bytes of device memory that are handed out, or freed and not yet done with.
     in_use: AtomicU64,
     peak: AtomicU64,
@@ -58,9 +61,21 @@ impl Arena {
 
 impl Ledger {
     pub(super) fn enter(&self, heap: &Arc<Heap>) {
-        let mut heaps = lock(&self.heaps);
-        heaps.retain(|heap| heap.strong_count() > 0);
-        heaps.push(Arc::downgrade(heap));
+        lock(&self.heaps).push(Arc::downgrade(heap));
+    }
+
+    /// What this heap had is the driver's again.
+    pub(super) fn leave(&self, heap: &Heap) {
+        lock(&self.heaps).retain(|known| !std::ptr::eq(known.as_ptr(), heap));
+    }
+
+    /// An exec was dropped; and then all that it had is the driver's again.
+    pub(super) fn exec_ends(&self) {
+        self.ending.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn exec_has_ended(&self) {
+        self.ending.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Those of the device's memory, or of page-locked memory of the host.
@@ -118,7 +133,11 @@ impl Ledger {
 
     /// Where no memory is out, so that none will come back: a number. Between two looks with the same number none was out.
     pub(super) fn idle_mark(&self, host: bool) -> Option<u64> {
-        self.heaps(host).iter().map(|heap| heap.idle_mark()).sum()
+        let all = lock(&self.heaps).clone();
+        let all: Vec<_> = all.iter().map(Weak::upgrade).collect();
+        let is_leaving = self.ending.load(Ordering::SeqCst) > 0 || all.iter().any(Option::is_none);
+        let of_kind = all.iter().flatten().filter(|heap| heap.is_host() == host);
+        if is_leaving { None } else { of_kind.map(|heap| heap.idle_mark()).sum() }
     }
 
     /// Memory has come free: the tasks that wait look again.

@@ -391,8 +391,7 @@ impl Memory {
     #[cold]
     fn before_untracked(&self, stream: &Stream, write: bool) -> Result<()> {
         // Not under the lock: a wait may wake others.
-        let open: SmallVec<[Ticket; 3]> =
-            if write { self.uses().all() } else { self.uses().before_reads().all() };
+        let open: SmallVec<[Ticket; 3]> = if write { self.uses().all() } else { self.uses().before_reads().all() };
         let is_tracked = |ticket: &&Ticket| stream.device().tracked() || ticket.stream().device().tracked();
         open.iter().filter(is_tracked).try_for_each(|ticket| stream.wait(ticket))
     }

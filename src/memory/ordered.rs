@@ -18,7 +18,7 @@ use super::{
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    stream::{Stream, capture::Capture},
+    stream::{Stream, Ticket, capture::Capture},
     sync::{lock, log},
 };
 
@@ -96,21 +96,24 @@ impl Heap {
 impl Memory {
     /// Back to the driver's pool, in its turn.
     #[cold]
-    pub(super) fn go_back_in_order(self: Box<Self>) {
-        if let Some(memory) = self.go_back_if_room(false) {
-            memory.bind(|state, memory| state.aside.push(memory));
+    pub(super) fn go_back_in_order(mut self: Box<Self>) {
+        match self.free_if_room(false) {
+            Freed::InTurn(stream) => self.shelve(Some(stream)),
+            Freed::Not => self.leak(),
+            Freed::Later => self.bind(|state, memory| state.aside.push(memory)),
         }
     }
 
-    /// The same, unless the stream's queue has no room: then it is returned. `asks`: the device is asked for that.
-    fn go_back_if_room(mut self: Box<Self>, asks: bool) -> Option<Box<Self>> {
-        let (Home::Device(address), Origin::Ordered { stream, .. }) = (self.home, &self.origin) else { return None };
+    /// Enqueues the free, if the stream's queue has room. `asks`: the device is asked for that.
+    fn free_if_room(&mut self, asks: bool) -> Freed {
+        let (Home::Device(address), Origin::Ordered { stream, .. }) = (self.home, &self.origin) else {
+            return Freed::Not;
+        };
         if self.device.is_lost() {
-            self.leak();
-            return None;
+            return Freed::Not;
         }
         let stream = stream.clone();
-        let Some(leave) = stream.room_if_any(asks) else { return Some(self) };
+        let Some(leave) = stream.room_if_any(asks) else { return Freed::Later };
         let ordered = self.own_uses().each(|ticket| stream.wait_until_over(ticket));
         let freed = ordered.and_then(|()| {
             // SAFETY: the address came from `alloc_on` on this device, its owner is gone, and the stream comes after all
@@ -120,45 +123,65 @@ impl Memory {
         match freed {
             Ok(ticket) => {
                 self.note_write(ticket);
-                self.shelve(Some(stream.id()));
+                Freed::InTurn(stream.id())
             }
             Err(error) => {
                 if !error.is_device_lost() {
                     let bytes = self.bytes;
                     log(move || tracing::error!(%error, bytes, "memory could not be given back"));
                 }
-                self.leak();
+                Freed::Not
             }
         }
-        None
     }
 }
 
+/// What has become of the free of memory that was dropped.
+enum Freed {
+    /// It has its turn on this stream.
+    InTurn(u64),
+    /// The stream's queue has no room.
+    Later,
+    /// It is refused: the memory is leaked.
+    Not,
+}
+
 impl Heap {
-    /// Gives back what was dropped while its stream's queue had no room, where that has some now.
+    /// Gives back what was dropped while its stream's queue had no room, where that has some now. It counts as bound all the
+    /// while: a task that looks meanwhile finds that it is still to come free.
     pub(super) fn give_back_what_waits(&self) {
         if !Capture::may_ask_device() {
             return;
         }
-        let mut state = lock(&self.state);
-        let aside = std::mem::take(&mut state.aside);
-        if aside.is_empty() {
-            return;
-        }
-        // They do not count as bound while none has them: `bind` counts them again.
-        state.bound -= aside.iter().map(|memory| memory.size).sum::<u64>();
-        state.waiting -= aside.iter().map(|memory| memory.bytes as u64).sum::<u64>();
-        drop(state);
+        let aside = std::mem::take(&mut lock(&self.state).aside);
         let mut full: Option<u64> = None;
-        for memory in aside {
+        for mut memory in aside {
             let lane = memory.lane;
             // One answer for all that follow on the same stream.
-            let waits = if full == Some(lane) { Some(memory) } else { memory.go_back_if_room(true) };
-            if let Some(memory) = waits {
-                full = Some(lane);
-                memory.bind(|state, memory| state.aside.push(memory));
+            let freed = if full == Some(lane) { Freed::Later } else { memory.free_if_room(true) };
+            let mut state = lock(&self.state);
+            match freed {
+                Freed::InTurn(stream) => state.shelves.put_bound(memory, Some(stream)),
+                Freed::Later => {
+                    full = Some(lane);
+                    state.aside.push(memory);
+                }
+                Freed::Not => {
+                    state.unbinds(&memory);
+                    drop(state);
+                    memory.leak();
+                }
             }
         }
+    }
+
+    /// The end of the stream whose queue has had no room for memory that waits to be given back: then it has some.
+    pub(super) fn room_comes(&self) -> Option<Ticket> {
+        let stream = match &lock(&self.state).aside.first()?.origin {
+            Origin::Ordered { stream, .. } => stream.clone(),
+            _ => return None,
+        };
+        Some(stream.ticket())
     }
 }
 

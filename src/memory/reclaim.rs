@@ -68,8 +68,7 @@ impl Memory {
         // A handle: once it is on the shelf, others may take it from there and let go of the heap.
         let Some(heap) = self.origin.heap().cloned() else { return };
         let mut state = lock(&heap.state);
-        state.bound += self.size;
-        state.waiting += self.bytes as u64;
+        state.binds(&self);
         // Under the lock: a task that counts as hungry after this, and a beat that stops, finds the memory on the shelf.
         let has_to_tell = heap.has_to_tell();
         keep(&mut state, self);
@@ -153,17 +152,18 @@ impl Heap {
     }
 
     /// The one place where a heap asks the device anything. In a capture it does not: a library's calls may be captured
-    /// then, on this thread, and the driver takes a question amiss.
+    /// then, on this thread, and the driver takes a question amiss. What is known to have passed is found there, too.
     ///
     /// `size`: only blocks of that are looked at.
     pub(super) fn observe(&self, tickets: SmallVec<[Ticket; 4]>, size: Option<u64>) {
-        if !Capture::may_ask_device() {
-            return;
-        }
+        let may_ask = Capture::may_ask_device();
         let mut lost = false;
         for mut ticket in tickets {
-            // Of another kind: it is asked again.
-            lost |= ticket.look_back().is_err_and(|error| error.is_device_lost());
+            lost |= match may_ask {
+                // Of another kind: it is asked again.
+                true => ticket.look_back().is_err_and(|error| error.is_device_lost()),
+                false => ticket.stream().device().is_lost(),
+            };
         }
         // Tickets that are forgotten under the lock may be the last to hold a stream.
         let _later = Deferred::new();
@@ -250,9 +250,10 @@ impl Heap {
         log(move || tracing::warn!(bytes = asked, "memory of a lost device is left to it"));
     }
 
-    /// The uses of the memory that was freed first, if any is bound.
+    /// The uses of the memory that was freed first, if any is bound; otherwise what memory that waits to be given back waits for.
     pub(super) fn oldest(&self) -> SmallVec<[Ticket; 4]> {
-        first_of_each(lock(&self.state).shelves.firsts(None))
+        let first = first_of_each(lock(&self.state).shelves.firsts(None));
+        if first.is_empty() { self.room_comes().into_iter().collect() } else { first }
     }
 }
 

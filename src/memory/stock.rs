@@ -95,6 +95,18 @@ impl Stock {
         self.used -= bytes;
     }
 
+    /// It counts as bound from now on.
+    #[inline]
+    pub(super) fn binds(&mut self, memory: &Memory) {
+        self.bound += memory.size;
+        self.waiting += memory.bytes as u64;
+    }
+
+    pub(super) fn unbinds(&mut self, memory: &Memory) {
+        self.bound -= memory.size;
+        self.waiting -= memory.bytes as u64;
+    }
+
     /// So much more is a flow's.
     pub(super) fn own(&mut self, flow: usize, bytes: u64) {
         match self.owners.iter_mut().find(|(owner, _)| *owner == flow) {
@@ -132,8 +144,7 @@ impl Stock {
     pub(super) fn drain_bound(&mut self, which: impl Fn(&Memory) -> bool) -> Vec<Box<Memory>> {
         let drained = self.shelves.drain_bound(|memory| which(memory));
         for memory in &drained {
-            self.bound -= memory.size;
-            self.waiting -= memory.bytes as u64;
+            self.unbinds(memory);
             self.gone(memory.size, memory.bytes as u64);
         }
         drained

@@ -129,7 +129,7 @@ impl Heap {
 }
 
 /// Resolves when memory of the device's that was freed, and that a stream may still use, has come free; false where there is
-/// none.
+/// none, or where that is not found out.
 ///
 /// # Cancel safety
 /// Dropping the future changes nothing.
@@ -139,7 +139,9 @@ pub(crate) async fn memory_passes(device: &Device) -> bool {
     // Where the lookout was quicker, it has come free.
     if let Some(first) = heap.oldest().first() {
         // Where the device is lost the memory is, too: the next attempt says so.
-        let _ = first.completed().await;
+        if first.completed().await.is_err_and(|error| !error.is_device_lost()) {
+            return false;
+        }
         heap.sweep();
     }
     true
@@ -161,11 +163,18 @@ impl Oldest {
                 self.0.insert(HostAccess::new(SmallVec::from_iter([first])))
             }
         };
-        // Where the device is lost the memory is, too: it is leaked by the sweep.
-        let _ = ready!(Pin::new(access).poll(cx));
+        let outcome = ready!(Pin::new(access).poll(cx));
         self.0 = None;
         heap.sweep();
-        Poll::Ready(())
+        match outcome {
+            // It has not passed, and is asked again; but not for ever within one poll.
+            Err(error) if !error.is_device_lost() => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            // Where the device is lost the memory is, too: the sweep has leaked it.
+            _ => Poll::Ready(()),
+        }
     }
 
     pub(super) fn rest(&mut self) {
