@@ -186,6 +186,31 @@ fn what_a_refused_host_function_owns_is_dropped_without_the_streams_lock() {
     });
 }
 
+/// Panics as it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("a destructor");
+    }
+}
+
+#[test]
+fn a_refused_host_function_that_panics_as_it_is_dropped_is_an_error() {
+    let device = emulated();
+    let other = Graph::builder(&device).unwrap().add(&[], |stream| stream.host_callback(|| ())).unwrap();
+    Graph::capture(&device, |capture| {
+        let bomb = Bomb;
+        let refused = capture.stream().host_function(move || _ = &bomb).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Usage);
+        Ok(())
+    })
+    .unwrap();
+    let bomb = Bomb;
+    let refused = Graph::builder(&device).unwrap().host(&[other], move || _ = &bomb).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Usage);
+}
+
 /// Whoever goes on after that has its nodes in the graph, and in order with his own.
 #[test]
 fn nodes_come_after_a_body_that_failed_half_way() {

@@ -128,8 +128,10 @@ impl Builder {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for a node of another graph.
     pub fn host(&mut self, after: &[Node], function: impl Fn() + Send + Sync + 'static) -> Result<Node> {
+        // What is refused is dropped as a callback is: a destructor of it that panics does not leave this call.
+        let function = host_callback(function);
         let after = self.find_all(after)?;
-        self.sketch.recorder.call(after, host_callback(function)).map(|at| self.sketch.node(at))
+        self.sketch.recorder.call(after, function).map(|at| self.sketch.node(at))
     }
 
     /// Adds all of another graph, as one node.
@@ -282,6 +284,7 @@ impl Builder {
         let (at, within) = execution::add_conditional(recorder, &stream, end, when, flag.borrow().view())?;
         let mut inner = Builder { sketch: Sketch::over(capture.device(), within.clone()) };
         inner.sketch.around = self.sketch.around + 1;
+        inner.sketch.beside = self.sketch.beside.saturating_add(self.sketch.within);
         recorder.go_on_after(stream.raw(), at);
         // Below the builder: dropped before it.
         let mut open = Body { outer: recorder.clone(), within, complete: false };

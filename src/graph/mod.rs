@@ -154,6 +154,8 @@ struct Sketch {
     levels: usize,
     /// Nodes within its children, at all levels.
     within: usize,
+    /// Of a conditional's body: those within the nodes of the graphs around it, as it was begun.
+    beside: usize,
     /// Nobody else has the recorder's graph.
     owns: bool,
 }
@@ -187,6 +189,7 @@ impl Sketch {
             around: 0,
             levels: 0,
             within: 0,
+            beside: 0,
             owns: false,
         }
     }
@@ -220,11 +223,12 @@ impl Sketch {
     /// The nodes within its children, this one among them: an error if those are too many.
     fn nodes_with(&self, child: &Graph) -> Result<usize> {
         let within = self.within.saturating_add(child.0.nodes);
-        if within <= MOST_WITHIN {
+        let all = self.beside.saturating_add(within);
+        if all <= MOST_WITHIN {
             return Ok(within);
         }
         let text = format!(
-            "{within} nodes within the children of a graph, at all levels: at most {MOST_WITHIN}; launch a child several times \
+            "{all} nodes within the children of a graph, at all levels: at most {MOST_WITHIN}; launch a child several times \
              instead of adding it as often"
         );
         Err(Error::new(ErrorKind::Usage, text))

@@ -282,6 +282,7 @@ impl Stream {
     pub fn host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
         if self.capture().is_some() {
             // Before the stream's lock: what is refused is dropped without.
+            discard(function);
             return Err(recorder::is_called_once());
         }
         let function = Discarded::new(function);

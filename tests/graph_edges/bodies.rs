@@ -404,6 +404,14 @@ fn children_that_are_added_twice_at_each_level_are_bounded() {
         let second = around.child(&[], &graph);
         if level == 20 {
             refused(second, &["2097148 nodes", "at most 1048576", "launch a child several times"]);
+            // What was added before, around and within a body counts, too.
+            let stream = Stream::new(&device).unwrap();
+            let flag = Buffer::from_slice(&stream, &[0_u32]).unwrap();
+            let body = |body: &mut Builder| body.child(&[], &graph).map(drop);
+            refused(around.run_if(&[], &flag, body), &["2097148 nodes"]);
+            let mut around = Graph::builder(&device).unwrap();
+            around.run_if(&[], &flag, body).unwrap();
+            refused(around.run_if(&[], &flag, body), &["2097149 nodes"]);
             break;
         }
         second.unwrap();

@@ -87,6 +87,35 @@ fn a_function_of_until_and_its_future_panic_as_they_are_dropped() {
     });
 }
 
+/// Waits once, panics then, and again as it is given up.
+struct PanicsTwice(usize);
+
+impl Condition for PanicsTwice {
+    fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
+        self.0 += 1;
+        assert!(self.0 == 1, "asked again");
+        cx.waker().wake_by_ref();
+        Status::WaitEvent
+    }
+
+    fn rest(&mut self) {
+        panic!("given up");
+    }
+}
+
+#[test]
+fn a_condition_that_panics_as_it_is_asked_and_as_it_is_given_up_fails_its_flow() {
+    alone("conditions::a_condition_that_panics_as_it_is_asked_and_as_it_is_given_up_fails_its_flow", async {
+        let mut flow = Flow::new("f");
+        let source = flow.add("source", source(async || Ok(Some(1_u32)))).when(PanicsTwice(0));
+        let end = flow.add("end", sink(async |_: u32| Ok(())));
+        flow.connect(source.output, end.input);
+        let error = flow.run().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Panicked);
+        assert!(error.to_string().contains("asked again"), "{error}");
+    });
+}
+
 /// A condition that is always there, and makes a device as it is dropped.
 struct MakesADevice(Arc<AtomicUsize>);
 

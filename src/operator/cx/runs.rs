@@ -27,6 +27,7 @@ use crate::{
     },
     planted::{self, Planted},
     stream::Ticket,
+    sync::contained,
 };
 
 /// As many runs as tokio lets a task have operations at a stretch.
@@ -454,7 +455,10 @@ impl<P: Ports> Asking<'_, P> {
     fn give_up(&mut self) {
         self.ports.visit(&mut |_, port| port.rest());
         self.cx.awaited.iter_mut().for_each(HostAccess::rest);
-        self.cx.conditions.iter_mut().for_each(|conditions| conditions.rest());
+        // In a destructor, perhaps of a task that panics.
+        contained("a condition panicked as it was given up", || {
+            self.cx.conditions.iter_mut().for_each(|conditions| conditions.rest());
+        });
         self.cx.node.resume();
         self.cx.goes_away();
     }
