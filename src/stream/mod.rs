@@ -15,6 +15,10 @@
 //! bounds: forgetting costs a wait, never a race. A wait merges the snapshot that was taken with the mark, never the
 //! other stream's present clock.
 //!
+//! Order goes by way of streams of one device only. What a device keeps in order is so while it lives: once it is lost, waits for
+//! its work end though what that was to come after, on a third device, has not passed. So a wait for a stream of another device
+//! merges no snapshot, and memory keeps the uses that came before on other devices (`memory::access::Uses`).
+//!
 //! What the loss of another device spoils is a matter of tickets, too: see `stream/taint.rs`.
 
 mod backlog;

@@ -352,9 +352,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     fn goes_out(&self) -> SmallVec<[Arc<Boundary>; 2]> {
         let out = Arc::new(Out { core: self.own.clone() });
         let mut flows = lock(&self.flows);
-        flows.out.insert(out.address(), Vec::new());
+        let before = flows.out.insert(out.address(), Vec::new());
         let running: SmallVec<[_; 2]> = flows.running.iter().cloned().collect();
         drop(flows);
+        // Of one that lay there. Nothing of a flow's is let go under the lock.
+        drop(before);
         running.into_iter().chain([Boundary::of_program(out)]).collect()
     }
 
