@@ -444,3 +444,40 @@ async fn f4_a_cancelled_into_inner_drops_the_owner_after_its_last_use() {
     until("it is dropped", || Arc::strong_count(&live) == 1).await;
     common::at_rest(&device).await;
 }
+
+/// An owner whose destructor panics.
+struct PanicsInDrop(Vec<u32>);
+
+impl AsMut<[u32]> for PanicsInDrop {
+    fn as_mut(&mut self) -> &mut [u32] {
+        &mut self.0
+    }
+}
+
+impl Drop for PanicsInDrop {
+    fn drop(&mut self) {
+        panic!("the owner's destructor");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn h6_an_owner_that_panics_as_it_is_dropped_panics_in_no_caller() {
+    // Refused: there is no element.
+    assert_eq!(Buffer::wrap(PanicsInDrop(Vec::new())).err().unwrap().kind(), ErrorKind::Usage);
+    // Dropped while the owner waits in it.
+    let (mine, wrapped) = Buffer::wrap(PanicsInDrop(vec![1; LEN])).unwrap();
+    let mut wait = Box::pin(wrapped.into_inner());
+    assert!(wait.as_mut().now_or_never().is_none());
+    drop(mine);
+    drop(wait);
+    // Not given back, since a device was lost that had something for it.
+    let device = common::emulated_with(Emulated::new().faults(Faults::new().fail_copy(1)));
+    let [stream] = streams(&device);
+    let mut there = Buffer::<u32>::new(&device, LEN).unwrap();
+    stream.fill(&mut there, 0).unwrap();
+    let (mut mine, wrapped) = Buffer::wrap(PanicsInDrop(vec![1; LEN])).unwrap();
+    stream.copy(&there, &mut mine).unwrap();
+    assert!(within(stream.completed()).await.is_err());
+    drop(mine);
+    assert!(within(wrapped.into_inner()).await.err().unwrap().is_device_lost());
+}

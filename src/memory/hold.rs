@@ -134,32 +134,47 @@ impl Hold {
         }
         // Host memory holds what the launches are to read: it is written now. And what was reserved is to be drawn.
         if let (Some(stream), false, 0) = (stream, heap.is_host(), asker.drawn())
-            && let Some(again) = self.reuse(heap, bytes, stream)
+            && let Some(again) = self.reuse(heap, bytes, stream)?
         {
             return Ok(again);
         }
         let mut memory = heap.alloc_outside(device, bytes, None, asker)?;
+        {
+            let mut state = lock(&self.state);
+            // Another thread may have ended the capture since it was found.
+            if state.over {
+                drop(state);
+                return Err(is_over());
+            }
+            // So that it is known to be the capture's before its first use.
+            state.tied(memory.tie()).own = true;
+        }
         let origin = std::mem::replace(&mut memory.origin, Origin::Nobody);
         memory.origin = Origin::Graph { hold: self.this.clone(), origin: Box::new(origin) };
-        // So that it is known to be the capture's before its first use.
-        lock(&self.state).tied(memory.tie()).own = true;
         Ok(memory)
     }
 
-    fn reuse(&self, heap: &Arc<Heap>, bytes: usize, stream: &Stream) -> Option<Owned> {
+    /// Memory on the shelf that `stream` may use, if there is some.
+    ///
+    /// # Errors
+    /// The capture has ended: launches use the memory on the shelf from then on, and no edge orders anything else with them.
+    fn reuse(&self, heap: &Arc<Heap>, bytes: usize, stream: &Stream) -> Result<Option<Owned>> {
         let past = stream.past();
         let mut state = lock(&self.state);
+        if state.over {
+            return Err(is_over());
+        }
         let State { tied, shelf, keeps_apart, used_again, .. } = &mut *state;
         if *keeps_apart {
-            return None;
+            return Ok(None);
         }
         let at = shelf.iter().position(|memory| {
             let fits = memory.bytes == bytes && memory.origin.heap().is_some_and(|of| Arc::ptr_eq(of, heap));
             let uses = || memory.tie.get().and_then(|tie| tied.iter().find(|tied| Arc::ptr_eq(&tied.tie, tie)));
             fits && uses().is_none_or(|tied| tied.uses.all_are(&past))
-        })?;
-        *used_again = true;
-        Some(Owned::new(shelf.swap_remove(at)))
+        });
+        *used_again |= at.is_some();
+        Ok(at.map(|at| Owned::new(shelf.swap_remove(at))))
     }
 
     /// There are inputs, whose copies are made before a launch: so from here on no memory is used again within it. An error
@@ -623,7 +638,7 @@ mod tests {
         Buffer,
         device::{Emulated, Faults},
         graph::Graph,
-        memory::{DeviceSlice, transfer},
+        memory::{DeviceSlice, ledger::Arena, transfer},
     };
 
     /// Notes whether the uses of memory may be looked at when it is woken.
@@ -657,6 +672,26 @@ mod tests {
             }
             looks.join().unwrap();
         });
+    }
+
+    /// Another thread has found the capture, and asks for memory when it has ended.
+    #[test]
+    fn a_capture_that_has_ended_hands_out_no_memory_of_its_graph() {
+        let device = Device::emulated(Emulated::new());
+        let (graph, (stream, hold)) = Graph::capture(&device, |capture| {
+            let stream = capture.stream().clone();
+            let mut scratch = stream.alloc::<u32>(16)?;
+            stream.fill(&mut scratch, 1)?;
+            let Origin::Graph { hold, .. } = &scratch.view().memory.origin else { panic!("made in a capture") };
+            Ok((stream.clone(), hold.upgrade().unwrap()))
+        })
+        .unwrap();
+        for bytes in [64, 128] {
+            let asked = hold.alloc(Arena::of(&device).own(&device), &device, bytes, Some(&stream), Asker::Call(0));
+            assert_eq!(asked.map(|_| ()).unwrap_err().kind(), ErrorKind::Usage);
+        }
+        assert_eq!(graph.own_bytes(), hold.bytes(), "what its nodes use stays its own");
+        assert!(hold.bytes() >= 64);
     }
 
     /// Memory of the graph's own is dropped between the look and the note of a launch: neither of two launches that run beside

@@ -93,7 +93,9 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         // SAFETY: as in `into_box`.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        let owner = unsafe { Box::from_raw(self.0.as_ptr()) };
+        // The destructor is user code, and may drop memory that was wrapped in the same way.
+        discard(owner);
     }
 }
 

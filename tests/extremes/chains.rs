@@ -272,12 +272,19 @@ impl AsMut<[u8]> for Owner {
     }
 }
 
-const KEEPERS: [Keeper; 16] = [
+const KEEPERS: [Keeper; 17] = [
     ("the owner of a buffer", |inner| kept(Buffer::wrap(Owner(vec![0; 8], inner)).unwrap().0)),
     ("memory that has come back", |inner| {
         let (buffer, wrapped) = Buffer::wrap(Owner(vec![0; 8], inner)).unwrap();
         drop(buffer);
         kept(wrapped)
+    }),
+    ("a wait for memory that has come back", |inner| {
+        let (buffer, wrapped) = Buffer::wrap(Owner(vec![0; 8], inner)).unwrap();
+        let mut wait = Box::pin(wrapped.into_inner());
+        assert!(wait.as_mut().now_or_never().is_none());
+        drop(buffer);
+        kept(Mutex::new(wait))
     }),
     ("a function of a graph", |inner| {
         let mut builder = Graph::builder(&device()).unwrap();
