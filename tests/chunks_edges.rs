@@ -560,3 +560,41 @@ async fn flows_that_share_a_hub_are_held_by_hand() {
     within(reading).await.unwrap();
     assert_eq!(lock(&seen).concat(), (0..100).collect::<Vec<_>>());
 }
+
+/// A structure whose destructor panics, where it is asked to.
+#[derive(Clone)]
+struct Panics(bool);
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        if self.0 {
+            panic!("the structure's destructor");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_envelope_that_is_refused_comes_back_though_its_structure_panics() {
+    let hub = ChunkHub::<u32, Panics>::builder("numbers").elements(1).host_envelopes(1).build().unwrap();
+    let mut produce = hub.produce(&host()).unwrap();
+    let mut consume = hub.consume(&host()).unwrap();
+    let filled = produce.with(async |blank| {
+        blank.set_structure(Panics(false));
+        blank.fill_from(&[1]).await
+    });
+    filled.await.unwrap().unwrap();
+    let out = consume.next().await.unwrap().unwrap().into_envelope().unwrap();
+    drop(consume);
+    let unsent = produce.send(out, Panics(true)).await.unwrap_err();
+    assert_eq!(unsent.error().kind(), ErrorKind::Closed);
+    assert_eq!(unsent.into_envelope().read().await.unwrap(), [1]);
+    // The hub's only envelope has come home.
+    let _consume = hub.consume(&host()).unwrap();
+    assert!(within(produce.next()).await.unwrap().is_some());
+
+    let (mine, wrapped) = Buffer::wrap(vec![7_u32; 2]).unwrap();
+    let unsent = produce.send(mine, Panics(true)).await.unwrap_err();
+    assert_eq!(unsent.error().kind(), ErrorKind::Usage, "it is too large");
+    drop(unsent);
+    assert_eq!(within(wrapped.into_inner()).await.unwrap(), [7, 7]);
+}

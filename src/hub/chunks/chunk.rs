@@ -47,7 +47,7 @@ pub struct Chunk<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static = ()> {
     kind: PhantomData<fn() -> K>,
 }
 
-fn beside<S>(structure: S) -> Structure<S> {
+pub(super) fn beside<S>(structure: S) -> Structure<S> {
     Arc::new(Discarded::new(structure))
 }
 
@@ -234,8 +234,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Produce, T, S> {
     }
 
     /// Puts an envelope in the place that was kept for one.
-    pub(super) fn fill_with(&mut self, envelope: Envelope<T>, structure: S) {
-        (self.held, self.structure) = (Some(Held::Alone(envelope)), Some(beside(structure)));
+    pub(super) fn fill_with(&mut self, envelope: Envelope<T>, structure: Structure<S>) {
+        (self.held, self.structure) = (Some(Held::Alone(envelope)), Some(structure));
     }
 }
 

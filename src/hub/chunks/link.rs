@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    chunk::Chunk,
+    chunk::{Chunk, beside},
     core::{Seat, place_name},
     roles::{DoesWith, LinkName, Produce, Role},
     state::LinkId,
@@ -239,6 +239,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         mut envelope: Envelope<T>,
         structure: S,
     ) -> Result<(), Unsent<T>> {
+        // Discarded where it is not used: were a panic of its destructor to leave this function, the envelope that is
+        // returned would be leaked (rust-lang/rust#47949).
+        let structure = beside(structure);
         // Whoever is given it is on another stream.
         let place = place.and_then(|place| {
             envelope.raw_mut().depart(None)?;
