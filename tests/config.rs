@@ -311,11 +311,49 @@ fn config_what_cannot_be_set_is_an_error() {
         let error = Config::new().set(key, 1).unwrap_err();
         assert!(error.to_string().contains("tests/config.rs:") && error.to_string().contains("is no key"), "{error}");
     }
+    for key in ["upper.", "upper..rate", ".rate", "."] {
+        let error = Config::new().set("upper.rate", 1).unwrap().get::<Option<u32>>(key).unwrap_err();
+        assert!(error.to_string().contains(&format!("`{key}` is no key")), "{error}");
+    }
     let error = Config::new().set("upper", BTreeMap::from([((1, 2), 3)])).unwrap_err();
     assert!(error.to_string().contains("sets `upper` to what no file could say"), "{error}");
     // A whole section at once.
     let config = Config::new().set("upper", BTreeMap::from([("rate", 1.0), ("gain", 2.0)])).unwrap();
     assert_eq!(config.get::<f32>("upper.gain").unwrap(), 2.0);
+}
+
+/// A value that says it has so many parts, and has none.
+struct Claims(usize, fn(usize) -> Shape);
+
+enum Shape {
+    List(usize),
+    Map(usize),
+    Tuple(usize),
+    Struct(usize),
+    Variant(usize),
+}
+
+impl serde::Serialize for Claims {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        use serde::ser::*;
+
+        match (self.1)(self.0) {
+            Shape::List(len) => serializer.serialize_seq(Some(len))?.end(),
+            Shape::Map(len) => serializer.serialize_map(Some(len))?.end(),
+            Shape::Tuple(len) => serializer.serialize_tuple(len)?.end(),
+            Shape::Struct(len) => serializer.serialize_struct("claims", len)?.end(),
+            Shape::Variant(len) => serializer.serialize_tuple_variant("claims", 0, "variant", len)?.end(),
+        }
+    }
+}
+
+#[test]
+fn config_a_value_that_claims_many_parts_gets_no_memory_for_them() {
+    for shape in [Shape::List, Shape::Map, Shape::Tuple, Shape::Struct, Shape::Variant] {
+        for len in [1 << 40, usize::MAX] {
+            assert!(Config::new().set("upper", Claims(len, shape)).is_ok());
+        }
+    }
 }
 
 /// Values may be secrets.

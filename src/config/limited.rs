@@ -9,6 +9,11 @@ use serde::ser::{self, Error, Serialize, Serializer};
 /// [`MOST`](super::document::MOST) may be such wrappers. A level takes less than 2 KiB of stack in a debug build.
 const MOST: usize = 256;
 
+/// Of the parts that a value says it has: the serializer sets memory apart for them, and may be told any number.
+fn believed(len: usize) -> usize {
+    len.min(MOST)
+}
+
 /// See the module.
 pub(super) struct Limited<'b, T> {
     value: T,
@@ -111,15 +116,15 @@ impl<'b, S: Serializer> Serializer for Levels<'b, S> {
     }
 
     fn serialize_seq(self, len: Option<usize>) -> Result<Self::SerializeSeq, S::Error> {
-        self.with(|within| within.serialize_seq(len))
+        self.with(|within| within.serialize_seq(len.map(believed)))
     }
 
     fn serialize_tuple(self, len: usize) -> Result<Self::SerializeTuple, S::Error> {
-        self.with(|within| within.serialize_tuple(len))
+        self.with(|within| within.serialize_tuple(believed(len)))
     }
 
     fn serialize_tuple_struct(self, name: &'static str, len: usize) -> Result<Self::SerializeTupleStruct, S::Error> {
-        self.with(|within| within.serialize_tuple_struct(name, len))
+        self.with(|within| within.serialize_tuple_struct(name, believed(len)))
     }
 
     fn serialize_tuple_variant(
@@ -129,15 +134,15 @@ impl<'b, S: Serializer> Serializer for Levels<'b, S> {
         variant: &'static str,
         len: usize,
     ) -> Result<Self::SerializeTupleVariant, S::Error> {
-        self.with(|within| within.serialize_tuple_variant(name, at, variant, len))
+        self.with(|within| within.serialize_tuple_variant(name, at, variant, believed(len)))
     }
 
     fn serialize_map(self, len: Option<usize>) -> Result<Self::SerializeMap, S::Error> {
-        self.with(|within| within.serialize_map(len))
+        self.with(|within| within.serialize_map(len.map(believed)))
     }
 
     fn serialize_struct(self, name: &'static str, len: usize) -> Result<Self::SerializeStruct, S::Error> {
-        self.with(|within| within.serialize_struct(name, len))
+        self.with(|within| within.serialize_struct(name, believed(len)))
     }
 
     fn serialize_struct_variant(
@@ -147,7 +152,7 @@ impl<'b, S: Serializer> Serializer for Levels<'b, S> {
         variant: &'static str,
         len: usize,
     ) -> Result<Self::SerializeStructVariant, S::Error> {
-        self.with(|within| within.serialize_struct_variant(name, at, variant, len))
+        self.with(|within| within.serialize_struct_variant(name, at, variant, believed(len)))
     }
 
     fn is_human_readable(&self) -> bool {

@@ -136,8 +136,12 @@ impl Config {
     /// # Errors
     /// [`Setup`](ErrorKind::Setup) with what is wrong: fields that are unknown (and those that there are), one that is
     /// missing, or of another type (and what was expected), with its key and with the file and line, the variable or the
-    /// call that said so. What comes after a value of another type is not looked at.
+    /// call that said so. What comes after a value of another type is not looked at. Also for a key with an empty name in it.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
+        if !key.is_empty() && key.split('.').any(str::is_empty) {
+            let text = format!("`{key}` is no key: names joined by dots, none of them empty");
+            return Err(Error::new(ErrorKind::Setup, text));
+        }
         self.asked.lock().insert(key.into());
         let (outcome, unknown) = match self.whole().find_ref(key) {
             Some(value) => read::<T>(value),
