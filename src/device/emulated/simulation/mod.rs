@@ -2,8 +2,9 @@
 //!
 //! A [`Simulation`] owns emulated devices that have no workers, and the tasks that use them. It is a future itself and
 //! runs inside whatever tokio runtime awaits it, so timers are tokio's own; on a runtime whose clock is paused
-//! (`#[tokio::test(start_paused = true)]`) time is virtual and a run depends on its seed alone. On another executor its own
-//! ticks come from an [`alarm`].
+//! (`#[tokio::test(start_paused = true)]`) time is virtual and a run depends on its seed alone, where its memory is its
+//! devices': memory that is page-locked for [`Device::host`](crate::Device::host) is swept by a thread, in real time. On another
+//! executor the simulation's own ticks come from an [`alarm`].
 //!
 //! ```text
 //!            ┌────────────────────────────────────────────────────────────────────┐
