@@ -236,6 +236,28 @@ async fn f1_a_lost_device_leaves_the_hub_to_the_others() {
     }
 }
 
+/// Where the host's only envelope holds a later chunk, another one is made, near a device that is there.
+#[tokio::test]
+async fn f1_a_lost_device_is_in_the_way_of_no_further_envelope_of_the_host() {
+    let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
+    let builder = ChunkHub::<u32>::builder("h").elements(1).queue(2).envelopes(&lost, 1);
+    let hub = builder.envelopes(&healthy, 1).host_envelopes(1).build().unwrap();
+    lose(&lost).await;
+    let (mut first, mut second) = (hub.produce(&healthy).unwrap(), hub.produce(&host()).unwrap());
+    let mut chunk = within(first.next()).await.unwrap().unwrap();
+    chunk.set_len(1).unwrap();
+    Stream::new(&healthy).unwrap().fill(&mut chunk, 1).unwrap();
+    chunk.commit().unwrap();
+    put(&mut second, &[2]).await;
+    let mut consume = hub.consume(&host()).unwrap();
+    for number in [1, 2] {
+        let chunk = within(consume.next()).await.unwrap().unwrap();
+        assert_eq!(chunk.read().await.unwrap(), [number]);
+        chunk.commit().unwrap();
+    }
+    hub.add_envelopes(&host(), 1).unwrap();
+}
+
 /// Where `flow_to` names the consumer that is lost, the chunk waits for the next one: links that peek see it once.
 #[tokio::test]
 async fn f1_a_lost_device_with_the_only_consumer_of_the_flow_sends_no_link_round() {

@@ -4,7 +4,7 @@
 use std::{
     collections::HashSet,
     io,
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    panic::{AssertUnwindSafe, catch_unwind},
     thread::available_parallelism,
 };
 
@@ -12,7 +12,7 @@ use super::{Checked, Connection, Flow, hubs, link, section, spawn, thread, wirin
 use crate::{
     condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Result, said},
     hub::{Hub, link::LinkPlan, queue::Full},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
@@ -172,7 +172,9 @@ fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
         conditions.append(&mut place.conditions);
         place.conditions = conditions;
         drop(place);
-        asked.unwrap_or_else(|panic| resume_unwind(panic));
+        if let Err(panic) = asked {
+            own.push(format!("has a condition that panicked as it was checked: {}", said(panic)));
+        }
         problems.extend(own.into_iter().map(|problem| format!("operator `{}` {problem}", entry.name)));
     }
 }

@@ -13,7 +13,7 @@
 use std::{
     future::poll_fn,
     mem,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
@@ -22,6 +22,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError, watc
 
 use super::{Handle, SendError, blank_queue::BlankQueue};
 use crate::{
+    clock,
     condition::Readiness,
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
@@ -104,6 +105,10 @@ pub(super) fn failed(flow: &Handle) -> Option<Error> {
     }
 }
 
+fn thread_over() -> Error {
+    Error::new(ErrorKind::Usage, "this thread is at its end, and waits for nothing: send from another one")
+}
+
 pub(super) fn never_ran() -> Error {
     Error::new(ErrorKind::Closed, "the flow was dropped before it ran")
 }
@@ -127,8 +132,12 @@ impl<M: Message> Door<M> {
 
     /// The flow's, when it runs.
     pub(super) async fn once_open(mut stage: watch::Receiver<Stage<M>>) -> Result<Arc<Self>> {
-        let stage = proxied(stage.wait_for(|stage| !matches!(stage, Stage::Before))).await.map_err(|_| never_ran())?;
-        match &*stage {
+        let mut opened = pin!(proxied(stage.wait_for(|stage| !matches!(stage, Stage::Before))));
+        let opened = poll_fn(|task| match clock::is_thread_over() {
+            true => Poll::Ready(Err(thread_over())),
+            false => opened.as_mut().poll(task).map_err(|_| never_ran()),
+        });
+        match &*opened.await? {
             Stage::Open(door) => Ok(door.clone()),
             Stage::Ended(flow) => Err(ended(flow)),
             Stage::Before => Err(never_ran()),

@@ -182,8 +182,14 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
     let clock = TickClock::start();
     let first_to_stop = first_to_stop(crew.len(), &joints, &links);
     let mut failure = None;
-    match until_abort(&control, build(&mut crew, joints, links, &control)).await {
-        Ok(hubs) => control.set_hubs(hubs),
+    let mut hubs = Hubs::default();
+    // What a hand-written port does as it is bound is user code.
+    let building = caught(async {
+        hubs = until_abort(&control, build(&mut crew, joints, links, &control)).await?;
+        Ok(())
+    });
+    match building.await {
+        Ok(()) => control.set_hubs(hubs),
         Err(error) => failure = Some(error),
     }
     let (hubs, devices) = (control.hubs(), devices(&crew));

@@ -37,7 +37,7 @@ use crate::{
         queue::{Answer, Full, Queue},
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
-    sync::{Mutex, WakerCell, discard_all, lock},
+    sync::{Discarded, Mutex, WakerCell, discard_all, lock},
 };
 
 impl Flow {
@@ -285,7 +285,7 @@ impl<M: Message> Operator for Leave<M> {
             let mut message = ports.input.take()?;
             boundary.mark(&mut message);
             // Once the handle is dropped, messages are dropped, too.
-            let _ = self.0.queue().push(&mut Some(message), true);
+            let _ = self.0.queue().push(Discarded::new(message).place(), true);
         }
         Ok(())
     }

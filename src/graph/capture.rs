@@ -22,7 +22,8 @@ pub struct Capturing {
 
 impl Graph {
     /// Records what `work` enqueues into the capture's streams, and runs none of it. The capture ends when `work` returns,
-    /// whatever it returns: it cannot be held across an await, and what other threads do meanwhile is no part of it.
+    /// whatever it returns: it cannot be held across an await. What other threads do meanwhile is no part of it, except for what
+    /// they enqueue on a stream of the capture.
     ///
     /// Buffers that are allocated and dropped in it are the graph's own, used again within it where its edges order the uses;
     /// others stay as long as the graph, whoever drops them.

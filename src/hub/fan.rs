@@ -26,7 +26,7 @@ use crate::{
     memory::HostAccess,
     planted::{self, Planted},
     stream::{Stream, Ticket},
-    sync::discard_all,
+    sync::{Discarded, discard, discard_all},
 };
 
 /// What one of an output's hubs did with a message that it was [offered](crate::Output::offer).
@@ -190,16 +190,18 @@ impl<M: Message> Fan<M> {
     }
 
     /// Sends what a worker of the operator has sent, if all have room.
-    pub(crate) fn hand_on(&mut self, mut parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Stamped<M>>> {
-        self.look(&mut parcel.message)?;
-        if self.outcomes.contains(&Outcome::Full) {
-            return Ok(Err((parcel, stamp)));
+    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Stamped<M>>> {
+        let mut place = Discarded::new(parcel);
+        if let Some(parcel) = place.get_mut() {
+            self.look(&mut parcel.message)?;
+            if !self.outcomes.contains(&Outcome::Full) {
+                self.free_arrivals(&mut parcel.message);
+                if let Some(forks) = self.fork_all(&mut parcel.message)? {
+                    self.hand_over(place.place(), stamp.clone(), forks)?;
+                }
+            }
         }
-        self.free_arrivals(&mut parcel.message);
-        let Some(forks) = self.fork_all(&mut parcel.message)? else { return Ok(Err((parcel, stamp))) };
-        let mut place = Some(parcel);
-        self.hand_over(&mut place, stamp.clone(), forks)?;
-        Ok(place.map_or(Ok(()), |parcel| Err((parcel, stamp))))
+        Ok(place.take().map_or(Ok(()), |parcel| Err((parcel, stamp))))
     }
 
     /// The blank envelopes, or why there are none.
@@ -318,9 +320,9 @@ impl<M: Message> Fan<M> {
         forks.0.reverse();
         while let Some((at, fork)) = forks.0.pop() {
             // Each takes along the same.
-            let mut fork = Some(Parcel::with(fork, load.clone()));
-            self.branches[at].push(&mut fork, stamp.clone())?;
-            match fork {
+            let mut fork = Discarded::new(Parcel::with(fork, load.clone()));
+            self.branches[at].push(fork.place(), stamp.clone())?;
+            match fork.get() {
                 None => done = true,
                 // There was room: its reader has ended.
                 Some(_) => self.outcomes[at] = Outcome::Closed,
@@ -341,7 +343,7 @@ impl<M: Message> Fan<M> {
             }
         }
         if done {
-            *place = None;
+            discard(place.take());
         }
         Ok(())
     }

@@ -71,10 +71,10 @@ impl<M: Message> Kept<M> {
 
     /// Keeps what lies in `place`.
     pub(super) fn send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
-        let Some(mut parcel) = place.take() else { return Ok(()) };
+        let Some(parcel) = place else { return Ok(()) };
         let stamped = depart(&mut parcel.message, origin)?;
         let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
-        self.backlog.push_back((parcel, stamp));
+        self.backlog.extend(place.take().map(|parcel| (parcel, stamp)));
         Ok(())
     }
 

@@ -19,6 +19,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::HostAccess,
     stream::{Stream, Ticket},
+    sync::discard,
 };
 
 pub(crate) enum Outlet<M: Message> {
@@ -212,7 +213,10 @@ impl<M: Message> Outlet<M> {
         match self {
             Self::One(sender) if !sender.reader_gone() => sender.try_hand_on(parcel, stamp),
             Self::Several(fan) if !fan.is_closed() => fan.hand_on(parcel, stamp),
-            _ => Err(self.closed()),
+            _ => {
+                discard(parcel);
+                Err(self.closed())
+            }
         }
     }
 

@@ -16,6 +16,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     stream::{Stream, Ticket},
+    sync::{Discarded, discard},
 };
 
 /// The writer's end. Dropping it ends the reader, after what lies in the queue.
@@ -176,7 +177,7 @@ impl<M: Message> Sender<M> {
     /// Puts a message that has departed into the queue; it stays in `place` if there is no room or no reader.
     #[inline]
     pub(super) fn push(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>) -> Result<()> {
-        if self.enqueue(place, stamp, drop) { self.link.pump() } else { Ok(()) }
+        if self.enqueue(place, stamp, discard) { self.link.pump() } else { Ok(()) }
     }
 
     /// True if there may be something to move.
@@ -222,25 +223,22 @@ impl<M: Message> Sender<M> {
     }
 
     /// As `hand_on`, if there is room; otherwise it comes back with its stamp.
-    pub(crate) fn try_hand_on(
-        &mut self,
-        mut parcel: Parcel<M>,
-        stamp: Option<Ticket>,
-    ) -> Result<Result<(), Stamped<M>>> {
+    pub(crate) fn try_hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Stamped<M>>> {
+        let mut place = Discarded::new(parcel);
         self.check()?;
-        self.check_places(&mut parcel.message)?;
-        if !self.has_room(1) {
-            return Ok(Err((parcel, stamp)));
+        if let Some(parcel) = place.get_mut() {
+            self.check_places(&mut parcel.message)?;
         }
-        let mut place = Some(parcel);
-        self.push(&mut place, stamp.clone())?;
-        Ok(place.map_or(Ok(()), |parcel| Err((parcel, stamp))))
+        if self.has_room(1) {
+            self.push(place.place(), stamp.clone())?;
+        }
+        Ok(place.take().map_or(Ok(()), |parcel| Err((parcel, stamp))))
     }
 
     /// Puts a message that came out of another hub into this one, which is always there for it.
     pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<()> {
         // Its reader ends after it.
-        self.push(&mut Some(parcel), stamp)
+        self.push(Discarded::new(parcel).place(), stamp)
     }
 
     /// Where nothing is copied, every envelope is where the reader is.
@@ -280,7 +278,7 @@ impl<M: Message> Sender<M> {
             }
             let Some((number, old)) = self.link.queue.drop_oldest() else { return false };
             self.link.stamps.forget(number);
-            drop(old);
+            discard(old);
         }
         true
     }

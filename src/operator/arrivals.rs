@@ -14,7 +14,7 @@ use crate::{
     error::Result,
     hub::{Message, baggage::Parcel, link, receiver::Receiver, sender::Sender},
     stream::Ticket,
-    sync::discard_all,
+    sync::{Discarded, discard, discard_all},
 };
 
 /// Messages of one connection.
@@ -179,6 +179,7 @@ impl<M: Message> Arrivals<M> {
             let _ = self.receiver.stamp_beside(number);
             if let Some(parcel) = place.take() {
                 left.count(&parcel.message);
+                discard(parcel);
             }
         }
         if let Some(front) = &mut self.front {
@@ -353,9 +354,9 @@ impl<M: Message> Intake<M> {
     /// a hub that keeps it.
     #[inline]
     pub(super) fn take(&mut self, from: &mut Arrivals<M>, again: bool) -> Result<Option<M>> {
-        let mut place = None;
-        self.take_into(&mut place, from, again)?;
-        Ok(place.map(|parcel| parcel.message))
+        let mut place = Discarded::none();
+        self.take_into(place.place(), from, again)?;
+        Ok(place.take().map(|parcel| parcel.message))
     }
 
     /// As `take`, into `place`, where it lies beside what has come with it and is no longer of use.
@@ -398,8 +399,9 @@ impl<M: Message> Intake<M> {
         self.traffic.count(&message);
         // Whoever looks for it finds none of a run.
         let _ = from.stamp(&mut message);
+        let mut message = Discarded::new(message);
         carry.gather(baggage.map(|baggage| baggage.load))?;
-        Ok(Some(message))
+        Ok(message.place().take())
     }
 
     /// Puts the next message where a worker finds it, with all that came with it. False if there is none.

@@ -23,6 +23,7 @@ use crate::{
     hub::{Message, RawEnvelope},
     planted::{self, Planted},
     stream::Ticket,
+    sync::Discarded,
 };
 
 /// Messages come in here.
@@ -41,9 +42,9 @@ impl<M: Message> Input<M> {
     /// [`Usage`](ErrorKind::Usage) if it is taken once more than the condition promised and there is none; what went
     /// wrong on the way, if something did.
     pub fn take(&mut self) -> Result<M> {
-        let mut place = None;
-        self.intake.take_into(&mut place, &mut self.arrivals, true)?;
-        place.map(|parcel| parcel.message).ok_or_else(|| self.nothing())
+        let mut place = Discarded::none();
+        self.intake.take_into(place.place(), &mut self.arrivals, true)?;
+        place.take().map(|parcel| parcel.message).ok_or_else(|| self.nothing())
     }
 
     #[cold]

@@ -33,6 +33,7 @@ use crate::{
     },
     memory::{HostAccess, Plain},
     stream::Stream,
+    sync::Discarded,
 };
 
 /// Messages go out here: to one reader, or to each of several ([`Flow::connect`](crate::Flow::connect)).
@@ -84,8 +85,8 @@ impl<M: Message> Output<M> {
     /// Dropping the future before it resolves drops the message with it, unsent.
     #[inline]
     pub fn send(&mut self, message: M) -> impl Future<Output = Result<()>> {
-        let mut place = Some(self.parcel(message));
-        async move { self.deliver(&mut place).await }
+        let mut place = Discarded::new(self.parcel(message));
+        async move { self.deliver(place.place()).await }
     }
 
     /// Sends what lies in `place`. It stays there until it lies in the queue.
@@ -119,9 +120,9 @@ impl<M: Message> Output<M> {
     /// # Errors
     /// As [`Output::send`].
     pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
-        let mut place = Some(self.parcel(message));
-        self.put(&mut place, Outlet::try_send)?;
-        Ok(place.map_or(Ok(()), |parcel| Err(parcel.message)))
+        let mut place = Discarded::new(self.parcel(message));
+        self.put(place.place(), Outlet::try_send)?;
+        Ok(place.take().map_or(Ok(()), |parcel| Err(parcel.message)))
     }
 
     /// Sends a message as the answer to some of those that were taken, and to no other: see
@@ -134,7 +135,7 @@ impl<M: Message> Output<M> {
     /// Dropping the future before it resolves drops the message with it, unsent, and its callers are not answered by it.
     pub async fn send_for(&mut self, reply: Reply, message: M) -> Result<()> {
         let load = self.carry.load_for(reply);
-        self.deliver(&mut Some(Parcel::with(message, Some(load)))).await
+        self.deliver(Discarded::new(Parcel::with(message, Some(load))).place()).await
     }
 
     /// What a message needs to be sent by [`try_send_departed`](Self::try_send_departed), for a sender that holds a lock
@@ -206,9 +207,9 @@ impl<M: Message> Output<M> {
     /// What went wrong on the way. Readers that have ended are none.
     pub fn offer(&mut self, message: M) -> Result<Offer<M>> {
         let bytes = message.size_in_bytes() as u64;
-        let mut place = Some(self.parcel(message));
-        let outcomes = self.carrying(|to, origin| to.offer(&mut place, origin))?;
-        let kept = place.map(|parcel| parcel.message);
+        let mut place = Discarded::new(self.parcel(message));
+        let outcomes = self.carrying(|to, origin| to.offer(place.place(), origin))?;
+        let kept = place.take().map(|parcel| parcel.message);
         if kept.is_none() {
             self.traffic.add(bytes);
         }

@@ -348,6 +348,12 @@ impl<T: 'static> Discarded<T> {
         Self(Some(value))
     }
 
+    /// For a value that comes later, into its [`place`](Self::place).
+    #[inline]
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+
     /// `None` never comes: the value is there until it is taken, which consumes this.
     pub(crate) fn get(&self) -> Option<&T> {
         self.0.as_ref()
@@ -360,9 +366,16 @@ impl<T: 'static> Discarded<T> {
     pub(crate) fn take(mut self) -> Option<T> {
         self.0.take()
     }
+
+    /// For one that takes it out and leaves `None`, or leaves it.
+    #[inline]
+    pub(crate) fn place(&mut self) -> &mut Option<T> {
+        &mut self.0
+    }
 }
 
 impl<T: 'static> Drop for Discarded<T> {
+    #[inline]
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(discard);
     }

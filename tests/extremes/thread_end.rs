@@ -179,3 +179,42 @@ async fn a_message_is_sent_and_one_is_moved_where_tokio_has_no_clock() {
     next().await;
     within(running).await.unwrap();
 }
+
+/// What waits by tokio's primitives is an error where these are gone, and what need not wait is done.
+#[test]
+fn sends_into_a_flow_work_or_are_errors_in_a_threads_last_locals() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    for runs in [false, true] {
+        let mut flow = Flow::new("f");
+        let echo = flow.add("echo", map(async |number: u32| Ok(number)));
+        let service = flow.service("echoes", echo.input, echo.output);
+        let print = flow.add("print", sink(async |_: u32| Ok(())));
+        let ingress = flow.ingress("numbers", print.input);
+        let (flow, running) = match runs {
+            true => (None, Some(runtime.block_on(async { flow.spawn().unwrap() }))),
+            false => (Some(flow), None),
+        };
+        if runs {
+            // It is open from then on.
+            runtime.block_on(async {
+                ingress.send(1).await.unwrap();
+                service.ask(1).await.unwrap();
+            });
+        }
+        as_a_thread_ends(move || {
+            // Tokio's locals are there first.
+            assert!(tokio::runtime::Handle::try_current().is_err());
+            Box::new(move || {
+                let sent = ingress.send(2).now_or_never();
+                let asked = service.ask(2).now_or_never();
+                if runs {
+                    assert!(sent.is_none_or(|sent| sent.is_ok()) && asked.is_none_or(|asked| asked.is_ok()));
+                } else {
+                    assert_eq!(sent.unwrap().unwrap_err().error().kind(), ErrorKind::Usage);
+                    assert_eq!(asked.unwrap().unwrap_err().kind(), ErrorKind::Usage);
+                }
+            })
+        });
+        drop((flow, running));
+    }
+}

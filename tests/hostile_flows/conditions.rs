@@ -211,3 +211,34 @@ async fn an_operator_that_waits_by_a_condition_has_all_messages_before_it_stops(
     let report = running.await.unwrap();
     assert_eq!((taken.load(Ordering::SeqCst), report.untaken), (8, 0));
 }
+
+/// A condition that panics as it is checked.
+struct PanicsAsChecked;
+
+impl Condition for PanicsAsChecked {
+    fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
+        Status::Ready
+    }
+
+    fn problem(&self) -> Option<String> {
+        panic!("checked")
+    }
+}
+
+#[test]
+fn a_condition_that_panics_as_it_is_checked_is_an_error_of_the_set_up() {
+    alone("conditions::a_condition_that_panics_as_it_is_checked_is_an_error_of_the_set_up", async {
+        let mut flow = Flow::new("f");
+        let source = flow.add("source", source(|| ready(Ok(None::<u32>)))).when(PanicsAsChecked);
+        let sink = flow.add("sink", sink(|_: u32| ready(Ok(()))));
+        flow.connect(source.output, sink.input);
+        for error in [flow.check().unwrap_err(), flow.run().await.unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Setup);
+            let text = error.to_string();
+            assert!(
+                text.contains("operator `source` has a condition that panicked as it was checked: checked"),
+                "{text}"
+            );
+        }
+    });
+}

@@ -311,3 +311,112 @@ fn a_message_and_its_span_panic_as_they_are_dropped() {
         assert!(running.await.unwrap_err().is_cancelled());
     });
 }
+
+/// A message that a caller may have sent; the third one's destructor panics.
+struct Third(u32);
+
+impl wakeline::Message for Third {}
+
+impl Clone for Third {
+    fn clone(&self) -> Self {
+        Self(self.0)
+    }
+}
+
+impl wakeline::Fork for Third {
+    fn fork(&self, _: &mut wakeline::hub::Copier<'_>) -> Result<Self> {
+        Ok(self.clone())
+    }
+}
+
+impl Drop for Third {
+    fn drop(&mut self) {
+        if self.0 == 3 && !std::thread::panicking() {
+            panic!("the third message");
+        }
+    }
+}
+
+/// Of the third message there may be clones: none is dropped by who takes it.
+fn takes(seen: &Arc<AtomicUsize>) -> impl Operator<Ports = SinkPorts<Third>> + use<> {
+    let seen = seen.clone();
+    sink(move |message: Third| {
+        seen.fetch_add(1, Ordering::SeqCst);
+        std::mem::forget(message);
+        ready(Ok(()))
+    })
+}
+
+/// Takes nothing of what its runs are given.
+#[derive(Clone)]
+struct Leaves;
+
+impl Operator for Leaves {
+    type Ports = SinkPorts<Third>;
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Where the library drops a message for the operator that sends, or that has left it: it is no fault of that operator's.
+#[test]
+fn a_message_that_panics_as_a_hub_drops_it_fails_no_operator() {
+    alone("messages::a_message_that_panics_as_a_hub_drops_it_fails_no_operator", async {
+        for hub in [Hub::drop_oldest(1), Hub::drop_newest(1)] {
+            for readers in [1, 2] {
+                let (mut flow, seen, mut next) = (Flow::new("f"), Arc::new(AtomicUsize::new(0)), 0);
+                let gate = Gate::open();
+                gate.pause();
+                let opens = gate.clone();
+                let twelve = source(move || {
+                    next += 1;
+                    if next > 12 {
+                        opens.resume();
+                    }
+                    ready(Ok((next <= 12).then_some(Third(next))))
+                });
+                let source = flow.add("source", twelve);
+                let slow = flow.add("slow", takes(&seen)).when(gate);
+                if readers == 1 {
+                    flow.connect_with(source.output, slow.input, hub);
+                } else {
+                    let other = flow.add("other", takes(&seen));
+                    flow.connect(source.output, [slow.input.with(hub), other.input.with(Hub::bounded(1))]);
+                }
+                let report = flow.run().await.unwrap();
+                assert_eq!(report.operator("source").unwrap().runs, 13);
+                let dropped = report.hub("source.output -> slow.input").unwrap().dropped;
+                assert_eq!((dropped, report.operator("slow").unwrap().runs), (11, 1));
+            }
+        }
+        // A latest value that a newer one replaces.
+        let (mut flow, seen, mut next) = (Flow::new("f"), Arc::new(AtomicUsize::new(0)), 0);
+        let five = source(move || {
+            next += 1;
+            ready(Ok((next <= 5).then_some(Third(next))))
+        });
+        let source = flow.add("source", five);
+        let slow = flow.add("slow", takes(&seen)).when(count(1));
+        flow.connect_with(source.output, slow.input, Hub::latest());
+        flow.run().await.unwrap();
+        // What a run at a time leaves of its messages.
+        let (mut flow, mut next) = (Flow::new("f"), 0);
+        let five = wakeline::operator::source(move || {
+            next += 1;
+            ready(Ok((next <= 5).then_some(Third(next))))
+        });
+        let source = flow.add("source", five);
+        let leaves = flow.add("leaves", concurrent(2, Leaves));
+        flow.connect(source.output, leaves.input);
+        assert_eq!(flow.run().await.unwrap().operator("leaves").unwrap().runs, 5);
+        // What is sent where nothing is read any more: it ends its sender, which has not failed.
+        let (mut flow, seen) = (Flow::new("f"), Arc::new(AtomicUsize::new(0)));
+        let thirds = wakeline::operator::source(|| ready(Ok(Some(Third(3)))));
+        let source = flow.add("source", thirds);
+        let takes = flow.add("takes", takes(&seen)).when(count(2));
+        flow.connect(source.output, takes.input);
+        flow.run().await.unwrap();
+        assert_eq!(seen.load(Ordering::SeqCst), 2);
+    });
+}

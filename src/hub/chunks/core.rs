@@ -251,7 +251,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         let (pool, near) = {
             let mut inner = lock(&self.inner);
             let place = self.place(&mut inner.places, device)?;
-            let other = inner.places.all.iter().map(|place| &place.device).find(|device| !device.is_host());
+            // Host memory is page-locked for a device that is there.
+            let is_one = |device: &&Device| !device.is_host() && !device.is_lost();
+            let other = inner.places.all.iter().map(|place| &place.device).find(is_one);
             let near = near.or(other).unwrap_or(device).clone();
             (inner.places.all[place].pool.clone(), near)
         };
