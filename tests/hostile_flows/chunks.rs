@@ -105,3 +105,27 @@ fn an_envelope_that_comes_home_in_a_deep_destructor_wakes_at_once() {
         }
     });
 }
+
+/// What is read ahead, for one that is at work on another chunk, does not take the envelope that a producer waits for.
+#[test]
+fn a_producer_gets_the_envelope_of_a_chunk_that_is_read_ahead() {
+    alone("chunks::a_producer_gets_the_envelope_of_a_chunk_that_is_read_ahead", async {
+        let device = Device::emulated(Emulated::new());
+        let builder = ChunkHub::<u32>::builder("h").elements(1).queue(3);
+        let hub = builder.envelopes(&device, 2).host_envelopes(2).build().unwrap();
+        let mut peek = hub.peek(&host()).unwrap();
+        let mut produce = hub.produce(&device).unwrap();
+        for _ in 0..2 {
+            let mut blank = produce.next().await.unwrap().unwrap();
+            blank.set_len(1).unwrap();
+            blank.commit().unwrap();
+        }
+        // The second one is copied to the host meanwhile, to its last envelope.
+        let held = peek.next().await.unwrap().unwrap();
+        assert_eq!(held.number(), 1);
+        let mut on_host = hub.produce(&host()).unwrap();
+        let blank = on_host.next().await.unwrap().unwrap();
+        drop((held, blank));
+        assert_eq!(peek.next().await.unwrap().unwrap().number(), 2);
+    });
+}

@@ -177,8 +177,12 @@ impl<E: Clone, S: Clone> State<E, S> {
             }
         } else {
             wanted.extend(demands.iter().map(|(chunk, place)| Wanted { chunk: *chunk, place: *place, demanded: true }));
-            // Whoever goes round them and is at work on one has another one coming.
-            for (id, link) in self.each().filter(|(_, link)| link.role != Role::Produce && link.served > 0) {
+            // Whoever goes round them and is at work on one has another one coming; not in the envelope that a producer waits
+            // for, which would be taken from there again, and again.
+            let starving = self.starving();
+            let reads_ahead =
+                |link: &Link| link.role != Role::Produce && link.served > 0 && !starving.contains(&link.place);
+            for (id, link) in self.each().filter(|(_, link)| reads_ahead(link)) {
                 if let Some(at) = self.next_for(id, link).filter(|at| self.chunks[*at].number != link.last) {
                     wanted.push(Wanted { chunk: at, place: link.place, demanded: false });
                 }
@@ -299,14 +303,22 @@ impl<E: Clone, S: Clone> State<E, S> {
             && self.next_for(id, link).is_some_and(|at| self.chunks[at].number == number)
     }
 
+    /// Where producers wait for a blank, if there is room in the queue: the place of the first of them first.
+    fn starving(&self) -> SmallVec<[Place; 2]> {
+        if self.room() == 0 {
+            return SmallVec::new();
+        }
+        let waits = |link: &Link| link.waits.as_ref().is_some_and(|waits| waits.blank);
+        let starving = self.each().filter(|(_, link)| link.role == Role::Produce && waits(link));
+        starving.map(|(_, link)| link.place).collect()
+    }
+
     /// A producer waits for a blank, there is room in the queue, and chunks that stay have copies elsewhere.
     fn clear_for_producers(&mut self, demands: &Demands, blanks: &impl Blanks<E>, out: &mut Actions<E>) {
-        if self.consumes() || self.room() == 0 {
+        if self.consumes() {
             return;
         }
-        let producers = self.each().filter(|(_, link)| link.role == Role::Produce);
-        let starved = producers.filter(|(_, link)| link.waits.as_ref().is_some_and(|waits| waits.blank));
-        let Some(place) = starved.map(|(_, link)| link.place).find(|place| blanks.count(*place) == 0) else { return };
+        let Some(place) = self.starving().into_iter().find(|place| blanks.count(*place) == 0) else { return };
         let spare = self.chunks.iter().enumerate().position(|(at, chunk)| {
             let wanted = demands.contains(&(at, place));
             let idle = chunk.alone.is_none() && chunk.moving == 0 && chunk.copy(place).is_some_and(Copy::is_idle);
