@@ -4,12 +4,16 @@
 //! none, and one that does has one.
 
 use std::{
+    panic::catch_unwind,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
 };
 
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, Sleep, sleep_until},
+};
 
 /// A timer that can be set to another time.
 #[derive(Debug, Default)]
@@ -37,6 +41,13 @@ impl Alarm {
     pub(crate) fn rest(&mut self) {
         self.0 = None;
     }
+}
+
+/// Whether an [`Alarm`] can be set here: in a tokio runtime with timers. Tokio cannot be asked: it panics, having changed nothing.
+/// So where a panic would abort the process it is taken that there are none.
+pub(crate) fn there_are_timers() -> bool {
+    let try_one = || catch_unwind(|| drop(sleep_until(Instant::now()))).is_ok();
+    cfg!(panic = "unwind") && Handle::try_current().is_ok() && try_one()
 }
 
 /// `span` after `at`; where no clock goes that far, in thirty years.

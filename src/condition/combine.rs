@@ -304,6 +304,15 @@ impl When {
         }
     }
 
+    /// It is about nothing but ports.
+    pub(crate) fn is_on_ports(&self) -> bool {
+        match &self.0 {
+            Tree::Own(_) => false,
+            Tree::Ports(_) => true,
+            Tree::Several { all, .. } => all.iter().all(|part| part.when.is_on_ports()),
+        }
+    }
+
     /// Shows the conditions on ports in it.
     pub(crate) fn on_ports<'a>(&'a self, visit: &mut dyn FnMut(&'a OnPorts)) {
         match &self.0 {

@@ -60,7 +60,7 @@ mod told;
 use std::{borrow::Cow, task::Context};
 
 pub use crate::hub::Since;
-pub(crate) use alarm::{Alarm, after};
+pub(crate) use alarm::{Alarm, after, there_are_timers};
 pub use asynchronous::{AsyncState, Asynchronous};
 pub(crate) use buffer::{Awaited, buffers};
 pub(crate) use combine::reservations;

@@ -124,6 +124,12 @@ impl Conditions {
         all.filter(|(_, status)| **status != Status::Ready).map(|(when, _)| when.describe().into_owned()).collect()
     }
 
+    /// Whether one of those that are waited for is about anything else than the operator's ports.
+    pub(crate) fn wait_elsewhere(&self) -> bool {
+        let mut all = self.all.iter().zip(&self.answers);
+        all.any(|(when, status)| *status != Status::Ready && !when.is_on_ports())
+    }
+
     /// A run begins, if all can give what it needs.
     pub(crate) fn claim(&mut self) -> bool {
         self.running = claim_all(&mut self.all, When::claim, When::give_back);

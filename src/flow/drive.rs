@@ -25,7 +25,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    DeviceReport, HubReport, Report, Running, SectionReport,
+    DeviceReport, HubReport, OnStall, Report, Running, SectionReport,
     connect::MakeLink,
     keeper::Keeper,
     link::{self, Attached, Linking},
@@ -144,6 +144,7 @@ pub(super) struct Start {
     pub(super) sections: Vec<section::Start>,
     /// The operators are wanted back. Otherwise each is dropped after its `stop`, where that ran.
     pub(super) keep: bool,
+    pub(super) on_stall: OnStall,
 }
 
 /// Begins a run in the background.
@@ -176,7 +177,7 @@ impl Drop for Watched {
 }
 
 async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>) -> Finished {
-    let Start { control, mut crew, threads, own_threads, joints, links, sections, keep } = start;
+    let Start { control, mut crew, threads, own_threads, joints, links, sections, keep, on_stall } = start;
     let told: Vec<_> = sections.iter().map(|section| section.told.clone()).collect();
     let _watched = watched;
     let clock = TickClock::start();
@@ -229,6 +230,7 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
             hubs: &hubs,
             first_to_stop: &first_to_stop,
             control: &control,
+            on_stall,
         };
         (crew, failure) = keeper.run(crew, sections).await;
     } else {

@@ -3,31 +3,56 @@
 //! Each says through a channel how it ended. The keeper waits for those, for a word from outside (stop, abort), and for rest:
 //! no operator runs and none was woken (see [`quiet`](crate::operator::quiet)). Empty queues mean that the flow is done, as a
 //! cycle is when it has gone quiet; anything else is a stall, an error that says who waits for what.
+//!
+//! A part of the flow may be at rest while others go on: a loop beside a timer, a deadlock in a service. So the keeper also
+//! looks for [groups](closed) of operators that wait for each other alone. It looks a while after an operator has parked, and
+//! not again before another one has: an idle flow has no timer.
+//!
+//! ```text
+//!             an operator parks               LOOK_AFTER                          no such group
+//!   AWAITS ─────────────────────> ALARM SET ───────────────> AWAITS, and looks ───────────────────> AWAITS
+//!      ^                              ^                          │ an operator that runs might     │ a group, in two looks
+//!      └──── ends, or is reported ────┼────── end of its wait ───┘ hold what one waits for <───────┘ at the same state
+//!                                     └──────────────────────────┘
+//! ```
+//!
+//! What is found at rest ends, or is a stall, as the whole flow is. On a runtime without timers only that is found.
 
 use std::{
     collections::HashMap,
     future::poll_fn,
     sync::Arc,
     task::{Context, Poll, Wake},
+    time::Duration,
 };
 
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 use super::{
+    OnStall, closed,
     drive::{Ended, Member, aborted, blamed, gone, operator},
     link, section,
     spawn::{Threads, guarded, spawn},
     thread::OwnThread,
 };
 use crate::{
+    condition::{Alarm, after, there_are_timers},
     error::{Error, ErrorKind},
     operator::{
         attend::attended,
         control::{Control, Hubs},
-        node::Node,
+        node::{Node, Rest},
         seat::caught,
     },
+    sync::logged,
 };
+
+/// How long after an operator has parked the keeper looks for groups: a user who waits for an answer hears of a stall before
+/// he wonders, and a flow at work pays for a look ten times a second.
+const LOOK_AFTER: Duration = Duration::from_millis(100);
+
+/// After a look that could not tell.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// What the keeper looks after while the operators run.
 pub(super) struct Keeper<'a> {
@@ -36,6 +61,7 @@ pub(super) struct Keeper<'a> {
     pub(super) hubs: &'a Hubs,
     pub(super) first_to_stop: &'a [bool],
     pub(super) control: &'a Arc<Control>,
+    pub(super) on_stall: OnStall,
 }
 
 impl Keeper<'_> {
@@ -89,11 +115,9 @@ impl Keeper<'_> {
         drop(tell);
 
         let mut failure: Option<Error> = None;
-        let mut stopping = false;
-        let mut released = Released::default();
+        let (mut stopping, mut rest) = (false, AtRest::default());
         while left > 0 {
-            let next =
-                poll_fn(|task| self.poll_next(task, &mut ended, &mut released, stopping, failure.is_some())).await;
+            let next = poll_fn(|task| self.poll_next(task, &mut ended, &mut rest, stopping, failure.is_some())).await;
             match next {
                 Next::Ended(ended) => {
                     left -= 1;
@@ -122,7 +146,7 @@ impl Keeper<'_> {
                     failure = Some(self.control.fail(error));
                     nodes.iter().for_each(|node| node.abort());
                 }
-                Next::Done => nodes.iter().for_each(|node| node.finish()),
+                Next::Done(group) => group.iter().for_each(|&operator| nodes[operator].finish()),
             }
         }
         (back.into_iter().flatten().collect(), failure)
@@ -132,7 +156,7 @@ impl Keeper<'_> {
         &self,
         task: &mut Context<'_>,
         ended: &mut mpsc::UnboundedReceiver<Ended>,
-        released: &mut Released,
+        rest: &mut AtRest,
         stopping: bool,
         failed: bool,
     ) -> Poll<Next> {
@@ -152,64 +176,200 @@ impl Keeper<'_> {
         if !stopping && self.control.is_stopping() {
             return Poll::Ready(Next::Stop);
         }
-        let Control { rest, nodes, .. } = &**self.control;
-        if rest.tokens.none() && nodes.iter().any(|node| !node.has_ended()) {
+        if let Some((due, time)) = self.control.stop_by()
+            && rest.stop.has_passed(due, task)
+        {
+            return Poll::Ready(Next::Fail(self.overdue(time)));
+        }
+        let nodes = &self.control.nodes;
+        if self.control.rest.tokens.none() && nodes.iter().any(|node| !node.has_ended()) {
             if Node::ask_again(nodes) {
                 return Poll::Pending;
             }
-            return self.at_rest(released);
+            let all = (0..nodes.len()).filter(|&operator| !nodes[operator].has_ended()).collect();
+            return self.at_rest(all, true, rest);
+        }
+        if !rest.looks.is_due(&self.control.rest, task) {
+            return Poll::Pending;
+        }
+        self.look_for_groups(rest)
+    }
+
+    /// The flow has not ended this long after it was asked to.
+    fn overdue(&self, time: Duration) -> Error {
+        let left = (0..self.control.nodes.len()).filter(|&operator| !self.control.nodes[operator].has_ended());
+        let each = left.map(|operator| {
+            let status = self.control.status(operator);
+            let does = match &status.waits_for[..] {
+                [] if status.running => "is in a run".to_string(),
+                [] => status.status.to_string(),
+                lacks => format!("waits for {}", lacks.join(" and for ")),
+            };
+            format!("{} {does}", self.control.whose(operator))
+        });
+        let (name, each) = (&self.control.name, each.collect::<Vec<_>>().join("\n  - "));
+        let text = format!("flow `{name}` did not end within {time:?} of `stop`, and was aborted:\n  - {each}");
+        Error::new(ErrorKind::Cancelled, text)
+    }
+
+    /// Do operators wait for each other alone, while others go on?
+    fn look_for_groups(&self, rest: &mut AtRest) -> Poll<Next> {
+        let Some(before) = self.control.stands() else {
+            rest.looks.again();
+            return Poll::Pending;
+        };
+        let groups = closed::groups(&before.all);
+        // Each operator was looked at in its turn, and may have acted since.
+        let after = self.control.stands();
+        if before.unsure || after.is_none() {
+            rest.looks.again();
+        }
+        let Some(after) = after else { return Poll::Pending };
+        for group in groups.into_iter().filter(|group| after.are_as_in(&before, group)) {
+            let is_of_group = |operator: &usize| group.contains(&self.control.first_of(*operator));
+            let members = (0..self.control.nodes.len()).filter(is_of_group).collect();
+            let next = self.at_rest(members, false, rest);
+            if next.is_ready() {
+                return next;
+            }
         }
         Poll::Pending
     }
 
-    /// Nothing moves and nothing will: the end, or a stall? All who have not ended waited a moment ago. One may have been
-    /// woken since, by whoever looks on from outside: that moves nothing, and it waits still.
-    fn at_rest(&self, released: &mut Released) -> Poll<Next> {
+    /// These operators do nothing any more, unless they are notified, and nothing else will change that; `all`: no other does
+    /// anything either. The end, or a stall? One may have been woken since, by whoever looks on from outside: that moves
+    /// nothing, and it waits still.
+    fn at_rest(&self, group: Vec<usize>, all: bool, rest: &mut AtRest) -> Poll<Next> {
         let nodes = &self.control.nodes;
-        let waiting: Vec<_> = nodes.iter().enumerate().filter(|(_, node)| !node.has_ended()).collect();
         let mut waits: Vec<String> = Vec::new();
         let mut stuck = false;
-        for (index, node) in &waiting {
-            let lacks = self.control.lacks(*index);
+        for &operator in &group {
+            let lacks = self.control.lacks(operator);
             // Its ports have all that it needs, or it has none, and what it waits for beside them will not come: a gate that
             // nobody has any more. One that refuses by itself has nothing left to do.
-            let elsewhere = lacks.waits_beside_its_ports() && !node.has_refused();
+            let elsewhere = lacks.waits_beside_its_ports() && !nodes[operator].has_refused();
             stuck |= elsewhere || !lacks.room.is_empty();
             let lacks = lacks.all();
             if !lacks.is_empty() {
-                waits.push(format!("{} waits for {}", self.control.whose(*index), lacks.join(" and for ")));
+                waits.push(format!("{} waits for {}", self.control.whose(operator), lacks.join(" and for ")));
             }
         }
-        let of_chunks = link::hubs(&self.hubs.links);
-        stuck |= self.hubs.all.iter().any(|hub| hub.state.queued() > 0);
+        let is_of_group = |operator: usize| group.contains(&operator);
+        let own = self.hubs.links.iter().filter(|link| is_of_group(link.operator));
+        let of_chunks = link::hubs(own);
+        stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && hub.state.queued() > 0);
         stuck |= of_chunks.iter().any(|hub| hub.queued() > 0);
         if stuck {
-            let text = format!("nothing can move any more:\n  - {}", waits.join("\n  - "));
-            return Poll::Ready(Next::Fail(Error::new(ErrorKind::Stalled, text)));
+            return self.stalled(group, all, &waits, rest);
         }
         // What an operator waits for in the middle of a run has ended. It may send more then, which others are to get: one
         // is told at a time, and nobody ends yet. Each is told again only if something has moved since.
-        let taken: u64 = self.hubs.all.iter().map(|hub| hub.state.counts().taken).sum();
+        let own = self.hubs.all.iter().filter(|hub| is_of_group(hub.from) || is_of_group(hub.to));
+        let taken: u64 = own.map(|hub| hub.state.counts().taken).sum();
         let moved = taken + of_chunks.iter().map(|hub| hub.counts()).map(|(made, gone)| made + gone).sum::<u64>();
+        let released = rest.released.entry(group.clone()).or_default();
         if released.moved != Some(moved) {
-            *released = Released { moved: Some(moved), operators: vec![false; nodes.len()] };
+            *released = Released { moved: Some(moved), operators: Vec::new() };
         }
-        let next = waiting.iter().find(|(index, node)| node.waits_in_run().is_some() && !released.operators[*index]);
-        let Some((index, node)) = next else { return Poll::Ready(Next::Done) };
-        released.operators[*index] = true;
+        let next = group.iter().find(|at| nodes[**at].waits_in_run().is_some() && !released.operators.contains(at));
+        let Some(&next) = next else { return Poll::Ready(Next::Done(group)) };
+        released.operators.push(next);
         // Who has refused may see that differently after this.
         nodes.iter().for_each(|node| node.may_be_asked_again());
-        node.release();
+        nodes[next].release();
+        Poll::Pending
+    }
+
+    /// Something is left that none of these operators will take.
+    fn stalled(&self, group: Vec<usize>, all: bool, waits: &[String], rest: &mut AtRest) -> Poll<Next> {
+        let what = match all {
+            true => "nothing can move any more",
+            false => "these operators wait for each other alone, and nothing else in the flow can end that",
+        };
+        let error = Error::new(ErrorKind::Stalled, format!("{what}:\n  - {}", waits.join("\n  - ")));
+        // What cannot move cannot be drained either.
+        if self.on_stall == OnStall::Fail || self.control.is_stopping() {
+            return Poll::Ready(Next::Fail(error));
+        }
+        let waits = waits.join("\n");
+        if rest.reported.get(&group) != Some(&waits) {
+            let flow = self.control.name.clone();
+            logged(|| tracing::warn!(flow = &*flow, %error, "operators have stalled, and the flow goes on"));
+            rest.reported.insert(group, waits);
+        }
         Poll::Pending
     }
 }
 
-/// Those who were told that nothing will come to them, since a message was taken last.
+/// What is known of operators that were found at rest.
+#[derive(Default)]
+struct AtRest {
+    looks: Looks,
+    /// Of [`stop_within`](crate::flow::Handle::stop_within).
+    stop: TimeLimit,
+    /// By group.
+    released: HashMap<Vec<usize>, Released>,
+    /// Of each group that has stalled: what was reported.
+    reported: HashMap<Vec<usize>, String>,
+}
+
+/// Those of a group that were told that nothing will come to them, since a message was taken last.
 #[derive(Default)]
 struct Released {
     /// Messages taken until then.
     moved: Option<u64>,
-    operators: Vec<bool>,
+    operators: Vec<usize>,
+}
+
+/// An alarm, where there are timers.
+#[derive(Default)]
+struct TimeLimit {
+    alarm: Alarm,
+    /// Asked once, at the first moment that is waited for.
+    there_are_timers: Option<bool>,
+}
+
+impl TimeLimit {
+    fn there_are_timers(&mut self) -> bool {
+        *self.there_are_timers.get_or_insert_with(there_are_timers)
+    }
+
+    /// True from `due` on. Until then the waker is kept.
+    fn has_passed(&mut self, due: Instant, task: &mut Context<'_>) -> bool {
+        self.there_are_timers() && self.alarm.has_passed(due, task)
+    }
+}
+
+/// When the keeper looks for groups.
+#[derive(Default)]
+struct Looks {
+    limit: TimeLimit,
+    due: Option<Instant>,
+    begun: bool,
+}
+
+impl Looks {
+    /// An operator has parked since the last look, and a while has passed. Until then the waker is kept.
+    fn is_due(&mut self, rest: &Rest, task: &mut Context<'_>) -> bool {
+        if !std::mem::replace(&mut self.begun, true) {
+            rest.await_park();
+        }
+        if rest.has_parked() {
+            self.due = self.due.or_else(|| Some(after(Instant::now(), LOOK_AFTER)));
+        }
+        if self.due.is_none_or(|due| !self.limit.has_passed(due, task)) {
+            return false;
+        }
+        self.limit.alarm.rest();
+        self.due = None;
+        rest.await_park();
+        true
+    }
+
+    /// The look was no use: another one follows, also if no operator parks.
+    fn again(&mut self) {
+        self.due = Some(after(Instant::now(), LOOK_AGAIN_AFTER));
+    }
 }
 
 enum Next {
@@ -218,5 +378,6 @@ enum Next {
     Gone,
     Stop,
     Fail(Error),
-    Done,
+    /// These are done.
+    Done(Vec<usize>),
 }

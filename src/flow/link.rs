@@ -173,9 +173,9 @@ pub(super) fn drained_through(links: &[Linking]) -> impl Iterator<Item = (usize,
 }
 
 /// The hubs that have links here, each once.
-pub(super) fn hubs(links: &[LinkedTo]) -> Vec<Arc<dyn ChunkState>> {
+pub(super) fn hubs<'a>(links: impl IntoIterator<Item = &'a LinkedTo>) -> Vec<Arc<dyn ChunkState>> {
     let mut found = HashSet::new();
-    let new = links.iter().filter(|link| found.insert(key(&link.state)));
+    let new = links.into_iter().filter(|link| found.insert(key(&link.state)));
     new.map(|link| link.state.clone()).collect()
 }
 

@@ -5,7 +5,7 @@
 
 use std::{marker::PhantomData, rc::Rc};
 
-use super::{Added, Checked, Flow, Operators, Report, Running, Section, Steps, Targets, spawn::Threads};
+use super::{Added, Checked, Flow, OnStall, Operators, Report, Running, Section, Steps, Targets, spawn::Threads};
 use crate::{
     condition::Gate,
     error::Result,
@@ -57,6 +57,11 @@ impl LocalFlow {
     /// As [`Flow::device_times`].
     pub fn device_times(&mut self, on: bool) {
         self.flow.device_times(on);
+    }
+
+    /// As [`Flow::on_stall`].
+    pub fn on_stall(&mut self, on_stall: OnStall) {
+        self.flow.on_stall(on_stall);
     }
 
     /// As [`Flow::gate`].

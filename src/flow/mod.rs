@@ -14,6 +14,7 @@ mod added;
 mod blank_queue;
 mod check;
 mod checked;
+mod closed;
 mod connect;
 mod door;
 mod drive;
@@ -23,6 +24,7 @@ mod ingress;
 mod keeper;
 mod link;
 mod local;
+mod on_stall;
 mod report;
 mod running;
 mod section;
@@ -48,6 +50,7 @@ pub use connect::{Branch, Targets};
 pub use egress::Egress;
 pub use ingress::{Ingress, SendError};
 pub use local::LocalFlow;
+pub use on_stall::OnStall;
 pub use report::{DeviceReport, HubReport, OperatorReport, Report, SectionReport};
 pub use running::Running;
 #[doc(hidden)]
@@ -102,6 +105,7 @@ pub struct Flow {
     sections: Vec<Section>,
     mode: CompletionMode,
     device_times: bool,
+    on_stall: OnStall,
     gates: Gates,
     threads: Threads,
 }
@@ -151,6 +155,7 @@ impl Flow {
             sections: Vec::new(),
             mode: CompletionMode::default(),
             device_times: false,
+            on_stall: OnStall::default(),
             gates: Gates::default(),
             threads: Threads::Any,
         }
@@ -172,6 +177,11 @@ impl Flow {
     /// stream in the middle of it, some 0.12 us each; nothing waits for the device because of it.
     pub fn device_times(&mut self, on: bool) {
         self.device_times = on;
+    }
+
+    /// What becomes of the flow when some of its operators have stalled: by default it fails. See [`OnStall`].
+    pub fn on_stall(&mut self, on_stall: OnStall) {
+        self.on_stall = on_stall;
     }
 
     /// A gate that operators find by its name, with [`Cx::gate`](crate::Cx::gate): to be given to `.when(..)`, open at first.
@@ -360,7 +370,17 @@ impl Flow {
             plan,
         });
         let sections = sections.collect();
-        Ok(drive::launch(drive::Start { control, crew, threads, own_threads, joints, links, sections, keep }))
+        Ok(drive::launch(drive::Start {
+            control,
+            crew,
+            threads,
+            own_threads,
+            joints,
+            links,
+            sections,
+            keep,
+            on_stall: self.on_stall,
+        }))
     }
 
     /// The flow's plan, and how many conditions each operator had in it: all those that it has by now.

@@ -5,6 +5,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use tokio::sync::oneshot;
@@ -64,6 +65,11 @@ impl Running {
     /// [`Handle::stop`].
     pub fn stop(&self) {
         self.control.stop();
+    }
+
+    /// As [`stop`](Self::stop), and the flow is aborted if it has not ended after this time. See [`Handle::stop_within`].
+    pub fn stop_within(&self, time: Duration) {
+        self.control.stop_within(time);
     }
 
     /// Ends the flow at once: operators are dropped at the await they are in, then every `stop` runs. The future

@@ -115,6 +115,11 @@ impl Asked {
             }
         }
     }
+
+    /// Messages and envelopes.
+    fn noted(&self) -> (usize, usize) {
+        (self.messages.load(Ordering::Relaxed), self.envelopes.load(Ordering::Relaxed))
+    }
 }
 
 /// What has become of a move.
@@ -173,6 +178,28 @@ impl<M> Again<M> {
     }
 }
 
+/// What a hub's writer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriterWait {
+    /// The reader takes a message.
+    Room,
+    /// An envelope to fill comes home.
+    Blank,
+    /// An envelope comes home that a fork is copied to.
+    Copy,
+}
+
+/// What a hub's reader waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReaderWait {
+    /// The writer sends one.
+    Message,
+    /// An envelope comes home that a message is copied to.
+    Envelope,
+    /// The hub is stepped through.
+    Step,
+}
+
 /// What a flow asks of a hub, whatever its messages are.
 pub(crate) trait HubState: Send + Sync {
     /// Messages in the queue that nobody has seen.
@@ -191,9 +218,13 @@ pub(crate) trait HubState: Send + Sync {
     fn name(&self) -> &Arc<str>;
     /// How many envelopes of a pool lie in its queue.
     fn holds(&self, pool: &Arc<Pool>) -> usize;
-    /// What the writer waits for, if it cannot send; `hubs` are all of the flow's.
-    fn writer_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String>;
+    /// What the writer waits for, if it cannot send.
+    fn writer_waits(&self) -> Option<WriterWait>;
     /// What the reader waits for, if it cannot take.
+    fn reader_waits(&self) -> Option<ReaderWait>;
+    /// What the writer waits for, in words; `hubs` are all of the flow's.
+    fn writer_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String>;
+    /// What the reader waits for, in words.
     fn reader_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String>;
 }
 
@@ -531,44 +562,69 @@ impl<M: Message> HubState for Link<M> {
         count
     }
 
-    fn writer_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {
+    fn writer_waits(&self) -> Option<WriterWait> {
         if self.queue.reader_gone() {
             return None;
         }
-        let (messages, envelopes) =
-            (self.asked.messages.load(Ordering::Relaxed), self.asked.envelopes.load(Ordering::Relaxed));
+        let (messages, envelopes) = self.asked.noted();
         if !self.queue.has_room(messages) {
-            let (name, taken, all) = (&self.name, self.queue.len(), self.queue.capacity());
-            return Some(match messages {
-                1 => format!("room in hub `{name}`: all {all} places are taken"),
-                _ => format!("room for {messages} messages in hub `{name}`: {taken} of its {all} places are taken"),
-            });
+            return Some(WriterWait::Room);
         }
-        let what = |one: &str, several: &str| {
-            if envelopes == 1 { one.to_string() } else { format!("{envelopes} {several}") }
-        };
-        if let Some(blanks) = self.blanks.as_ref().filter(|blanks| !blanks.has(envelopes)) {
-            return Some(format!("{}: {}", what("a blank envelope", "blank envelopes"), blanks.whereabouts(hubs)));
+        if self.blanks.as_ref().is_some_and(|blanks| !blanks.has(envelopes)) {
+            return Some(WriterWait::Blank);
         }
         // One that drops messages gets them from older ones, or drops the new one.
         let forks = self.forks && self.queue.full() == Full::Hold;
-        let arrivals = self.arrivals.as_ref().filter(|arrivals| forks && !arrivals.has(envelopes))?;
-        let what = what("an envelope", "envelopes");
-        Some(format!("{what} {} to copy to: {}", self.at_reader(), arrivals.whereabouts(hubs)))
+        let lacks = forks && self.arrivals.as_ref().is_some_and(|arrivals| !arrivals.has(envelopes));
+        lacks.then_some(WriterWait::Copy)
     }
 
-    fn reader_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {
+    fn reader_waits(&self) -> Option<ReaderWait> {
         if self.queue.ready() > 0 || self.has_ended() {
             return None;
         }
         if self.queue.len() == 0 {
-            return Some(format!("a message in hub `{}`", self.name));
+            return Some(ReaderWait::Message);
         }
         let arrivals = self.arrivals.as_ref()?;
-        if self.stepped.load(Ordering::Acquire) && arrivals.has(1) {
-            return Some(format!("hub `{}` to move a message", self.name));
+        let steps = self.stepped.load(Ordering::Acquire) && arrivals.has(1);
+        Some(if steps { ReaderWait::Step } else { ReaderWait::Envelope })
+    }
+
+    fn writer_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {
+        let (messages, envelopes) = self.asked.noted();
+        let what = |one: &str, several: &str| {
+            if envelopes == 1 { one.to_string() } else { format!("{envelopes} {several}") }
+        };
+        match self.writer_waits()? {
+            WriterWait::Room => {
+                let (name, taken, all) = (&self.name, self.queue.len(), self.queue.capacity());
+                Some(match messages {
+                    1 => format!("room in hub `{name}`: all {all} places are taken"),
+                    _ => format!("room for {messages} messages in hub `{name}`: {taken} of its {all} places are taken"),
+                })
+            }
+            WriterWait::Blank => {
+                let whereabouts = self.blanks.as_ref()?.whereabouts(hubs);
+                Some(format!("{}: {whereabouts}", what("a blank envelope", "blank envelopes")))
+            }
+            WriterWait::Copy => {
+                let whereabouts = self.arrivals.as_ref()?.whereabouts(hubs);
+                Some(format!("{} {} to copy to: {whereabouts}", what("an envelope", "envelopes"), self.at_reader()))
+            }
         }
-        Some(format!("an envelope {}: {}", self.at_reader(), arrivals.whereabouts(hubs)))
+    }
+
+    fn reader_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {
+        let name = &self.name;
+        match self.reader_waits()? {
+            ReaderWait::Message => Some(format!("a message in hub `{name}`")),
+            ReaderWait::Step => Some(format!("hub `{name}` to move a message")),
+            ReaderWait::Envelope => {
+                let whereabouts = self.arrivals.as_ref()?.whereabouts(hubs);
+                Some(format!("an envelope {}: {whereabouts}", self.at_reader()))
+            }
+        }
     }
 }
 

@@ -251,6 +251,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
     async fn run(&mut self, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
         // `may_run` and `after` are called, unlike those of others that have a `run` of their own.
         cx.not_written(Method::Run);
+        cx.node().shown().set_has_workers();
         let (tell, done) = mpsc::unbounded_channel();
         let carry = cx.carry().clone();
         let mut workers = Workers(Vec::with_capacity(self.runs));

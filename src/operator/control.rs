@@ -8,9 +8,11 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, ready},
+    time::Duration,
 };
 
 use futures::Stream;
+use tokio::time::Instant;
 
 use super::{
     node::{Node, Rest},
@@ -18,7 +20,8 @@ use super::{
     watchers::Watcher,
 };
 use crate::{
-    condition::Status,
+    clock,
+    condition::{Status, after},
     error::Error,
     hub::{
         chunks::{
@@ -52,6 +55,8 @@ pub(crate) struct Control {
     /// It was stepped through, and is no longer. Written before `hubs` is read, and read after `hubs` is written.
     unstepped: AtomicBool,
     stop: AtomicBool,
+    /// When it is aborted unless it has ended, and how long that was after the call.
+    stop_by: Mutex<Option<(Instant, Duration)>>,
     abort: AtomicBool,
     /// The nodes' own flags are written with the lock: so the last call of several at once counts for all of them.
     paused: Mutex<bool>,
@@ -106,6 +111,37 @@ impl Hubs {
         }
         Self { all, links, of }
     }
+
+    /// Those that an operator writes to and reads from.
+    pub(crate) fn of(&self, operator: usize) -> impl Iterator<Item = &Joined> {
+        self.of.get(operator).into_iter().flatten().map(|at| &self.all[*at])
+    }
+
+    /// These operators, and those that what they send may come to.
+    pub(crate) fn reached_from(&self, mut next: Vec<usize>) -> Vec<usize> {
+        let mut reached = vec![false; self.of.len()];
+        next.iter().for_each(|&operator| reached[operator] = true);
+        let mut all = Vec::new();
+        while let Some(operator) = next.pop() {
+            all.push(operator);
+            let readers = self.of(operator).filter(|hub| hub.from == operator).map(|hub| hub.to);
+            let hubs = || self.links.iter().filter(|link| link.operator == operator).map(LinkedTo::hub);
+            let linked = self.links.iter().filter(|link| hubs().any(|hub| hub == link.hub())).map(|link| link.operator);
+            for other in readers.chain(linked) {
+                if !std::mem::replace(&mut reached[other], true) {
+                    next.push(other);
+                }
+            }
+        }
+        all
+    }
+}
+
+impl LinkedTo {
+    /// Which hub that is.
+    pub(crate) fn hub(&self) -> *const () {
+        Arc::as_ptr(&self.state).cast()
+    }
 }
 
 /// How an operator stands.
@@ -150,6 +186,7 @@ impl Control {
             hubs: Mutex::default(),
             unstepped: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            stop_by: Mutex::default(),
             abort: AtomicBool::new(false),
             paused: Mutex::new(false),
             failure: OnceLock::new(),
@@ -160,6 +197,11 @@ impl Control {
     /// The section that an operator is in.
     pub(crate) fn section(&self, operator: usize) -> Option<usize> {
         self.section_of.get(operator).copied().flatten()
+    }
+
+    /// The operators of a section, by its number.
+    pub(crate) fn operators_of(&self, section: usize) -> &[usize] {
+        self.sections.get(section).map_or(&[], |section| &section.operators)
     }
 
     /// Another operator has its node, too, and comes before it.
@@ -192,6 +234,21 @@ impl Control {
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.keeper.wake();
+    }
+
+    pub(crate) fn stop_within(&self, time: Duration) {
+        let due = after(clock::now(), time);
+        let mut stop_by = lock(&self.stop_by);
+        if stop_by.is_none_or(|(before, _)| due < before) {
+            *stop_by = Some((due, time));
+        }
+        drop(stop_by);
+        self.stop();
+    }
+
+    /// When it is to have ended, and how long that was after the call.
+    pub(crate) fn stop_by(&self) -> Option<(Instant, Duration)> {
+        *lock(&self.stop_by)
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
@@ -264,14 +321,13 @@ impl Control {
     /// What an operator waits for, if it waits.
     pub(crate) fn lacks(&self, operator: usize) -> Lacks {
         let hubs = self.hubs();
-        let own = hubs.of.get(operator).into_iter().flatten().map(|at| &hubs.all[*at]);
         let all = || hubs.all.iter().map(|hub| &*hub.state);
         // In the middle of a run it is not what its ports were declared to wait for, but one of the two.
         let in_run = self.nodes[operator].shown().in_run();
         let sends = |declared| in_run.map_or(declared, |waits| waits == InRun::Sends);
         let receives = |declared| in_run.map_or(declared, |waits| waits == InRun::Receives);
-        let from = own.clone().filter(|hub| hub.from == operator && sends(hub.writer_waits));
-        let to = own.filter(|hub| hub.to == operator && receives(hub.reader_waits));
+        let from = hubs.of(operator).filter(|hub| hub.from == operator && sends(hub.writer_waits));
+        let to = hubs.of(operator).filter(|hub| hub.to == operator && receives(hub.reader_waits));
         let mut room: Vec<_> = from.filter_map(|hub| hub.state.writer_lacks(&mut all())).collect();
         let mut messages: Vec<_> = to.filter_map(|hub| hub.state.reader_lacks(&mut all())).collect();
         for linked in hubs.links.iter().filter(|linked| linked.operator == operator) {
@@ -356,6 +412,13 @@ impl Handle {
     /// [`is_stopping`](Self::is_stopping). A flow that is paused stays so: resume it.
     pub fn stop(&self) {
         self.0.stop();
+    }
+
+    /// As [`stop`](Self::stop), and the flow is aborted if it has not ended after this time: it fails with
+    /// [`Cancelled`](crate::ErrorKind::Cancelled), which names the operators that were left and what each of them did or waited
+    /// for. Of several calls the earliest moment counts. It needs the runtime's timers (`enable_time`).
+    pub fn stop_within(&self, time: Duration) {
+        self.0.stop_within(time);
     }
 
     /// True once the flow is to end: [`stop`](Self::stop) was called.

@@ -172,7 +172,7 @@ impl Cx {
             }
             if told.replace(asked) != Some(asked) {
                 let outside = (!asked.needs_others()).then(|| "somebody outside of the flow".into());
-                node.shown().set_lacks(outside.into_iter().collect());
+                node.shown().set_lacks(outside.into_iter().collect(), false);
             }
             node.show(asked.status(None));
             if asked.needs_others() {

@@ -35,6 +35,7 @@ pub(crate) mod rounds;
 pub(crate) mod seat;
 pub(crate) mod senders;
 pub(crate) mod shown;
+pub(crate) mod stand;
 pub(crate) mod watchers;
 
 use crate::error::Result;

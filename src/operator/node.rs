@@ -40,6 +40,18 @@ pub(crate) struct Rest {
     pub(crate) watchers: Watchers,
     /// Operators that have not ended.
     left: AtomicUsize,
+    /// One of [`parks`].
+    parks: AtomicU8,
+    /// Envelopes of the flow that are outside of it, and links by hand to its hubs of chunks.
+    outside: AtomicUsize,
+}
+
+/// Whether the flow's task is to be notified when an operator parks.
+mod parks {
+    pub(super) const IGNORED: u8 = 0;
+    pub(super) const AWAITED: u8 = 1;
+    /// One has parked since.
+    pub(super) const SEEN: u8 = 2;
 }
 
 /// One operator's task.
@@ -112,17 +124,47 @@ mod asked {
 impl Rest {
     pub(crate) fn new(operators: usize) -> Arc<Self> {
         let (flow, watchers) = (WakerCell::new(), Watchers::default());
-        Arc::new(Self { tokens: Tokens::new(operators), flow, watchers, left: AtomicUsize::new(operators) })
+        let (tokens, left) = (Tokens::new(operators), AtomicUsize::new(operators));
+        let (parks, outside) = (AtomicU8::new(parks::IGNORED), AtomicUsize::new(0));
+        Arc::new(Self { tokens, flow, watchers, left, parks, outside })
+    }
+
+    /// The flow's task is notified when the next operator parks. Call it before a look at which ones are parked: an operator
+    /// that parks meanwhile is seen there, or notifies.
+    pub(crate) fn await_park(&self) {
+        self.parks.store(parks::AWAITED, Ordering::SeqCst);
+    }
+
+    /// Whether one has parked since [`await_park`](Self::await_park). True once.
+    pub(crate) fn has_parked(&self) -> bool {
+        let (from, to) = (parks::SEEN, parks::IGNORED);
+        self.parks.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    #[cold]
+    fn notify_of_park(&self) {
+        let (from, to) = (parks::AWAITED, parks::SEEN);
+        if self.parks.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            self.flow.wake();
+        }
+    }
+
+    /// Envelopes that are outside, and links by hand.
+    pub(crate) fn outside(&self) -> usize {
+        self.outside.load(Ordering::SeqCst)
     }
 }
 
 impl Lender for Rest {
     fn lend(&self) {
+        self.outside.fetch_add(1, Ordering::SeqCst);
         self.tokens.lend();
     }
 
     fn regain(&self) {
-        if self.tokens.regain() {
+        let last = self.tokens.regain();
+        self.outside.fetch_sub(1, Ordering::SeqCst);
+        if last {
             self.flow.wake();
         }
     }
@@ -186,6 +228,9 @@ impl Node {
     pub(crate) fn park(&self) {
         if self.parking.park(&self.rest.tokens) {
             self.rests_last();
+        }
+        if self.rest.parks.load(Ordering::SeqCst) == parks::AWAITED {
+            self.rest.notify_of_park();
         }
     }
 

@@ -48,6 +48,8 @@ const TOKENS: usize = 0b01_01_01_01;
 #[derive(Debug)]
 pub(crate) struct Tokens {
     groups: Alone,
+    /// Of those, the tokens that are lent. It is changed before a token is lent and after it is back.
+    lent: AtomicUsize,
     states: Box<[Arc<Alone>]>,
 }
 
@@ -62,7 +64,7 @@ impl Tokens {
         let groups = count.div_ceil(GROUP);
         let all_woken = |group: usize| (1 << (BITS * (count - group * GROUP).min(GROUP))) - 1;
         let states = (0..groups).map(|group| Arc::new(Alone(AtomicUsize::new(all_woken(group)))));
-        Self { groups: Alone(AtomicUsize::new(groups)), states: states.collect() }
+        Self { groups: Alone(AtomicUsize::new(groups)), lent: AtomicUsize::new(0), states: states.collect() }
     }
 
     pub(crate) fn none(&self) -> bool {
@@ -72,12 +74,20 @@ impl Tokens {
     /// Something other than an operator may cause work: it counts as a token. Called by the holder of a token where the flow
     /// must not be at rest.
     pub(crate) fn lend(&self) {
+        self.lent.fetch_add(1, Ordering::SeqCst);
         self.groups.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How many are lent, or were a moment ago.
+    pub(crate) fn lent(&self) -> usize {
+        self.lent.load(Ordering::SeqCst)
     }
 
     /// That one has it no longer. True if no token is left.
     pub(crate) fn regain(&self) -> bool {
-        self.groups.0.fetch_sub(1, Ordering::SeqCst) == 1
+        let last = self.groups.0.fetch_sub(1, Ordering::SeqCst) == 1;
+        self.lent.fetch_sub(1, Ordering::SeqCst);
+        last
     }
 
     /// A group's token has gone, and left its word so. True if that was the last one.

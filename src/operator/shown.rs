@@ -4,7 +4,7 @@
 //! changes is a matter of [`watchers`](super::watchers).
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -23,8 +23,12 @@ pub(crate) struct Shown {
     state: AtomicU64,
     made: Instant,
     runs: AtomicU64,
-    /// What it waits for beside its ports.
+    /// What it waits for beside its hubs.
     lacks: Mutex<Vec<String>>,
+    /// Some of that is beside its ports, too: anything may end such a wait.
+    elsewhere: AtomicBool,
+    /// Its runs go on in other tasks: what these wait for is not shown here.
+    has_workers: AtomicBool,
 }
 
 mod code {
@@ -55,6 +59,8 @@ impl Shown {
             made: clock::now(),
             runs: AtomicU64::new(0),
             lacks: Mutex::default(),
+            elsewhere: AtomicBool::new(false),
+            has_workers: AtomicBool::new(false),
         }
     }
 
@@ -111,9 +117,24 @@ impl Shown {
         })
     }
 
-    /// What it waits for beside its ports: kept until it is told otherwise.
-    pub(crate) fn set_lacks(&self, lacks: Vec<String>) {
+    /// What it waits for beside its hubs, until the next call; `elsewhere`: some of it is beside its ports.
+    pub(crate) fn set_lacks(&self, lacks: Vec<String>, elsewhere: bool) {
+        self.elsewhere.store(elsewhere, Ordering::Relaxed);
         *lock(&self.lacks) = lacks;
+    }
+
+    /// It waits for something beside its ports.
+    pub(crate) fn waits_elsewhere(&self) -> bool {
+        self.elsewhere.load(Ordering::Relaxed)
+    }
+
+    /// Its runs go on in other tasks.
+    pub(crate) fn set_has_workers(&self) {
+        self.has_workers.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_workers(&self) -> bool {
+        self.has_workers.load(Ordering::Relaxed)
     }
 
     pub(crate) fn lacks(&self) -> Vec<String> {

@@ -188,7 +188,7 @@ impl Cx {
         if let Some(permit) = self.held_by() {
             permit.go_away();
         }
-        self.tell(Vec::new());
+        self.tell(Vec::new(), false);
         self.node.show(Status::Ready);
     }
 
@@ -207,7 +207,7 @@ impl Cx {
             lacks.push("its turn to be stepped".into());
         }
         // Not at rest: somebody may let it go on.
-        self.tell(lacks);
+        self.tell(lacks, false);
         self.node.show(Status::WaitEvent);
         false
     }
@@ -264,7 +264,7 @@ impl Cx {
         }
         match asked {
             Readiness::WAIT if self.conditions.is_none() && !self.ports_tell => {
-                self.tell(Vec::new());
+                self.tell(Vec::new(), false);
                 self.node.show(Status::Wait);
             }
             _ => self.show(asked, ports),
@@ -296,20 +296,22 @@ impl Cx {
             ports.visit(&mut |_, port| due = due.max(port.due()));
         }
         let mut lacks = self.conditions.as_ref().map(|conditions| conditions.lacks()).unwrap_or_default();
+        let mut elsewhere = self.conditions.as_ref().is_some_and(|conditions| conditions.wait_elsewhere());
         if !self.awaited.is_empty() {
             lacks.push("a buffer's data".into());
+            elsewhere = true;
         }
         ports.visit(&mut |name, port| lacks.extend(port.lacks().map(|lacks| format!("{lacks} at `{name}`"))));
-        self.tell(lacks);
+        self.tell(lacks, elsewhere);
         self.node.show(asked.status(due));
     }
 
     /// For others to read: what it waits for beside its hubs.
     #[inline]
-    fn tell(&mut self, lacks: Vec<String>) {
-        if self.told || !lacks.is_empty() {
-            self.told = !lacks.is_empty();
-            self.node.shown.set_lacks(lacks);
+    fn tell(&mut self, lacks: Vec<String>, elsewhere: bool) {
+        if self.told || elsewhere || !lacks.is_empty() {
+            self.told = elsewhere || !lacks.is_empty();
+            self.node.shown.set_lacks(lacks, elsewhere);
         }
     }
 
@@ -336,7 +338,7 @@ impl Cx {
             }
             self.asks_may_run = !self.node.is_default(Method::MayRun);
         }
-        self.tell(lacks);
+        self.tell(lacks, !asked.is_ready());
         self.node.answered(asked.is_ready());
         asked
     }

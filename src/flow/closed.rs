@@ -1,0 +1,108 @@
+//! [`groups`]: operators of a flow at work that wait for nothing but each other.
+//!
+//! ```text
+//!   ticks ──> log        a ──> b        `ticks` runs on, and so may `log`. `a` waits for `b`, `b` for `a`:
+//!                        ^     │        nothing that the others do can end that.
+//!                        └─────┘
+//! ```
+//!
+//! An operator that waits may go on if one of the operators that it waits for may. What is left over when that has been
+//! followed from all that are [active](Stand::Active) is at rest, whatever the others do: a loop that has gone quiet, or a deadlock.
+
+use crate::operator::stand::Stand;
+
+/// The groups of operators that are at rest, each in the order of adding. Groups have nothing to do with each other.
+pub(super) fn groups(stands: &[Stand]) -> Vec<Vec<usize>> {
+    let mut waited_for_by = vec![Vec::new(); stands.len()];
+    for (operator, stand) in stands.iter().enumerate() {
+        if let Stand::Waits(on) = stand {
+            on.iter().for_each(|&other| waited_for_by[other].push(operator));
+        }
+    }
+    let is_active = |operator: &usize| stands[*operator] == Stand::Active;
+    let mut live = vec![false; stands.len()];
+    let mut next: Vec<_> = (0..stands.len()).filter(is_active).collect();
+    while let Some(operator) = next.pop() {
+        if !std::mem::replace(&mut live[operator], true) {
+            next.extend(&waited_for_by[operator]);
+        }
+    }
+    // Whoever waits for one of a group, or is waited for by one, is of the group.
+    let mut left: Vec<_> =
+        stands.iter().zip(&live).map(|(stand, live)| !live && matches!(stand, Stand::Waits(_))).collect();
+    let mut groups = Vec::new();
+    for first in 0..stands.len() {
+        let (mut group, mut next) = (Vec::new(), vec![first]);
+        while let Some(operator) = next.pop() {
+            if std::mem::replace(&mut left[operator], false) {
+                group.push(operator);
+                next.extend(&waited_for_by[operator]);
+                if let Stand::Waits(on) = &stands[operator] {
+                    next.extend(on);
+                }
+            }
+        }
+        if !group.is_empty() {
+            group.sort_unstable();
+            groups.push(group);
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{
+        Stand::{Active, Ended, Waits},
+        *,
+    };
+
+    #[test]
+    fn a_loop_beside_one_that_ticks_is_a_group() {
+        let stands = [Active, Waits(vec![0]), Waits(vec![3]), Waits(vec![2]), Waits(vec![3])];
+        assert_eq!(groups(&stands), [[2, 3, 4]]);
+        // One of them also waits for what ticks.
+        let stands = [Active, Waits(vec![0]), Waits(vec![0, 3]), Waits(vec![2]), Waits(vec![3])];
+        assert!(groups(&stands).is_empty());
+    }
+
+    #[test]
+    fn groups_that_have_nothing_to_do_with_each_other_are_several() {
+        let stands = [Waits(vec![1]), Waits(vec![0]), Ended, Waits(vec![2]), Waits(Vec::new())];
+        assert_eq!(groups(&stands), [vec![0, 1], vec![3], vec![4]]);
+    }
+
+    fn stands() -> impl Strategy<Value = Vec<Stand>> {
+        (1_usize..12).prop_flat_map(|count| {
+            let stand = prop_oneof![
+                Just(Active),
+                Just(Ended),
+                prop::collection::vec(0..count, 0..3).prop_map(Waits),
+                prop::collection::vec(0..count, 0..3).prop_map(Waits),
+            ];
+            prop::collection::vec(stand, count)
+        })
+    }
+
+    proptest! {
+        /// Whatever the operators do, none of a group ever goes on; and all others may.
+        #[test]
+        fn what_others_do_never_ends_a_group(stands in stands()) {
+            // All that can happen: one that is active may let all go on that wait for it.
+            let mut may: Vec<_> = stands.iter().map(|stand| *stand == Active).collect();
+            for _ in 0..stands.len() {
+                for (at, stand) in stands.iter().enumerate() {
+                    may[at] |= matches!(stand, Waits(on) if on.iter().any(|other| may[*other]));
+                }
+            }
+            let groups = groups(&stands);
+            let grouped: Vec<_> = groups.iter().flatten().copied().collect();
+            for (at, stand) in stands.iter().enumerate() {
+                let count = grouped.iter().filter(|other| **other == at).count();
+                prop_assert_eq!(count, usize::from(!may[at] && matches!(stand, Waits(_))));
+            }
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! [`OnStall`]: what a stall means for a flow.
+
+/// What becomes of a flow when operators of it have stalled: they wait for each other alone, and a message is left that none of
+/// them takes, or one of them has something to send and no room for it. Nothing that the others do can change that.
+///
+/// It is found when all operators wait for each other; and, on a runtime with timers (`enable_time`), where some do and others go
+/// on, within two tenths of a second after the last of them has begun to wait. There, operators count as going on if they wait for a
+/// condition of the user's own, a predicate or `may_run`; and a wait for an envelope counts as one for all that might have it.
+/// Operators that wait for each other with nothing left to take, as those of a loop that has gone quiet, are at their end.
+///
+/// ```
+/// use wakeline::{Flow, flow::OnStall};
+///
+/// let mut flow = Flow::new("camera");
+/// flow.on_stall(OnStall::Warn);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnStall {
+    /// It fails with [`Stalled`](crate::ErrorKind::Stalled), which says who waits for what. Callers of a
+    /// [`Service`](crate::Service) are answered with an error of that kind.
+    #[default]
+    Fail,
+    /// The others go on, and a warning in the log says who waits for what, once. What has stalled keeps its messages: callers whose
+    /// requests are among them wait until the flow is aborted, or stopped, which then fails as above.
+    Warn,
+}

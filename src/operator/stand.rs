@@ -1,0 +1,147 @@
+//! [`Stand`]: what an operator of a flow at work waits for others of it for, and which others those are.
+//!
+//! The analysis of [closed groups](crate::flow) rests on it. So it errs on one side: an operator that might be able to go on is
+//! [`Active`](Stand::Active), or waits for too many others, never for too few.
+
+use super::{
+    control::{Control, Hubs},
+    shown::InRun,
+};
+use crate::hub::link::{ReaderWait, WriterWait};
+
+/// How an operator stands to the others of its flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stand {
+    /// It has ended, or stands for another one: those of a section share a task.
+    Ended,
+    /// It runs, is about to look, or waits for something that comes by itself.
+    Active,
+    /// It does nothing until one of these operators acts.
+    Waits(Vec<usize>),
+}
+
+/// The state of all operators of a flow, by their numbers, and what tells it from an earlier one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stands {
+    pub(crate) all: Vec<Stand>,
+    /// Of each operator: runs that have ended.
+    runs: Vec<u64>,
+    /// Some operator waits for an envelope, which one that is in a run may have been given in a way that the flow does not know.
+    pub(crate) unsure: bool,
+}
+
+impl Stands {
+    /// These operators have not moved since the other look.
+    pub(crate) fn are_as_in(&self, other: &Self, operators: &[usize]) -> bool {
+        operators.iter().all(|&at| self.all[at] == other.all[at] && self.runs[at] == other.runs[at])
+    }
+}
+
+/// What is collected of one operator.
+struct Found<'a> {
+    control: &'a Control,
+    hubs: &'a Hubs,
+    on: Vec<usize>,
+    /// It lacks an envelope.
+    envelope: bool,
+}
+
+impl Control {
+    /// How all operators stand. `None` where the answer would mean nothing: somebody steps through the flow, or a message from
+    /// outside is on its way to an operator.
+    pub(crate) fn stands(&self) -> Option<Stands> {
+        if self.nodes.iter().any(|node| node.permit().is_some()) || self.rest.tokens.lent() != self.rest.outside() {
+            return None;
+        }
+        let hubs = self.hubs();
+        let mut unsure = false;
+        let all = (0..self.nodes.len()).map(|operator| self.stand(operator, &hubs, &mut unsure)).collect();
+        let runs = self.nodes.iter().map(|node| node.shown().runs()).collect();
+        Some(Stands { all, runs, unsure })
+    }
+
+    fn stand(&self, operator: usize, hubs: &Hubs, unsure: &mut bool) -> Stand {
+        let node = &self.nodes[operator];
+        if node.has_ended() || self.is_counted(operator) {
+            return Stand::Ended;
+        }
+        let shown = node.shown();
+        // Anything may end a wait of the user's own: what another operator does by way of shared memory, say.
+        if !node.is_parked() || node.has_refused() || shown.waits_elsewhere() {
+            return Stand::Active;
+        }
+        let mut found = Found { control: self, hubs, on: Vec::new(), envelope: false };
+        match self.section(operator) {
+            None => found.add(operator),
+            Some(section) => self.operators_of(section).iter().for_each(|&member| found.add(member)),
+        }
+        if found.envelope && self.rest.outside() > 0 {
+            return Stand::Active;
+        }
+        // An envelope may be with an operator that is in a run, whichever way it came there.
+        if found.envelope {
+            let in_run = |other: &usize| self.nodes[*other].shown().status().1 && !self.nodes[*other].is_parked();
+            let holders: Vec<_> = (0..self.nodes.len()).filter(in_run).collect();
+            *unsure |= !holders.is_empty();
+            found.on.extend(holders);
+        }
+        let Found { mut on, envelope, .. } = found;
+        // Of one of which nothing is known it is not known either that nothing ends its wait.
+        if on.is_empty() && !envelope {
+            return Stand::Active;
+        }
+        on.retain(|&other| self.first_of(other) != operator);
+        on.iter_mut().for_each(|other| *other = self.first_of(*other));
+        on.sort_unstable();
+        on.dedup();
+        Stand::Waits(on)
+    }
+
+    /// The operator, or the first of its section.
+    pub(crate) fn first_of(&self, operator: usize) -> usize {
+        self.section(operator).and_then(|section| self.operators_of(section).first().copied()).unwrap_or(operator)
+    }
+}
+
+impl Found<'_> {
+    fn add(&mut self, operator: usize) {
+        let shown = self.control.nodes[operator].shown();
+        let in_run = shown.in_run();
+        let sends = |declared| in_run.map_or(declared, |waits| waits == InRun::Sends);
+        let receives = |declared| in_run.map_or(declared, |waits| waits == InRun::Receives);
+        // What its workers wait for is not known; nor which input it is that has too few messages, or too many.
+        let workers = shown.has_workers();
+        let any = workers || (in_run.is_none() && !shown.lacks().is_empty());
+        let mut holders = Vec::new();
+        for hub in self.hubs.of(operator) {
+            if hub.from == operator && (workers || sends(hub.writer_waits)) {
+                match hub.state.writer_waits() {
+                    Some(WriterWait::Blank | WriterWait::Copy) => holders.push(operator),
+                    Some(WriterWait::Room) => self.on.push(hub.to),
+                    None if workers => self.on.push(hub.to),
+                    None => {}
+                }
+            }
+            if hub.to == operator && (any || receives(hub.reader_waits)) {
+                match hub.state.reader_waits() {
+                    Some(ReaderWait::Envelope) => holders.push(operator),
+                    Some(ReaderWait::Message) => self.on.push(hub.from),
+                    Some(ReaderWait::Step) | None if any => self.on.push(hub.from),
+                    Some(ReaderWait::Step) | None => {}
+                }
+            }
+        }
+        let links = || self.hubs.links.iter();
+        for own in links().filter(|own| own.operator == operator) {
+            if own.state.lacks(own.link, &mut std::iter::empty()).is_none() {
+                continue;
+            }
+            // A link by hand, or of another flow, counts as one that is outside.
+            holders.extend(links().filter(|other| other.hub() == own.hub()).map(|other| other.operator));
+        }
+        if !holders.is_empty() {
+            self.envelope = true;
+            self.on.extend(self.hubs.reached_from(holders));
+        }
+    }
+}

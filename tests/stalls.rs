@@ -1,0 +1,285 @@
+//! A part of a flow that waits for itself alone, while the rest goes on: it ends or it is a stall, and is found (Q7, Q8).
+
+mod common;
+
+use std::{
+    future::ready,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use common::*;
+use futures::{FutureExt, future::join_all};
+use tokio::{sync::Notify, time::Instant};
+use wakeline::{
+    Service,
+    condition::every,
+    flow::OnStall,
+    operator::{InputHandle, OutputHandle},
+    prelude::*,
+};
+
+#[derive(Ports)]
+struct JunctionPorts {
+    #[input(at_least = 1)]
+    any: Inputs<u32>,
+    #[output]
+    forth: Output<u32>,
+    #[output]
+    seen: Output<u32>,
+}
+
+/// Counts down what goes round, and shows it.
+struct Junction;
+
+impl Operator for Junction {
+    type Ports = JunctionPorts;
+
+    async fn compute(&mut self, ports: &mut JunctionPorts, _cx: &mut Cx) -> Result<()> {
+        let Some((_, number)) = ports.any.try_take_any()? else { return Ok(()) };
+        ports.seen.send(number).await?;
+        if number > 0 {
+            ports.forth.send(number - 1).await?;
+        }
+        Ok(())
+    }
+}
+
+/// One number from a source into a loop, which shows the newest to an operator that runs every 20 ms.
+fn loop_beside_a_timer(from: u32) -> (Flow, Arc<AtomicU64>) {
+    let (mut flow, ticks) = (Flow::new("q7"), Arc::new(AtomicU64::new(0)));
+    let (mut once, counted) = (Some(from), ticks.clone());
+    let begin = flow.add("begin", source(move || ready(Ok(once.take()))));
+    let junction = flow.add("junction", Junction);
+    let back = flow.add("back", pass_on::<u32>());
+    let show = flow.add("show", sink(move |_: u32| ready(Ok(_ = counted.fetch_add(1, Ordering::Relaxed)))));
+    let show = show.when(every(Duration::from_millis(20)));
+    flow.connect(begin.output, junction.any);
+    flow.connect(junction.forth, back.input);
+    flow.connect(back.output, junction.any);
+    flow.connect_with(junction.seen, show.input, Hub::latest());
+    (flow, ticks)
+}
+
+#[tokio::test(start_paused = true)]
+async fn q7_a_quiet_loop_beside_a_timer_ends() {
+    let (mut flow, ticks) = loop_beside_a_timer(10);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.operator("junction").unwrap().runs, 11);
+    assert!(ticks.load(Ordering::Relaxed) > 1, "it goes on meanwhile");
+}
+
+#[tokio::test(start_paused = true)]
+async fn q7_a_loop_beside_a_timer_is_drained_when_the_flow_is_stopped() {
+    let (flow, ticks) = loop_beside_a_timer(1000);
+    let running = flow.spawn().unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(ticks.load(Ordering::Relaxed) > 2);
+    running.stop();
+    let report = within(running).await.unwrap();
+    assert_eq!(report.operator("begin").unwrap().runs, 2, "what goes round goes to its end");
+}
+
+#[derive(Ports)]
+struct ExchangePorts {
+    #[input]
+    requests: Input<u32>,
+    #[input]
+    back: Input<u32>,
+    #[output]
+    forth: Output<u32>,
+    #[output]
+    responses: Output<u32>,
+}
+
+/// Waits for a request and for what its own sends have come back as: the first one never does.
+struct Exchange;
+
+impl Operator for Exchange {
+    type Ports = ExchangePorts;
+
+    async fn compute(&mut self, ports: &mut ExchangePorts, _cx: &mut Cx) -> Result<()> {
+        let sum = ports.requests.take()? + ports.back.take()?;
+        ports.forth.send(sum).await?;
+        ports.responses.send(sum).await
+    }
+}
+
+/// Adds an exchange, and what sends back.
+fn exchange(flow: &mut Flow) -> (InputHandle<u32>, OutputHandle<u32>) {
+    let exchange = flow.add("exchange", Exchange);
+    let echo = flow.add("echo", pass_on::<u32>());
+    flow.connect(exchange.forth, echo.input);
+    flow.connect(echo.output, exchange.back);
+    (exchange.requests, exchange.responses)
+}
+
+#[tokio::test(start_paused = true)]
+async fn q8_a_deadlock_in_a_service_is_a_stall_and_answers_the_callers() {
+    let mut flow = Flow::new("q8");
+    let (requests, responses) = exchange(&mut flow);
+    let service = flow.service("sums", requests, responses);
+    let running = flow.spawn().unwrap();
+    let handle = running.handle();
+    let asked = [1, 2, 3].map(|number| {
+        let service = service.clone();
+        async move { service.ask(number).await }
+    });
+    for answer in within(join_all(asked)).await {
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::Stalled);
+    }
+    assert_eq!(handle.failure().unwrap().kind(), ErrorKind::Stalled);
+    let text = within(running).await.unwrap_err().to_string();
+    for wait in [
+        "these operators wait for each other alone",
+        "`exchange` waits for a message in hub `echo.output -> exchange.back`",
+        "`echo` waits for a message in hub `exchange.forth -> echo.input`",
+    ] {
+        assert!(text.contains(wait), "{text}");
+    }
+    assert!(!text.contains("sums"), "the service waits for nothing that they could do: {text}");
+}
+
+/// The deadlock of a service beside operators that have nothing to do with it, which go on.
+fn deadlock_beside_a_timer() -> (Flow, Service<u32, u32>, Arc<AtomicU64>) {
+    let (mut flow, ticks) = (Flow::new("q8"), Arc::new(AtomicU64::new(0)));
+    let (requests, responses) = exchange(&mut flow);
+    let service = flow.service("sums", requests, responses);
+    let counted = ticks.clone();
+    let tick = flow.add("tick", source(move || ready(Ok(Some(counted.fetch_add(1, Ordering::Relaxed))))));
+    let tick = tick.when(every(Duration::from_millis(20)));
+    let log = flow.add("log", sink(|_: u64| ready(Ok(()))));
+    flow.connect(tick.output, log.input);
+    (flow, service, ticks)
+}
+
+#[tokio::test(start_paused = true)]
+async fn q8_a_stall_that_is_a_warning_leaves_the_others_at_work_until_the_flow_is_stopped() {
+    let (mut flow, service, ticks) = deadlock_beside_a_timer();
+    flow.on_stall(OnStall::Warn);
+    let warnings = Warnings::default();
+    let _hearing = tracing::subscriber::set_default(warnings.clone());
+    let running = flow.spawn().unwrap();
+    let asked = tokio::spawn(async move { service.ask(1).await });
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(ticks.load(Ordering::Relaxed) > 499);
+    assert!(running.handle().failure().is_none() && !asked.is_finished());
+    let warned = warnings.told();
+    assert_eq!(warned.iter().filter(|text| text.contains("`exchange` waits for")).count(), 1, "{warned:?}");
+    running.stop();
+    assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Stalled);
+    assert_eq!(within(asked).await.unwrap().unwrap_err().kind(), ErrorKind::Stalled);
+}
+
+#[tokio::test(start_paused = true)]
+async fn q8_a_deadlock_beside_a_timer_is_a_stall() {
+    let (flow, service, ticks) = deadlock_beside_a_timer();
+    let running = flow.spawn().unwrap();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(ticks.load(Ordering::Relaxed) > 499);
+    assert!(running.handle().failure().is_none(), "there is no request, and so nothing that waits for an end");
+    assert_eq!(within(service.ask(1)).await.unwrap_err().kind(), ErrorKind::Stalled);
+    assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Stalled);
+}
+
+/// Who keeps all envelopes waits for one more, beside a timer.
+#[tokio::test(start_paused = true)]
+async fn q8_envelopes_that_are_kept_beside_a_timer_are_a_stall() {
+    let (mut flow, kept) = (Flow::new("q8"), shared());
+    let keeps = kept.clone();
+    let fill = flow.add(
+        "fill",
+        task(|ports: &mut SourcePorts<Envelope<u8>>, _cx| {
+            async move {
+                loop {
+                    let envelope = ports.output.blank().await?;
+                    ports.output.send(envelope).await?;
+                }
+            }
+            .boxed()
+        }),
+    );
+    let window = flow.add(
+        "window",
+        sink(move |envelope: Envelope<u8>| {
+            lock(&keeps).push(envelope);
+            ready(Ok(()))
+        }),
+    );
+    flow.connect_with(fill.output, window.input, Hub::bounded(1).envelope_bytes(8));
+    let tick = flow.add("tick", source(|| ready(Ok(Some(0_u8)))));
+    let tick = tick.when(every(Duration::from_millis(20)));
+    let log = flow.add("log", sink(|_: u8| ready(Ok(()))));
+    flow.connect(tick.output, log.input);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled);
+    let text = error.to_string();
+    assert!(
+        text.contains("`fill` waits for a blank envelope") && text.contains("`window` waits for a message"),
+        "{text}"
+    );
+    assert_eq!(lock(&kept).len(), 2);
+}
+
+/// An operator that waits for something else than its ports may be notified by anything.
+#[tokio::test(start_paused = true)]
+async fn q8_who_waits_for_something_outside_is_in_no_deadlock() {
+    let (mut flow, outside) = (Flow::new("q8"), Arc::new(Notify::new()));
+    let notified = outside.clone();
+    let mut rounds = 0..3_u32;
+    let slow = flow.add(
+        "slow",
+        source(move || {
+            let (notified, next) = (notified.clone(), rounds.next());
+            async move {
+                notified.notified().await;
+                Ok(next)
+            }
+        }),
+    );
+    let results = shared();
+    let keep = flow.add("keep", keep(&results));
+    flow.connect(slow.output, keep.input);
+    let tick = flow.add("tick", source(|| ready(Ok(Some(0_u8)))));
+    let tick = tick.when(every(Duration::from_millis(20)));
+    let log = flow.add("log", sink(|_: u8| ready(Ok(()))));
+    flow.connect(tick.output, log.input);
+    let running = flow.spawn().unwrap();
+    let begun = Instant::now();
+    for round in 0..4 {
+        tokio::time::sleep_until(begun + Duration::from_secs(10 * (round + 1))).await;
+        assert!(running.handle().failure().is_none());
+        outside.notify_one();
+    }
+    running.stop();
+    within(running).await.unwrap();
+    assert_eq!(*lock(&results), [0, 1, 2]);
+}
+
+/// A source that is stopped in the middle of something that does not end.
+#[tokio::test(start_paused = true)]
+async fn a_flow_that_does_not_end_in_time_is_aborted_and_says_who_was_left() {
+    let mut flow = Flow::new("slow");
+    let never = flow.add("never", source(|| std::future::pending::<Result<Option<u8>>>()));
+    let reads = flow.add("reads", sink(|_: u8| ready(Ok(()))));
+    let mut once = Some(1_u8);
+    let done = flow.add("done", source(move || ready(Ok(once.take()))));
+    let also = flow.add("also", sink(|_: u8| ready(Ok(()))));
+    flow.connect(never.output, reads.input);
+    flow.connect(done.output, also.input);
+    let running = flow.spawn().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let begun = Instant::now();
+    running.handle().stop_within(Duration::from_secs(60));
+    running.stop_within(Duration::from_secs(3));
+    let error = within(running).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert_eq!(begun.elapsed().as_secs(), 3, "the earliest counts");
+    let text = error.to_string();
+    assert!(text.contains("flow `slow` did not end within 3s of `stop`"), "{text}");
+    assert!(text.contains("`never` is in a run") && text.contains("`reads` waits for a message"), "{text}");
+    assert!(!text.contains("`done`") && !text.contains("`also`"), "{text}");
+}
