@@ -286,7 +286,7 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
         None => Ok(report),
         Some(error) => {
             logged(|| tracing::debug!(%error, "flow failed\n{report}"));
-            Err(error)
+            Err(error.attach(report))
         }
     };
     Finished { outcome, seats }

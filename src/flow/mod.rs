@@ -259,6 +259,7 @@ impl Flow {
     /// # Errors
     /// [`Setup`](ErrorKind::Setup) with every problem of how it was put together, before anything runs; an
     /// operator's failure, with its name; [`Stalled`](ErrorKind::Stalled) if nothing can move though not all is done.
+    /// What had run by then is in the error's [report](Error::report).
     ///
     /// # Cancel safety
     /// Dropping the future aborts the flow: every operator's `stop` still runs, in the background, while the runtime
