@@ -66,12 +66,13 @@ use crate::{
     operator::{
         Operator, OutputHandle, PortDecl, Ports,
         control::{Control, Section as Shared},
-        seat::{self, How, Seat, Setting, Surroundings},
+        seat::{self, How, Setting, Surroundings},
     },
     stream::CompletionMode,
-    sync::{Mutex, discard, lock},
+    sync::{Mutex, lock},
 };
 use added::Place;
+use drive::OwnSeat;
 use spawn::Threads;
 use thread::OwnThread;
 
@@ -110,20 +111,13 @@ pub struct Flow {
 struct Entry {
     name: Arc<str>,
     /// Away while the flow runs.
-    seat: Option<Box<dyn Seat>>,
+    seat: Option<OwnSeat>,
     ports: Vec<PortDecl>,
     place: Arc<Mutex<Place>>,
     /// It cannot leave its thread.
     stays: bool,
     /// Tasks that its runs go on in, beside its own.
     workers: usize,
-}
-
-/// The operators of a flow are dropped together: a panic of one destructor ends there.
-impl Drop for Entry {
-    fn drop(&mut self) {
-        discard(self.seat.take());
-    }
 }
 
 struct Connection {
@@ -196,7 +190,7 @@ impl Flow {
         let place = Arc::new(Mutex::new(Place { conditions: plan.conditions, ..Place::default() }));
         self.entries.push(Entry {
             name: name.clone(),
-            seat: Some(seat),
+            seat: Some(OwnSeat::new(seat, &self.name, &name)),
             ports: plan.ports,
             place: place.clone(),
             stays: false,
@@ -275,7 +269,7 @@ impl Flow {
             conditions.append(&mut place.conditions);
             place.conditions = conditions;
             drop(place);
-            entry.seat = seat.take();
+            entry.seat = Some(seat);
         }
         outcome
     }
@@ -331,7 +325,7 @@ impl Flow {
             // Conditions of the user's are asked there.
             drop(place);
             seat.enter(setting, node.clone(), surroundings.clone());
-            crew.push(drive::Member { index, name: entry.name.clone(), device, seat: drive::OwnSeat::new(seat) });
+            crew.push(drive::Member { index, name: entry.name.clone(), device, seat });
         }
         let joints: Vec<_> = plans
             .into_iter()
