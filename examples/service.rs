@@ -216,6 +216,8 @@ async fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
+            // What ran before the failure.
+            error.report().into_iter().for_each(|report| eprintln!("{report}"));
             eprintln!("service: {error}");
             ExitCode::FAILURE
         }

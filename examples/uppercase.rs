@@ -17,6 +17,10 @@ use std::{
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+#[cfg(target_os = "linux")]
+use rustix::fs::{AtFlags, CWD, OFlags, linkat};
+use tempfile::NamedTempFile;
+use tokio::signal;
 use wakeline::prelude::*;
 
 /// Capitalises a file on a GPU: `tr a-z A-Z`, byte for byte.
@@ -129,39 +133,49 @@ impl Operator for WriteChunks {
     }
 }
 
-/// The output under another name until it is complete; what is no regular file (`/dev/null`) is written as it is.
+/// The output without a name until it is complete, so that nothing is left of a job that is killed; under another name where
+/// the filesystem has no such files; what is no regular file (`/dev/null`) is written as it is.
 enum Target {
-    Staged(tempfile::NamedTempFile),
+    #[cfg(target_os = "linux")]
+    Unnamed(File),
+    Staged(NamedTempFile),
     Direct(File),
 }
 
 impl Target {
     fn create(path: &Path) -> io::Result<Self> {
-        match path.metadata() {
-            Ok(found) if !found.is_file() => Ok(Self::Direct(File::create(path)?)),
-            found => {
-                if found.is_ok() {
-                    // It will be replaced: only if it could have been written to.
-                    File::options().write(true).open(path)?;
-                }
-                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-                folder.metadata()?;
-                let mut staged = tempfile::Builder::new();
-                staged.prefix(".uppercase-");
-                #[cfg(unix)]
-                staged.permissions(std::os::unix::fs::PermissionsExt::from_mode(match &found {
-                    Ok(found) => std::os::unix::fs::PermissionsExt::mode(&found.permissions()),
-                    Err(_) => 0o666,
-                }));
-                let staged = staged.tempfile_in(folder);
-                // Without the name of the staging file, which says nothing to anybody.
-                staged.map(Self::Staged).map_err(|error| error.kind().into())
-            }
+        let found = match path.metadata() {
+            Ok(found) if !found.is_file() => return Ok(Self::Direct(File::create(path)?)),
+            Ok(found) => Some(found),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        if found.is_some() {
+            // It will be replaced: only if it could have been written to.
+            File::options().write(true).open(path)?;
         }
+        let folder = folder_of(path);
+        folder.metadata()?;
+        let mut staged = staging();
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+
+            let mode = found.map_or(0o666, |found| found.permissions().mode());
+            #[cfg(target_os = "linux")]
+            if let Some(file) = unnamed(folder, mode) {
+                return Ok(Self::Unnamed(file));
+            }
+            staged.permissions(PermissionsExt::from_mode(mode));
+        }
+        // Without the name of the staging file, which says nothing to a user.
+        staged.tempfile_in(folder).map(Self::Staged).map_err(|error| error.kind().into())
     }
 
     fn file(&self) -> io::Result<File> {
         match self {
+            #[cfg(target_os = "linux")]
+            Self::Unnamed(file) => file.try_clone(),
             Self::Staged(file) => file.as_file().try_clone(),
             Self::Direct(file) => file.try_clone(),
         }
@@ -169,10 +183,61 @@ impl Target {
 
     fn complete(self, path: &Path) -> io::Result<()> {
         match self {
+            // A new link replaces no file, but a rename does: for that it has another name for a moment.
+            #[cfg(target_os = "linux")]
+            Self::Unnamed(file) => {
+                let named = staging().make_in(folder_of(path), |name| {
+                    linkat(CWD, open_file(&file), CWD, name, AtFlags::SYMLINK_FOLLOW).map_err(io::Error::from)
+                });
+                named?.persist(path).map_err(|error| error.error)
+            }
             Self::Staged(file) => file.persist(path).map(drop).map_err(|error| error.error),
             Self::Direct(file) => file.sync_all().or(Ok(())),
         }
     }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn staging() -> tempfile::Builder<'static, 'static> {
+    let mut staging = tempfile::Builder::new();
+    staging.prefix(".uppercase-");
+    staging
+}
+
+/// A new file without a name, if the filesystem has such files, and if it can be given a name later.
+#[cfg(target_os = "linux")]
+fn unnamed(folder: &Path, mode: u32) -> Option<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let flags = OFlags::TMPFILE.bits() as i32;
+    let file = File::options().write(true).custom_flags(flags).mode(mode).open(folder).ok()?;
+    open_file(&file).exists().then_some(file)
+}
+
+/// Where an open file is found without a name of its own.
+#[cfg(target_os = "linux")]
+fn open_file(file: &File) -> PathBuf {
+    use std::os::fd::AsRawFd;
+
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+/// What a path leads to. A link stays one, also where it leads to nothing yet.
+fn destination(output: &Path) -> PathBuf {
+    if let Ok(found) = output.canonicalize() {
+        return found;
+    }
+    let mut path = output.to_owned();
+    // What is there and has no path (the pipe behind `/dev/stdout`) is opened by the link.
+    while path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        && let Ok(next) = path.read_link()
+    {
+        path = folder_of(&path).join(next);
+    }
+    path
 }
 
 async fn shout(args: &Args) -> Result<String> {
@@ -187,8 +252,7 @@ async fn shout(args: &Args) -> Result<String> {
         return Err(Error::from("is a directory, not a file").at(named(&args.input)));
     }
     let at_output = |error: io::Error| Error::from(error).at(named(&args.output));
-    // A link stays one: what it leads to is replaced.
-    let output = args.output.canonicalize().unwrap_or_else(|_| args.output.clone());
+    let output = destination(&args.output);
     let target = Target::create(&output).map_err(at_output)?;
 
     let style = "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}";
@@ -221,9 +285,37 @@ async fn shout(args: &Args) -> Result<String> {
     ))
 }
 
+/// Resolves at ctrl-c or SIGTERM, with the exit code of a program that this ends.
+async fn interrupted() -> u8 {
+    #[cfg(unix)]
+    let terminated = async {
+        match signal::unix::signal(signal::unix::SignalKind::terminate()) {
+            Ok(mut signals) => _ = signals.recv().await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    #[cfg(not(unix))]
+    let terminated = std::future::pending();
+    tokio::select! {
+        Ok(()) = signal::ctrl_c() => 128 + 2,
+        () = terminated => 128 + 15,
+    }
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
-    match shout(&Args::parse()).await {
+    let args = Args::parse();
+    let outcome = tokio::select! {
+        // Polled first: it opens its files before the signals are caught, since that may block.
+        biased;
+        outcome = shout(&args) => outcome,
+        // The job is dropped, and with it what it has staged.
+        code = interrupted() => {
+            eprintln!("uppercase: interrupted");
+            return code.into();
+        }
+    };
+    match outcome {
         Ok(line) => {
             println!("{line}");
             ExitCode::SUCCESS

@@ -136,6 +136,8 @@ struct Inner {
     reader_gone: bool,
     /// Shared: a lost device answers every call with the same cause.
     cause: Option<Arc<Cause>>,
+    /// A value of a higher layer's, by its type: the report of the flow that failed.
+    attachment: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Error {
@@ -147,6 +149,7 @@ impl Error {
             message: Some(message.into()),
             reader_gone: false,
             cause: None,
+            attachment: None,
         }))
     }
 
@@ -176,6 +179,7 @@ impl Error {
                 message: None,
                 reader_gone: false,
                 cause: Some(Arc::new(Cause(Some(cause)))),
+                attachment: None,
             })),
         }
     }
@@ -205,6 +209,17 @@ impl Error {
     pub fn because(mut self, cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
         self.0.cause = Some(Arc::new(Cause(Some(cause.into()))));
         self
+    }
+
+    /// The same error with a value attached, in place of the one before.
+    pub(crate) fn attach<T: Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.0.attachment = Some(Arc::new(value));
+        self
+    }
+
+    /// The attached value, if it is a `T`.
+    pub(crate) fn attachment<T: 'static>(&self) -> Option<&T> {
+        self.0.attachment.as_deref()?.downcast_ref()
     }
 
     /// A failure of the same kind for a caller outside of the flow. It has this message alone: places and causes name
@@ -274,6 +289,7 @@ impl Error {
             message: self.0.message.clone(),
             reader_gone: self.0.reader_gone,
             cause: self.0.cause.clone(),
+            attachment: self.0.attachment.clone(),
         }))
     }
 }

@@ -58,6 +58,42 @@ async fn a_panic_in_what_an_abort_drops_hangs_nobody() {
     assert!(error.to_string().contains("operator `fails`: no more"), "{error}");
 }
 
+struct PanicsAsAnOperator(PanicsInDrop);
+
+impl Operator for PanicsAsAnOperator {
+    type Ports = ();
+
+    async fn compute(&mut self, _ports: &mut (), cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        Ok(())
+    }
+}
+
+/// The destructor of an operator that has run panics where the flow is dropped: it does not leave that, and the log has the
+/// operator's name.
+#[tokio::test]
+async fn an_operator_whose_destructor_panics_under_run_is_named() {
+    let warnings = Warnings::default();
+    let _hearing = tracing::subscriber::set_default(warnings.clone());
+    let mut flow = Flow::new("dropped");
+    flow.add("ill", PanicsAsAnOperator(PanicsInDrop));
+    flow.add("ill too", PanicsAsAnOperator(PanicsInDrop));
+    within(flow.run()).await.unwrap();
+    drop(flow);
+    let logged = warnings.told();
+    assert_eq!(logged.len(), 2, "{logged:?}");
+    for (line, operator) in logged.iter().zip(["ill", "ill too"]) {
+        for part in [&format!("operator=\"{operator}\""), "flow=\"dropped\"", "panicked: in a drop", "`stop`"] {
+            assert!(line.contains(part), "{part} in: {line}");
+        }
+    }
+    // By `spawn` it is the flow's own failure.
+    let mut flow = Flow::new("dropped");
+    flow.add("ill", PanicsAsAnOperator(PanicsInDrop));
+    let error = within(flow.spawn().unwrap()).await.unwrap_err();
+    assert_eq!(error.to_string(), "operator `ill`: panicked: in a drop");
+}
+
 /// Elements that do not divide an envelope's size.
 #[tokio::test]
 async fn an_envelope_need_not_be_full_to_the_last_byte() {

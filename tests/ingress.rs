@@ -635,20 +635,11 @@ impl Operator for OneARun {
 
 #[tokio::test]
 async fn e2_a_flow_that_runs_again_is_open_again() {
-    let mut flow = Flow::new("e2");
-    let once = flow.add("once", OneARun);
-    let numbers = flow.ingress("numbers", once.input);
-    let mut out = flow.egress("out", once.output);
+    let (mut flow, numbers, mut out) = one_a_run();
     for n in 0..3 {
         let outside = async {
-            // After the first run the handle says that it has ended, until the next one has begun.
-            while numbers.is_closed() {
-                assert!(numbers.send(9).await.unwrap_err().error().is_closed());
-                tokio::task::yield_now().await;
-            }
-            let (sent, doubled) = futures::future::join(numbers.send(n), out.recv()).await;
-            sent.unwrap();
-            assert_eq!(doubled, Some(2 * n));
+            numbers.send(n).await.unwrap();
+            assert_eq!(out.recv().await, Some(2 * n));
         };
         let (ran, ()) = within(futures::future::join(flow.run(), outside)).await;
         ran.unwrap();
@@ -659,6 +650,113 @@ async fn e2_a_flow_that_runs_again_is_open_again() {
     until("all know", || numbers.is_closed()).await;
     assert!(within(numbers.send(1)).await.is_err());
     assert_eq!(within(out.recv()).await, None);
+}
+
+/// `numbers -> once -> out`, with one message a run.
+fn one_a_run() -> (Flow, Ingress<u32>, Egress<u32>) {
+    let mut flow = Flow::new("e2");
+    let once = flow.add("once", OneARun);
+    let numbers = flow.ingress("numbers", once.input);
+    let out = flow.egress("out", once.output);
+    (flow, numbers, out)
+}
+
+/// Between two runs as before the first: all ways to send wait for the next run.
+#[tokio::test]
+async fn e2_what_is_sent_between_two_runs_waits_for_the_next() {
+    let (mut flow, mut numbers, mut out) = one_a_run();
+    let (ran, sent) = within(futures::future::join(flow.run(), numbers.send(1))).await;
+    ran.unwrap();
+    sent.unwrap();
+    assert_eq!(within(out.recv()).await, Some(2));
+
+    assert!(!numbers.is_closed(), "a further run may come");
+    assert_eq!(numbers.try_send(7).unwrap(), Err(7), "no room yet");
+    let mut between = Box::pin(numbers.send(2));
+    assert!(poll!(between.as_mut()).is_pending());
+    let (ran, sent) = within(futures::future::join(flow.run(), between)).await;
+    ran.unwrap();
+    sent.unwrap();
+    assert_eq!(within(out.recv()).await, Some(4));
+
+    let mut ready = Box::pin(futures::future::poll_fn(|cx| numbers.poll_ready_unpin(cx)));
+    assert!(poll!(ready.as_mut()).is_pending());
+    drop(ready);
+    let feeding = async { numbers.feed(3).await };
+    let (ran, fed) = within(futures::future::join(flow.run(), feeding)).await;
+    ran.unwrap();
+    fed.unwrap();
+    assert_eq!(within(out.recv()).await, Some(6));
+
+    // No further run comes.
+    let mut between = Box::pin(numbers.send(4));
+    assert!(poll!(between.as_mut()).is_pending());
+    drop(flow);
+    let unsent = within(between).await.unwrap_err();
+    assert!(unsent.error().is_closed(), "{unsent}");
+    assert_eq!(unsent.into_message(), Some(4));
+    assert!(numbers.is_closed());
+    assert!(within(numbers.send(5)).await.unwrap_err().error().is_closed());
+}
+
+/// A run that was stopped, or has failed, refuses what waits for it; what is sent afterwards is for the next run.
+#[tokio::test]
+async fn e2_what_is_sent_after_a_stop_or_a_failure_waits_for_the_next_run() {
+    let mut flow = Flow::new("e2");
+    let numbers_of = |n: u32| async move { if n == 0 { Err("meant to fail".into()) } else { Ok(()) } };
+    let keep = flow.add("keep", sink(numbers_of));
+    let numbers = flow.ingress("numbers", keep.input);
+    let failing = async {
+        numbers.send(0).await.unwrap();
+        // As long as this run is there.
+        while numbers.send(1).await.is_ok() {}
+    };
+    let (ran, ()) = within(futures::future::join(flow.run(), failing)).await;
+    assert!(ran.unwrap_err().to_string().contains("meant to fail"));
+    // The last handle goes with it.
+    let mut between = Box::pin(async move { numbers.send(2).await });
+    assert!(poll!(between.as_mut()).is_pending());
+    let (ran, sent) = within(futures::future::join(flow.run(), between)).await;
+    sent.unwrap();
+    assert_eq!(ran.unwrap().operator("keep").unwrap().runs, 1);
+}
+
+/// A send that races the beginning of a run is for that run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e2_a_send_that_races_the_next_run_is_not_lost() {
+    let (mut flow, numbers, mut out) = one_a_run();
+    for n in 0..200 {
+        let (numbers, begin) = (numbers.clone(), Arc::new(std::sync::Barrier::new(2)));
+        let begun = begin.clone();
+        let thread = std::thread::spawn(move || {
+            begun.wait();
+            futures::executor::block_on(numbers.send(n))
+        });
+        begin.wait();
+        within(flow.run()).await.unwrap();
+        thread.join().unwrap().unwrap();
+        assert_eq!(within(out.recv()).await, Some(2 * n));
+    }
+}
+
+/// A service is an ingress in that, too.
+#[tokio::test]
+async fn e2_a_request_between_two_runs_waits_for_the_next() {
+    let mut flow = Flow::new("e2");
+    let once = flow.add("once", OneARun);
+    let double = flow.service("double", once.input, once.output);
+    for n in 0..3 {
+        let mut asked = Box::pin(double.ask(n));
+        assert!(poll!(asked.as_mut()).is_pending());
+        let (ran, doubled) = within(futures::future::join(flow.run(), asked)).await;
+        ran.unwrap();
+        assert_eq!(doubled.unwrap(), 2 * n);
+        assert!(!double.is_closed());
+    }
+    let mut asked = Box::pin(double.ask(3));
+    assert!(poll!(asked.as_mut()).is_pending());
+    drop(flow);
+    assert!(within(asked).await.unwrap_err().is_closed());
 }
 
 #[tokio::test]

@@ -229,6 +229,72 @@ async fn l2_the_first_failure_wins() {
     assert_eq!(noted(&pages, "stop"), ["a stop", "b stop"]);
 }
 
+/// What ran before the failure is in the report that the error carries, with the numbers.
+#[tokio::test]
+async fn l2_the_error_of_a_failed_flow_has_its_report() {
+    // `b` fails in its third run: `a` has sent three by then, and `c` has taken two.
+    for way in [Way::Error, Way::Panic] {
+        let census = Census::default();
+        let (mut flow, _) = diaries(Some(("b", Phase::Compute, way)), &census);
+        let error = within(flow.run()).await.unwrap_err();
+        let report = error.report().expect("a report");
+        let names: Vec<_> = report.operators.iter().map(|operator| &*operator.name).collect();
+        assert_eq!(names, ["a", "b", "c"], "in the order of adding");
+        let b = report.operator("b").unwrap();
+        assert_eq!((b.runs, b.messages_in, b.messages_out), (3, 2, 2), "{report}");
+        let (a, c) = (report.operator("a").unwrap(), report.operator("c").unwrap());
+        let [first, second] = ["a.output -> b.input", "b.output -> c.input"].map(|name| report.hub(name).unwrap());
+        assert_eq!((first.passed, first.passed + first.untaken), (b.messages_in, a.messages_out), "{report}");
+        assert_eq!((second.passed, second.passed + second.untaken), (c.messages_in, b.messages_out), "{report}");
+        assert_eq!(report.untaken, first.untaken + second.untaken);
+        assert!(report.untaken > 0 && report.elapsed > report.setup, "{report}");
+        // A copy of the error has it, too; the text stays one line.
+        assert!(error.again().report().is_some());
+        assert!(!error.to_string().contains('\n'), "{error}");
+    }
+    // In its `stop` all has been done.
+    let census = Census::default();
+    let (flow, _) = diaries(Some(("c", Phase::Stop, Way::Error)), &census);
+    let error = within(flow.spawn().unwrap()).await.unwrap_err();
+    let report = error.at("program").report().map(|report| report.operator("c").unwrap().runs);
+    assert_eq!(report, Some(3), "also with a place put before it, and from a spawned flow");
+    // In a `start`: nothing has run.
+    let (mut flow, _) = diaries(Some(("b", Phase::Start, Way::Error)), &census);
+    let error = within(flow.run()).await.unwrap_err();
+    assert!(error.report().unwrap().operators.iter().all(|operator| operator.runs == 0));
+    // Before that there is none.
+    let mut flow = Flow::new("l2");
+    let _ = flow.add("alone", sink(async |_: u32| Ok(())));
+    assert!(flow.run().await.unwrap_err().report().is_none());
+}
+
+/// An abort and another flow's error are failures like any other.
+#[tokio::test]
+async fn l2_the_report_is_that_of_the_flow_that_was_awaited() {
+    let census = Census::default();
+    let (flow, _) = diaries(None, &census);
+    let running = flow.spawn().unwrap();
+    running.abort();
+    let error = within(running).await.unwrap_err();
+    assert!(error.is_cancelled() && error.report().is_some_and(|report| report.operators.len() == 3), "{error}");
+
+    // The inner flow's error goes through an operator of the outer one: the report is the outer one's.
+    let mut outer = Flow::new("outer");
+    outer.add(
+        "inner",
+        task(|_: &mut (), _| {
+            Box::pin(async {
+                let mut inner = Flow::new("inner");
+                inner.add("fails", task(|_: &mut (), _| Box::pin(async { Err("no more".into()) })));
+                inner.run().await.map(drop)
+            })
+        }),
+    );
+    let error = within(outer.run()).await.unwrap_err();
+    assert!(error.to_string().contains("operator `fails`: no more"), "{error}");
+    assert_eq!(&*error.report().unwrap().operators[0].name, "inner");
+}
+
 /// Who has nothing to do with a failure, and would never end, is cancelled by it.
 #[tokio::test]
 async fn l2_the_others_are_cancelled() {

@@ -122,6 +122,75 @@ fn the_output_is_replaced_once_it_is_complete() {
     assert_eq!(names(folder.path()), ["in", "out"]);
 }
 
+/// A link stays one, also where nothing is at its end yet; a circle of links is an error.
+#[cfg(unix)]
+#[test]
+fn a_link_stays_a_link() {
+    use std::os::unix::fs::symlink;
+
+    let folder = TempDir::new().unwrap();
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    fs::create_dir(folder.path().join("elsewhere")).unwrap();
+    // From the folder that each is in: by another one, to nothing so far.
+    symlink("elsewhere/next", &output).unwrap();
+    symlink("../end", folder.path().join("elsewhere/next")).unwrap();
+    for content in ["text", "other"] {
+        fs::write(&input, content).unwrap();
+        let ran = run(&input, &output, &["--device", "emulated"]);
+        assert!(ran.status.success(), "{}", text(&ran.stderr));
+        assert!(output.is_symlink() && folder.path().join("elsewhere/next").is_symlink());
+        assert_eq!(fs::read(folder.path().join("end")).unwrap(), content.to_uppercase().as_bytes());
+        assert_eq!(names(folder.path()), ["elsewhere", "end", "in", "out"]);
+        assert_eq!(names(&folder.path().join("elsewhere")), ["next"]);
+    }
+    let circle = folder.path().join("circle");
+    symlink("circle", &circle).unwrap();
+    let ran = run(&input, &circle, &["--device", "emulated"]);
+    assert_fails(&ran, &["circle: ", "symbolic links"], folder.path(), &["circle", "elsewhere", "end", "in", "out"]);
+    assert!(circle.is_symlink());
+}
+
+/// Whether a folder's filesystem has files without a name.
+#[cfg(target_os = "linux")]
+fn has_unnamed_files(folder: &Path) -> bool {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    fs::File::options().write(true).custom_flags(rustix::fs::OFlags::TMPFILE.bits() as i32).open(folder).is_ok()
+}
+
+/// However it is ended in the middle of its work.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupted_job_leaves_nothing_behind() {
+    use std::{io::Write, os::unix::process::ExitStatusExt, process::Stdio};
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        let folder = TempDir::new().unwrap();
+        if signal == Signal::KILL && !has_unnamed_files(folder.path()) {
+            eprintln!("what is killed leaves a file behind here: the filesystem has none without a name");
+            continue;
+        }
+        let output = folder.path().join("out");
+        fs::write(&output, "of before").unwrap();
+        let mut job = command("uppercase");
+        job.arg("/dev/stdin").arg(&output).args(["--device", "emulated", "--chunk", "16KiB"]);
+        let mut job = job.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut input = job.stdin.take().unwrap();
+        // A pipe has room for a part of that: the rest is read by now, and most of it written.
+        input.write_all(&noise(4 << 20)).unwrap();
+        kill_process(Pid::from_child(&job), signal).unwrap();
+        let ran = job.wait_with_output().unwrap();
+        drop(input);
+        let number = signal.as_raw();
+        let ended_by_it = ran.status.signal() == Some(number) || ran.status.code() == Some(128 + number);
+        assert!(ended_by_it, "{signal:?}: {:?}, {}", ran.status, text(&ran.stderr));
+        assert_eq!(names(folder.path()), ["out"], "{signal:?}: nothing else is left");
+        assert_eq!(fs::read(&output).unwrap(), b"of before", "{signal:?}");
+    }
+}
+
 #[test]
 fn a_device_file_is_written_as_it_is() {
     let folder = TempDir::new().unwrap();

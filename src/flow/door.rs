@@ -44,10 +44,12 @@ use crate::{
 /// Places that are given out at once, at most: of a hub that always has room.
 const MOST: usize = 1024;
 
-/// How far the flow is.
+/// How far the flow is. It is published by the operator: once that is dropped, the flow runs no more.
 pub(super) enum Stage<M: Message> {
+    /// It has not run yet.
     Before,
     Open(Arc<Door<M>>),
+    /// A run has ended, and the next one has not begun.
     Ended(Handle),
 }
 
@@ -109,8 +111,15 @@ fn thread_over() -> Error {
     Error::new(ErrorKind::Usage, "this thread is at its end, and waits for nothing: send from another one")
 }
 
-pub(super) fn never_ran() -> Error {
-    Error::new(ErrorKind::Closed, "the flow was dropped before it ran")
+impl<M: Message> Stage<M> {
+    /// Why nothing can be sent, if no further run comes.
+    pub(super) fn refusal(&self) -> Error {
+        match self {
+            Self::Before => Error::new(ErrorKind::Closed, "the flow was dropped before it ran"),
+            Self::Open(door) => ended(&door.flow),
+            Self::Ended(flow) => ended(flow),
+        }
+    }
 }
 
 impl<M: Message> Door<M> {
@@ -130,17 +139,22 @@ impl<M: Message> Door<M> {
         })
     }
 
-    /// The flow's, when it runs.
+    /// That of the present run, or else of the next one. An error if that ends before it has opened this, or never comes.
     pub(super) async fn once_open(mut stage: watch::Receiver<Stage<M>>) -> Result<Arc<Self>> {
-        let mut opened = pin!(proxied(stage.wait_for(|stage| !matches!(stage, Stage::Before))));
-        let opened = poll_fn(|task| match clock::is_thread_over() {
-            true => Poll::Ready(Err(thread_over())),
-            false => opened.as_mut().poll(task).map_err(|_| never_ran()),
-        });
-        match &*opened.await? {
+        let is_open = matches!(&*stage.borrow_and_update(), Stage::Open(_));
+        {
+            let mut changed = pin!(proxied(stage.changed()));
+            let opened = poll_fn(|task| match clock::is_thread_over() {
+                true => Poll::Ready(Err(thread_over())),
+                false if is_open => Poll::Ready(Ok(())),
+                // An error is that the operator is gone: the stage is the last one.
+                false => changed.as_mut().poll(task).map(|_| Ok(())),
+            });
+            opened.await?;
+        }
+        match &*stage.borrow() {
             Stage::Open(door) => Ok(door.clone()),
-            Stage::Ended(flow) => Err(ended(flow)),
-            Stage::Before => Err(never_ran()),
+            over => Err(over.refusal()),
         }
     }
 

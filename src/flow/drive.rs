@@ -17,6 +17,7 @@ use std::{
     collections::HashMap,
     future::poll_fn,
     ops::{Deref, DerefMut},
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::Arc,
     task::Poll,
@@ -35,7 +36,7 @@ use super::{
 };
 use crate::{
     device::{Device, ticks::TickClock},
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Result, said},
     hub::{link::LinkPlan, queue::Counts},
     kernel::Kernel,
     memory::memory_passes,
@@ -57,18 +58,48 @@ pub(super) struct Member {
     pub(super) seat: OwnSeat,
 }
 
-/// A member's operator. Several are dropped together where the runtime ends, or where a flow's outcome is not taken: a panic
-/// of one destructor ends there.
-pub(super) struct OwnSeat(Option<Box<dyn Seat>>);
+/// An operator of a flow. Several are dropped together: with their flow, where the runtime ends, or where a flow's outcome is
+/// not taken. A panic of one's destructor ends there, and is logged.
+pub(super) struct OwnSeat(Option<Named>);
+
+/// An operator, and the names for the log.
+struct Named {
+    seat: Option<Box<dyn Seat>>,
+    flow: Arc<str>,
+    operator: Arc<str>,
+}
 
 impl OwnSeat {
-    pub(super) fn new(seat: Box<dyn Seat>) -> Self {
-        Self(Some(seat))
+    pub(super) fn new(seat: Box<dyn Seat>, flow: &Arc<str>, operator: &Arc<str>) -> Self {
+        Self(Some(Named { seat: Some(seat), flow: flow.clone(), operator: operator.clone() }))
     }
 
-    /// To give it back, or to drop it where a panic is to be heard of.
-    pub(super) fn take(mut self) -> Option<Box<dyn Seat>> {
-        self.0.take()
+    /// Drops it. A panic of its destructor is the error.
+    fn destroy(mut self) -> Result<()> {
+        self.0.take().map_or(Ok(()), |mut named| named.destroy())
+    }
+}
+
+impl Named {
+    fn destroy(&mut self) -> Result<()> {
+        let seat = self.seat.take();
+        catch_unwind(AssertUnwindSafe(|| drop(seat))).map_err(|panic| Error::new(ErrorKind::Panicked, said(panic)))
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if let Err(error) = self.destroy() {
+            let (flow, operator) = (&*self.flow, &*self.operator);
+            logged(|| {
+                tracing::warn!(
+                    flow,
+                    operator,
+                    %error,
+                    "an operator's destructor panicked: release what may fail in its `stop`, which can return the error"
+                );
+            });
+        }
     }
 }
 
@@ -76,18 +107,18 @@ impl Deref for OwnSeat {
     type Target = dyn Seat;
 
     fn deref(&self) -> &Self::Target {
-        match &self.0 {
-            Some(seat) => &**seat,
-            None => unreachable!("only `take`, which consumes this, and the destructor take it out"),
+        match self.0.as_ref().and_then(|named| named.seat.as_deref()) {
+            Some(seat) => seat,
+            None => unreachable!("only `destroy`, which consumes this, and the destructor take it out"),
         }
     }
 }
 
 impl DerefMut for OwnSeat {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        match &mut self.0 {
-            Some(seat) => &mut **seat,
-            None => unreachable!("only `take`, which consumes this, and the destructor take it out"),
+        match self.0.as_mut().and_then(|named| named.seat.as_deref_mut()) {
+            Some(seat) => seat,
+            None => unreachable!("only `destroy`, which consumes this, and the destructor take it out"),
         }
     }
 }
@@ -288,7 +319,7 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
         None => Ok(report),
         Some(error) => {
             logged(|| tracing::debug!(%error, "flow failed\n{report}"));
-            Err(error)
+            Err(error.attach(report))
         }
     };
     Finished { outcome, seats }
@@ -309,11 +340,7 @@ async fn last_phase(member: Member, keep: bool) -> (Tally, Option<OwnSeat>, Resu
     if keep {
         return (tally, Some(seat), stopped);
     }
-    let dropped = caught(async {
-        drop(seat.take());
-        Ok(())
-    });
-    (tally, None, stopped.and(dropped.await))
+    (tally, None, stopped.and(seat.destroy()))
 }
 
 pub(super) fn operator(name: &str) -> String {

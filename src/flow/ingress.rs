@@ -5,10 +5,11 @@
 //! is neither at its end nor stalled; when the last is gone it closes the hub, and the end walks on from there.
 //!
 //! ```text
-//!             the flow runs                            it has ended
-//!   BEFORE ──────────────────> OPEN ─────────> CLOSED ──────────────> ENDED
-//!   sends wait                  the last handle is dropped,           sends fail, and say why
-//!                               stop, the reader ends, a failure
+//!             the flow runs                            the run is over
+//!   BEFORE ──────────────────> OPEN ─────────> CLOSED ────────────────> ENDED ──> the flow is dropped: sends fail,
+//!   sends wait                  ^  the last handle is dropped,          │         and say why
+//!                               │  stop, the reader ends, a failure     │ sends wait
+//!                               └──────── the flow runs again ──────────┘
 //! ```
 
 use std::{
@@ -25,7 +26,7 @@ use wakeline_macros::Ports;
 
 use super::{
     Flow,
-    door::{Asked, Closing, Door, Place, Stage, ended, never_ran},
+    door::{Asked, Closing, Door, Place, Stage},
 };
 use crate::{
     condition::Readiness,
@@ -70,7 +71,16 @@ impl Flow {
 ///
 /// A flow does not end while there is a handle (a clone is one more): it waits for what may come. When the last one is
 /// dropped, what was sent goes to its end. [`Running::stop`](crate::Running::stop) closes it, too, and so does its reader's
-/// end. Sends that were made before the flow runs wait until it does.
+/// end.
+///
+/// # Between two runs
+/// A flow can [run](Flow::run) again, so a message that is sent while it does not run waits for the next run, as before the
+/// first. It is refused once no run will follow: when the flow is dropped, and when one that was [spawned](Flow::spawn) has
+/// ended; also when the run that it waits for fails before its operators begin. A message that waits for room when a run
+/// ends is refused with the reason.
+///
+/// A producer beside `flow.run()`, in `tokio::join!` say, that relies on `send` to fail at the end of the run may therefore
+/// wait for another run. Spawn the flow, or drop the producer with the run (`tokio::select!`).
 ///
 /// # Order
 /// Messages keep their order, and so does the device work on their envelopes: a message is sent while that is under way, and
@@ -109,7 +119,8 @@ impl<M: Message> Ingress<M> {
     /// Sends a message, once there is room for it, and the flow runs. Who asks first is served first.
     ///
     /// # Errors
-    /// If the flow has failed, that; [`Closed`](ErrorKind::Closed) if it was stopped, has ended, or if the reader is gone;
+    /// If the flow has failed, that; [`Closed`](ErrorKind::Closed) if it was stopped, has ended and
+    /// [runs no more](Self#between-two-runs), or if the reader is gone;
     /// [`Usage`](ErrorKind::Usage) for a message that cannot be brought to the reader.
     /// The message comes back, unless it was lost on the way to its device.
     ///
@@ -123,7 +134,7 @@ impl<M: Message> Ingress<M> {
         }
     }
 
-    /// Sends a message if there is room now; gives it back if not, and also before the flow runs.
+    /// Sends a message if there is room now; gives it back if not, and also while the flow does not run yet, or again.
     ///
     /// # Errors
     /// As [`Ingress::send`].
@@ -135,12 +146,12 @@ impl<M: Message> Ingress<M> {
         }
     }
 
-    /// True if nothing that is sent can arrive any more.
+    /// True if nothing that is sent can arrive any more: in the present run, or between two runs in a further one.
     pub fn is_closed(&self) -> bool {
-        match self.stage.as_ref().map(|stage| stage.borrow().clone()) {
-            Some(Stage::Open(door)) => door.is_closed(),
-            Some(Stage::Before) => self.stage.as_ref().is_some_and(|stage| stage.has_changed().is_err()),
-            Some(Stage::Ended(_)) | None => true,
+        let Some(stage) = &self.stage else { return true };
+        match self.door() {
+            Some(door) => door.is_closed(),
+            None => stage.has_changed().is_err(),
         }
     }
 
@@ -159,9 +170,8 @@ impl<M: Message> Ingress<M> {
         let stage = self.stage()?;
         let door = match &*stage.borrow() {
             Stage::Open(door) => door.clone(),
-            Stage::Before if stage.has_changed().is_err() => return Err(never_ran()),
-            Stage::Before => return Ok(None),
-            Stage::Ended(flow) => return Err(ended(flow)),
+            over if stage.has_changed().is_err() => return Err(over.refusal()),
+            Stage::Before | Stage::Ended(_) => return Ok(None),
         };
         door.try_place()
     }

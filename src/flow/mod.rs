@@ -69,12 +69,13 @@ use crate::{
     operator::{
         Operator, OutputHandle, PortDecl, Ports,
         control::{Control, Section as Shared},
-        seat::{self, How, Seat, Setting, Surroundings},
+        seat::{self, How, Setting, Surroundings},
     },
     stream::CompletionMode,
-    sync::{Mutex, discard, lock},
+    sync::{Mutex, lock},
 };
 use added::Place;
+use drive::OwnSeat;
 use spawn::Threads;
 use thread::OwnThread;
 
@@ -114,20 +115,13 @@ pub struct Flow {
 struct Entry {
     name: Arc<str>,
     /// Away while the flow runs.
-    seat: Option<Box<dyn Seat>>,
+    seat: Option<OwnSeat>,
     ports: Vec<PortDecl>,
     place: Arc<Mutex<Place>>,
     /// It cannot leave its thread.
     stays: bool,
     /// Tasks that its runs go on in, beside its own.
     workers: usize,
-}
-
-/// The operators of a flow are dropped together: a panic of one destructor ends there.
-impl Drop for Entry {
-    fn drop(&mut self) {
-        discard(self.seat.take());
-    }
 }
 
 struct Connection {
@@ -206,7 +200,7 @@ impl Flow {
         let place = Arc::new(Mutex::new(Place { conditions: plan.conditions, ..Place::default() }));
         self.entries.push(Entry {
             name: name.clone(),
-            seat: Some(seat),
+            seat: Some(OwnSeat::new(seat, &self.name, &name)),
             ports: plan.ports,
             place: place.clone(),
             stays: false,
@@ -269,6 +263,7 @@ impl Flow {
     /// # Errors
     /// [`Setup`](ErrorKind::Setup) with every problem of how it was put together, before anything runs; an
     /// operator's failure, with its name; [`Stalled`](ErrorKind::Stalled) if nothing can move though not all is done.
+    /// What had run by then is in the error's [report](Error::report).
     ///
     /// # Cancel safety
     /// Dropping the future aborts the flow: every operator's `stop` still runs, in the background, while the runtime
@@ -284,7 +279,7 @@ impl Flow {
             conditions.append(&mut place.conditions);
             place.conditions = conditions;
             drop(place);
-            entry.seat = seat.take();
+            entry.seat = Some(seat);
         }
         outcome
     }
@@ -340,7 +335,7 @@ impl Flow {
             // Conditions of the user's are asked there.
             drop(place);
             seat.enter(setting, node.clone(), surroundings.clone());
-            crew.push(drive::Member { index, name: entry.name.clone(), device, seat: drive::OwnSeat::new(seat) });
+            crew.push(drive::Member { index, name: entry.name.clone(), device, seat });
         }
         let joints: Vec<_> = plans
             .into_iter()

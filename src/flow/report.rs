@@ -5,12 +5,15 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::section::Told;
 use crate::{
     device::{Device, ticks::TickClock},
+    error::Error,
     hub::queue::Counts,
     operator::seat::Tally,
     stream::DeviceTime,
 };
 
 /// What each operator and hub of a flow did in one run. Prints as a table, with the hubs that lost messages.
+///
+/// A run that failed has one as well, up to its failure: [`Error::report`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
@@ -147,6 +150,34 @@ impl Report {
             device: tally.device,
             memory_peak: tally.memory_peak,
         });
+    }
+}
+
+/// Here and not beside the other methods: an error belongs to a lower layer, which knows no flows.
+impl Error {
+    /// The report of the flow that failed with this error: what its operators and hubs had done up to the failure. It comes
+    /// with the error that [`Flow::run`](crate::Flow::run) or [`Running`](crate::Running) resolves to.
+    ///
+    /// `None` for every other error: one from before the operators began (a wrong setup), one from a runtime that was
+    /// shut down, and [`Handle::failure`](super::Handle::failure), which is there before the operators have stopped.
+    ///
+    /// ```
+    /// use wakeline::{Flow, operator::{sink, source}};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut flow = Flow::new("store");
+    /// let mut numbers = 1..=9_u32;
+    /// let count = flow.add("count", source(move || std::future::ready(Ok(numbers.next()))));
+    /// let store = flow.add("store", sink(async |n: u32| if n < 3 { Ok(()) } else { Err("disk full".into()) }));
+    /// flow.connect(count.output, store.input);
+    /// let error = flow.run().await.unwrap_err();
+    /// assert_eq!(error.to_string(), "operator `store`: disk full");
+    /// let report = error.report().unwrap();
+    /// assert_eq!(report.operator("store").unwrap().runs, 3);
+    /// # });
+    /// ```
+    pub fn report(&self) -> Option<&Report> {
+        self.attachment()
     }
 }
 

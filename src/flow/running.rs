@@ -20,7 +20,8 @@ use crate::{
     sync::ProxyWaker,
 };
 
-/// A flow that runs in the background: a future of its [`Report`].
+/// A flow that runs in the background: a future of its [`Report`]. If it fails, the report is
+/// [in the error](Error::report).
 ///
 /// # Cancel safety
 /// Dropping it aborts the flow: operators are dropped at the await they are in, and every `stop` still runs, in the

@@ -172,7 +172,8 @@ impl Flow {
 /// request is let go as soon as an operator asks [whether anybody still waits](crate::operator::Reply::is_abandoned), and
 /// otherwise goes to its end.
 ///
-/// As with an [`Ingress`], the flow does not end while there is a handle; [`stop`](crate::Running::stop) lets no more
+/// As with an [`Ingress`], the flow does not end while there is a handle, and a request between two runs
+/// [waits for the next](Ingress#between-two-runs); [`stop`](crate::Running::stop) lets no more
 /// requests in, and those that are in are answered. The caller's [`Span`](tracing::Span) travels along.
 pub struct Service<Req: Message, Res: Message> {
     requests: Ingress<Req>,
