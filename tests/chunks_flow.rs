@@ -8,6 +8,7 @@ use common::{
 };
 use futures::FutureExt;
 use wakeline::{
+    condition,
     flow::Added,
     operator::{Consume, LinkHandle, Modify, Peek, Produce, concurrent, map},
     prelude::*,
@@ -739,5 +740,63 @@ impl Operator for Eats {
         ports.food.get()?;
         lock(&self.0).push(());
         Ok(())
+    }
+}
+
+#[derive(Ports)]
+struct MovePorts {
+    #[consume]
+    from: Consume<u32>,
+    #[produce]
+    to: Produce<u32>,
+}
+
+/// Moves chunks from one hub to another, as long as that has room.
+struct Move;
+
+impl Operator for Move {
+    type Ports = MovePorts;
+
+    async fn compute(&mut self, ports: &mut MovePorts, _cx: &mut Cx) -> Result<()> {
+        ports.from.get()?;
+        ports.to.get_mut()?.set_len(1)
+    }
+}
+
+/// One consumer is held up by something else, at the same place as the other one or elsewhere: the other one has all chunks, and
+/// the flow ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_that_is_held_up_by_something_else_is_in_no_other_ones_way() {
+    for on_device in [false, true] {
+        for held_by in ["a gate", "a full hub"] {
+            let device = emulated();
+            let hub = |name: &str, queue| {
+                let builder = ChunkHub::<u32>::builder(name).elements(1).queue(queue);
+                builder.envelopes(&device, 4).host_envelopes(4).build().unwrap()
+            };
+            let (numbers, full, seen) = (hub("numbers", 2), hub("full", 1), shared());
+            let mut flow = Flow::new("held");
+            let gate = condition::Gate::paused();
+            let fill = flow.add("fill", Fill::each(1..=20));
+            let drains = flow.add("drains", Drain(seen.clone()));
+            match held_by {
+                "a gate" => {
+                    let held = flow.add("held", Drain(shared())).when(gate.clone());
+                    let held = if on_device { held.on(&device) } else { held };
+                    flow.link(held.numbers, &numbers);
+                }
+                _ => {
+                    let held = flow.add("held", Move);
+                    let held = if on_device { held.on(&device) } else { held };
+                    flow.link(held.from, &numbers);
+                    flow.link(held.to, &full);
+                }
+            }
+            flow.link(fill.numbers, &numbers);
+            flow.link(drains.numbers, &numbers);
+            let outcome = within(flow.run()).await;
+            outcome.unwrap_or_else(|error| panic!("on a device {on_device}, held by {held_by}: {error}"));
+            assert!(numbers.is_empty());
+        }
     }
 }

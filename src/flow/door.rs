@@ -38,7 +38,7 @@ use crate::{
         node::Rest,
         senders::Senders,
     },
-    sync::{Deferred, Level, Mutex, discard, lock, logged, proxied, wake},
+    sync::{Deferred, Discarded, Level, Mutex, discard, lock, logged, proxied, wake},
 };
 
 /// Places that are given out at once, at most: of a hub that always has room.
@@ -311,7 +311,7 @@ impl<M: Message> Place<M> {
     /// Sends without waiting. `load` is called for a message that is accepted.
     pub(super) fn send(
         self,
-        mut message: M,
+        mut message: Discarded<M>,
         by: SentBy,
         load: impl FnOnce(&Handle) -> Option<Load>,
     ) -> Result<(), SendError<M>> {
@@ -322,23 +322,28 @@ impl<M: Message> Place<M> {
         let mut came_back = CameBack::default();
         let departure = match door.departure() {
             Ok(departure) => departure,
-            Err(ended) => return Err(SendError::new(Some(message), ended)),
+            Err(ended) => return Err(SendError::new(message.take(), ended)),
         };
         // The message's own code, with no lock held: it may panic, which gives the permit back, or send here itself.
-        if let Err(refused) = departure.accepts(&mut message, by) {
-            return Err(SendError::new(Some(message), refused));
+        if let Some(Err(refused)) = message.get_mut().map(|message| departure.accepts(message, by)) {
+            return Err(SendError::new(message.take(), refused));
         }
-        let mut parcel = Parcel::with(message, load(&door.flow));
-        came_back.take(&mut parcel.message, |boundary| boundary.is_beside(&door.boundary));
-        let departed = departure.of(&mut parcel.message);
+        let load = load(&door.flow);
+        let mut parcel = Discarded::none();
+        *parcel.place() = message.take().map(|message| Parcel::with(message, load));
+        let departed = parcel.get_mut().map(|parcel| {
+            came_back.take(&mut parcel.message, |boundary| boundary.is_beside(&door.boundary));
+            departure.of(&mut parcel.message)
+        });
+        let Some(departed) = departed else { return Err(SendError::new(None, ended(&door.flow))) };
         permit.forget();
-        let (mut place, mut dropped) = (Some(parcel), None);
+        let (place, mut dropped) = (parcel.place(), None);
         let (sent, _) = door.use_places(1, |output| match &departed {
             Err(error) => Err(error.again()),
             Ok(departed) if !output.is_closed() && !door.flow.is_stopping() => {
                 sending = Sending::begin(&door);
                 match &sending {
-                    Some(_) => output.try_send_departed(&mut place, departed, &mut dropped),
+                    Some(_) => output.try_send_departed(place, departed, &mut dropped),
                     None => Ok(()),
                 }
             }
@@ -347,18 +352,19 @@ impl<M: Message> Place<M> {
         let sent = sent.map(|sent| sent.and_then(|()| departure.arrive()));
         // Here, where no lock is held: a message that is dropped may send another one.
         discard(dropped);
-        match (sent, place) {
-            (Some(Err(error)), _) => {
+        if let Some(parcel) = parcel.get_mut().filter(|_| !matches!(sent, Some(Err(_)))) {
+            came_back.put_back(&mut parcel.message);
+        }
+        match (sent, parcel.take()) {
+            (Some(Err(error)), left) => {
+                discard(left);
                 logged(|| {
                     tracing::warn!(flow = door.flow.name(), %error, "a message from outside was lost on its way into the flow");
                 });
                 Err(SendError::new(None, error.for_caller("the message was lost on its way into the flow")))
             }
             (_, None) => Ok(()),
-            (_, Some(mut parcel)) => {
-                came_back.put_back(&mut parcel.message);
-                Err(SendError::new(Some(parcel.message), ended(&door.flow)))
-            }
+            (_, Some(parcel)) => Err(SendError::new(Some(parcel.message), ended(&door.flow))),
         }
     }
 }

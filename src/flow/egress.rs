@@ -282,10 +282,12 @@ impl<M: Message> Operator for Leave<M> {
         let _closing = Closing(&queue);
         let boundary = Boundary::of_program(cx.node().rest().clone());
         while cx.ready(ports).await {
-            let mut message = ports.input.take()?;
-            boundary.mark(&mut message);
+            let mut message = Discarded::new(ports.input.take()?);
+            if let Some(message) = message.get_mut() {
+                boundary.mark(message);
+            }
             // Once the handle is dropped, messages are dropped, too.
-            let _ = self.0.queue().push(Discarded::new(message).place(), true);
+            let _ = self.0.queue().push(message.place(), true);
         }
         Ok(())
     }

@@ -34,6 +34,7 @@ use crate::{
     hub::{Envelope, Hub, Message, Reply, baggage::Load, sender::SentBy},
     memory::Plain,
     operator::{Cx, InputHandle, Operator, Output, lent::Lent},
+    sync::Discarded,
 };
 
 impl Flow {
@@ -212,7 +213,7 @@ impl<T: Plain> Ingress<Envelope<T>> {
 }
 
 fn send_at<M: Message>(place: Place<M>, message: M) -> Result<(), SendError<M>> {
-    place.send(message, SentBy::Feeder, |_| Load::of_reply(Reply::of_span(span())))
+    place.send(Discarded::new(message), SentBy::Feeder, |_| Load::of_reply(Reply::of_span(span())))
 }
 
 /// The caller's, if it is enabled.

@@ -202,7 +202,8 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     /// # Cancel safety
     /// Dropping the future drops a request that was not sent, and gives up the place that it waits for, or the answer. A future that is kept and not polled keeps
     /// its turn, and a place once there is one: drop it to release that to the next caller.
-    pub async fn ask(&self, mut request: Req) -> Result<Res> {
+    pub async fn ask(&self, request: Req) -> Result<Res> {
+        let mut request = Discarded::new(request);
         let admission = self.admission_for(&mut request).await?;
         self.send(admission, request, span()).await
     }
@@ -253,10 +254,12 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     }
 
     /// A place for a request on which all device work is done.
-    async fn admission_for(&self, request: &mut Req) -> Result<Admission<Req>> {
-        while let Some(work) = OpenWork::on(request)? {
-            // Boxed, as it is seldom and large.
-            Box::pin(self.done(request, work)).await?;
+    async fn admission_for(&self, request: &mut Discarded<Req>) -> Result<Admission<Req>> {
+        if let Some(request) = request.get_mut() {
+            while let Some(work) = OpenWork::on(request)? {
+                // Boxed, as it is seldom and large.
+                Box::pin(self.done(request, work)).await?;
+            }
         }
         match self.try_admission()? {
             Some(admission) => Ok(admission),
@@ -278,7 +281,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         }
     }
 
-    fn send(&self, admission: Admission<Req>, request: Req, span: Option<Span>) -> ResponseFuture<Res> {
+    fn send(&self, admission: Admission<Req>, request: Discarded<Req>, span: Option<Span>) -> ResponseFuture<Res> {
         let Admission { place, slot } = admission;
         let (answer, response) = oneshot::channel();
         let standing = Arc::new(Standing { done: AtomicBool::new(false), slot: Mutex::new(slot) });
@@ -330,12 +333,13 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
         polled
     }
 
-    fn call(&mut self, mut request: Req) -> ResponseFuture<Res> {
+    fn call(&mut self, request: Req) -> ResponseFuture<Res> {
+        let mut request = Discarded::new(request);
         let Some(admission) = self.asked.take() else {
             let error = Error::new(ErrorKind::Usage, "`call` comes after a `poll_ready` that was ready");
             return ResponseFuture::failed(error);
         };
-        match OpenWork::on(&mut request) {
+        match request.get_mut().map_or(Ok(None), OpenWork::on) {
             Ok(None) => self.send(admission, request, span()),
             Ok(Some(_)) => {
                 // Others have its place meanwhile.
@@ -681,13 +685,15 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                     _ => return Ok(Readiness::WAIT),
                 }
                 budget.made_progress();
-                if let Some(Some(mut response)) = responses.apart(Input::try_take).transpose()? {
+                if let Some(Some(response)) = responses.apart(Input::try_take).transpose()? {
+                    let mut response = Discarded::new(response);
                     let reply = carry.take_replies().pop().unwrap_or_default();
                     // Its envelopes go home where no caller gets it.
-                    let given = if reply.is_waited_for() { handover.give(&mut response) } else { Ok(()) };
-                    match given {
-                        Ok(()) => book.answer(&reply, response),
-                        Err(error) => {
+                    let given = response.get_mut().filter(|_| reply.is_waited_for());
+                    match (given.map_or(Ok(()), |response| handover.give(response)), response.take()) {
+                        (Ok(()), Some(response)) => book.answer(&reply, response),
+                        (Ok(()), None) => {}
+                        (Err(error), response) => {
                             discard(response);
                             book.fail(&reply, &error);
                         }

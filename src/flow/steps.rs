@@ -15,7 +15,7 @@
 use std::{
     fmt,
     future::poll_fn,
-    io::Write,
+    io::{self, Write},
     sync::Arc,
     task::{Context, Poll, Wake},
 };
@@ -34,7 +34,7 @@ use crate::{
         permit::Outcome,
     },
     stream::Ticket,
-    sync::{Discarded, logged},
+    sync::{Discarded, contained, logged},
 };
 
 /// A flow that is run step by step, to look at what it does: one run of one operator at a time, in the order of adding,
@@ -420,9 +420,8 @@ impl Steps {
 
     fn write(&mut self, line: impl FnOnce() -> String) {
         if let Some(log) = self.log.as_mut().and_then(Discarded::get_mut)
-            && let Err(error) = writeln!(log, "{}", line())
+            && !goes_on(log, line, "the log of a flow's steps ends here")
         {
-            logged(|| tracing::warn!(%error, "the log of a flow's steps ends here"));
             self.log = None;
         }
     }
@@ -434,13 +433,22 @@ impl Steps {
                 return true;
             }
             let Some(log) = log.get_mut() else { return false };
-            let written = writeln!(log, "generation {generation}: {}", line());
-            if let Err(error) = &written {
-                logged(|| tracing::warn!(%error, "the log of a hub ends here"));
-            }
-            written.is_ok()
+            goes_on(log, || format!("generation {generation}: {}", line()), "the log of a hub ends here")
         });
     }
+}
+
+/// Writes a line; false, and `end` in the log, where the writer has failed. The writer is user code, and so is an error's
+/// `Display`.
+fn goes_on(log: &mut impl Write, line: impl FnOnce() -> String, end: &str) -> bool {
+    let mut text = String::from("(a text that panicked)");
+    contained("an error's `Display` panicked", || text = line());
+    let mut written = Err(io::Error::other("the writer panicked"));
+    contained("the writer of a log panicked", || written = writeln!(log, "{text}"));
+    if let Err(error) = &written {
+        logged(|| tracing::warn!(%error, "{end}"));
+    }
+    written.is_ok()
 }
 
 impl fmt::Debug for Steps {

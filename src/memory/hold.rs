@@ -171,7 +171,9 @@ impl Hold {
         let at = shelf.iter().position(|memory| {
             let fits = memory.bytes == bytes && memory.origin.heap().is_some_and(|of| Arc::ptr_eq(of, heap));
             let uses = || memory.tie.get().and_then(|tie| tied.iter().find(|tied| Arc::ptr_eq(&tied.tie, tie)));
-            fits && uses().is_none_or(|tied| tied.uses.all_are(&past))
+            // The nodes of another graph, of a capture within this one say, use it at any time, though it has no owner.
+            let is_shared = memory.tie.get().is_some_and(|tie| lock(&tie.kept).graphs > 1);
+            fits && !is_shared && uses().is_none_or(|tied| tied.uses.all_are(&past))
         });
         *used_again |= at.is_some();
         Ok(at.map(|at| Owned::new(shelf.swap_remove(at))))

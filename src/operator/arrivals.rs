@@ -174,13 +174,15 @@ impl<M: Message> Arrivals<M> {
 
     /// Drops what is there, of a worker's run that has ended: what it was.
     pub(super) fn leave(&mut self) -> Traffic {
-        let (mut left, mut place) = (Traffic::default(), None);
-        while let Some(number) = self.receiver.take(&mut place, false) {
+        let mut left = Traffic::default();
+        let mut held = Discarded::none();
+        let place = held.place();
+        while let Some(number) = self.receiver.take(place, false) {
             let _ = self.receiver.stamp_beside(number);
-            if let Some(parcel) = place.take() {
+            if let Some(parcel) = place {
                 left.count(&parcel.message);
-                discard(parcel);
             }
+            discard(place.take());
         }
         if let Some(front) = &mut self.front {
             front.forget();
@@ -393,28 +395,27 @@ impl<M: Message> Intake<M> {
 
     /// The next message, if there is one, for one who takes it in the operator's place: what it brings along is `carry`'s.
     pub(super) fn take_for(&mut self, from: &mut Arrivals<M>, carry: &Carry) -> Result<Option<M>> {
-        let mut place = None;
-        from.take(&mut place, false)?;
-        let Some(Parcel { mut message, baggage }) = place else { return Ok(None) };
-        self.traffic.count(&message);
+        let mut place = Discarded::none();
+        from.take(place.place(), false)?;
+        let Some(Parcel { message, baggage }) = place.get_mut() else { return Ok(None) };
+        self.traffic.count(message);
         // Whoever looks for it finds none of a run.
-        let _ = from.stamp(&mut message);
-        let mut message = Discarded::new(message);
-        carry.gather(baggage.map(|baggage| baggage.load))?;
-        Ok(message.place().take())
+        let _ = from.stamp(message);
+        carry.gather(baggage.take().map(|baggage| baggage.load))?;
+        Ok(place.take().map(|parcel| parcel.message))
     }
 
     /// Puts the next message where a worker finds it, with all that came with it. False if there is none.
     pub(super) fn hand_over(&mut self, from: &mut Arrivals<M>, inlet: &mut Inlet<M>, again: bool) -> Result<bool> {
-        let (mut place, before) = (None, from.last);
-        from.take(&mut place, again)?;
-        let Some(parcel) = place else { return Ok(false) };
+        let (mut place, before) = (Discarded::none(), from.last);
+        from.take(place.place(), again)?;
+        let Some(parcel) = place.get_mut() else { return Ok(false) };
         self.traffic.count(&parcel.message);
         if from.last == before {
             self.again.count(&parcel.message);
         }
         let stamp = from.receiver.stamp_beside(from.last);
-        inlet.0.hand_on(parcel, stamp)?;
+        place.take().map_or(Ok(()), |parcel| inlet.0.hand_on(parcel, stamp))?;
         Ok(true)
     }
 

@@ -206,8 +206,8 @@ impl<M: Message> Output<M> {
     /// # Errors
     /// What went wrong on the way. Readers that have ended are none.
     pub fn offer(&mut self, message: M) -> Result<Offer<M>> {
-        let bytes = message.size_in_bytes() as u64;
         let mut place = Discarded::new(self.parcel(message));
+        let bytes = place.get().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
         let outcomes = self.carrying(|to, origin| to.offer(place.place(), origin))?;
         let kept = place.take().map(|parcel| parcel.message);
         if kept.is_none() {
@@ -455,14 +455,19 @@ impl<M: Message> AnyPort for Output<M> {
                     return Ok(done);
                 }
             }
-            let Some((mut parcel, stamp)) = self.backlog.as_mut().and_then(|backlog| backlog.pop_front()) else {
+            let Some(first) = self.backlog.as_mut().and_then(|backlog| backlog.pop_front()) else {
                 return Ok(Ok(()));
             };
-            let answer = self.to.poll_send(&mut parcel.message, cx.waker());
-            let bytes = parcel.message.size_in_bytes() as u64;
-            let back = match answer {
-                Answer::Wait => Some((parcel, stamp)),
-                _ => match self.to.hand_on(parcel, stamp) {
+            let mut first = Discarded::new(first);
+            let (mut answer, mut bytes) = (Answer::Wait, 0);
+            if let Some((parcel, _)) = first.get_mut() {
+                answer = self.to.poll_send(&mut parcel.message, cx.waker());
+                bytes = parcel.message.size_in_bytes() as u64;
+            }
+            let back = match (answer, first.take()) {
+                (Answer::Wait, first) => first,
+                (_, None) => None,
+                (_, Some((parcel, stamp))) => match self.to.hand_on(parcel, stamp) {
                     Ok(sent) => sent.err(),
                     Err(error) => return Ok(Err(error)),
                 },

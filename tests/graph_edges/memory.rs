@@ -280,3 +280,40 @@ alone!(holds_an_output_outlives_its_graph, async |device: Device, _| {
     drop(output);
     freed(&device).await;
 });
+
+// Memory of a capture that another graph uses, too, is not handed out again in that capture: in three ways.
+on_both!(memory_of_a_capture_that_another_graph_uses_is_not_used_again, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let mut other = Buffer::from_slice(&stream, &[0_u32; 64]).unwrap();
+    let (settable, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut other, 5)).unwrap();
+    let set = settable.instantiate().unwrap();
+    for way in ["nested", "set", "thread"] {
+        let (graph, (kept, uses)) = Graph::capture(&device, |capture| {
+            let mut scratch = capture.stream().alloc::<u32>(64)?;
+            capture.stream().fill(&mut scratch, 1)?;
+            let uses = match way {
+                "nested" => Some(Graph::capture(&device, |within| within.stream().fill(&mut scratch, 77))?.0),
+                "set" => {
+                    set.set(settable.nodes()[0].node, |stream| stream.fill(&mut scratch, 77))?;
+                    None
+                }
+                _ => {
+                    let (device, scratch) = (&device, &mut scratch);
+                    let thread = move || Graph::capture(device, |within| within.stream().fill(&mut *scratch, 77));
+                    Some(std::thread::scope(|scope| scope.spawn(thread).join().unwrap())?.0)
+                }
+            };
+            drop(scratch);
+            let mut kept = capture.stream().alloc::<u32>(64)?;
+            capture.stream().fill(&mut kept, 2)?;
+            Ok((kept, uses))
+        })
+        .unwrap();
+        graph.instantiate().unwrap().launch(&stream).unwrap();
+        match &uses {
+            Some(graph) => graph.instantiate().unwrap().launch(&stream).unwrap(),
+            None => set.launch(&stream).unwrap(),
+        };
+        assert_eq!(kept.to_vec(&stream).await.unwrap(), [2; 64], "{way}");
+    }
+});

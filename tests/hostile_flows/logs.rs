@@ -144,3 +144,58 @@ fn lines_that_a_writer_is_too_slow_for_are_counted() {
         assert!(lines[2 + MOST].contains("data flows"), "{}", lines[2 + MOST]);
     });
 }
+
+/// An error whose `Display` panics.
+#[derive(Debug)]
+struct Unspeakable;
+
+impl std::fmt::Display for Unspeakable {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        panic!("cannot be displayed")
+    }
+}
+
+impl std::error::Error for Unspeakable {}
+
+#[test]
+fn the_writer_of_the_log_of_steps_panics_and_so_does_an_error_in_it() {
+    alone("logs::the_writer_of_the_log_of_steps_panics_and_so_does_an_error_in_it", async {
+        let flow = |fails: bool| {
+            let (mut flow, mut numbers) = (Flow::new("f"), 1..=3);
+            let next = move || {
+                let next = numbers.next();
+                ready(if fails && next.is_none() { Err(Error::other(Unspeakable)) } else { Ok(next) })
+            };
+            let source = flow.add("source", source(next));
+            let sink = flow.add("sink", sink(|_: u32| ready(Ok(()))));
+            flow.connect(source.output, sink.input);
+            flow
+        };
+        let mut all = None;
+        for panics_at in [usize::MAX, 0, 1, 4] {
+            let (mut lines, kept) = (0, Arc::new(AtomicUsize::new(0)));
+            let written = kept.clone();
+            let writer = Lines(move |text: &str| {
+                lines += text.matches('\n').count();
+                written.store(lines, Ordering::SeqCst);
+                assert!(lines <= panics_at, "the writer");
+            });
+            let mut steps = flow(false).steps().unwrap().log_to(writer);
+            let mut made = 0;
+            while steps.next().await.is_some() {
+                made += 1;
+            }
+            steps.run_on().await.unwrap();
+            assert_eq!(made, *all.get_or_insert(made), "no step is lost");
+            assert!(kept.load(Ordering::SeqCst) <= panics_at.saturating_add(1), "it is not written to again");
+        }
+        let text = Arc::new(Mutex::new(String::new()));
+        let written = text.clone();
+        let writer = Lines(move |line: &str| written.lock().unwrap().push_str(line));
+        let mut steps = flow(true).steps().unwrap().log_to(writer);
+        while steps.next().await.is_some() {}
+        assert!(steps.run_on().await.is_err());
+        let text = text.lock().unwrap().clone();
+        assert!(text.trim_end().ends_with("(a text that panicked)"), "{text}");
+    });
+}

@@ -420,3 +420,161 @@ fn a_message_that_panics_as_a_hub_drops_it_fails_no_operator() {
         assert_eq!(seen.load(Ordering::SeqCst), 2);
     });
 }
+
+/// A message whose own methods panic, the `nth` call of one of them, and whose destructor does so, too.
+struct Twice;
+
+thread_local! {
+    /// Which method, and how many calls of it are left before the one that panics.
+    static PANICS: std::cell::Cell<(bool, usize)> = const { std::cell::Cell::new((false, usize::MAX)) };
+}
+
+impl Twice {
+    fn called(size: bool) {
+        let (of_size, left) = PANICS.get();
+        if of_size == size {
+            PANICS.set((size, left.wrapping_sub(1)));
+            assert_ne!(left, 0, "the message's own code");
+        }
+    }
+}
+
+impl wakeline::Message for Twice {
+    const CARRIES_ENVELOPES: bool = true;
+
+    fn envelopes(&mut self, _visit: &mut dyn FnMut(&mut RawEnvelope)) {
+        Self::called(false);
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        Self::called(true);
+        1
+    }
+}
+
+impl Drop for Twice {
+    fn drop(&mut self) {
+        panic!("the message's destructor");
+    }
+}
+
+struct Offers;
+
+impl Operator for Offers {
+    type Ports = SourcePorts<Twice>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        ports.output.offer(Twice).map(std::mem::forget)
+    }
+}
+
+/// One way for such a message to pass through the library.
+async fn passes(way: &str) {
+    let hub = Hub::bounded(1).envelope_bytes(8);
+    let mut flow = Flow::new("f");
+    let forgets = || {
+        sink(|message: Twice| {
+            std::mem::forget(message);
+            ready(Ok(()))
+        })
+    };
+    match way {
+        "offer" => {
+            let (offers, takes) = (flow.add("offers", Offers), flow.add("takes", forgets()));
+            flow.connect_with(offers.output, takes.input, hub);
+            let _ = flow.run().await;
+        }
+        "egress" => {
+            let mut once = Some(());
+            let source = flow.add("source", source(move || ready(Ok(once.take().map(|()| Twice)))));
+            let mut egress = flow.egress_with("egress", source.output, hub);
+            let running = flow.spawn().unwrap();
+            while let Some(message) = egress.recv().await {
+                std::mem::forget(message);
+            }
+            let _ = running.await;
+        }
+        "response" => {
+            let answers = flow.add("answers", map(|_: u32| ready(Ok(Twice))));
+            let service = flow.service("service", answers.input, answers.output);
+            let running = flow.spawn().unwrap();
+            let _ = service.ask(1).await.map(std::mem::forget);
+            drop(service);
+            let _ = running.await;
+        }
+        "ingress" | "sink" => {
+            let takes = flow.add("takes", forgets());
+            let mut ingress = flow.ingress_with("ingress", takes.input, hub);
+            let running = flow.spawn().unwrap();
+            let sends = std::panic::AssertUnwindSafe(async {
+                if way == "sink" {
+                    let sent = futures::SinkExt::send(&mut ingress, Twice).await;
+                    sent.unwrap_or_else(|unsent| std::mem::forget(unsent.into_message()));
+                } else {
+                    ingress.send(Twice).await.unwrap_or_else(|unsent| std::mem::forget(unsent.into_message()));
+                }
+            });
+            let _ = sends.catch_unwind().await;
+            drop(ingress);
+            let _ = running.await;
+        }
+        "leaves" => {
+            #[derive(Clone)]
+            struct Leaves;
+
+            impl Operator for Leaves {
+                type Ports = SinkPorts<Twice>;
+
+                async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+                    Ok(())
+                }
+            }
+
+            let mut once = Some(());
+            let source = flow.add("source", source(move || ready(Ok(once.take().map(|()| Twice)))));
+            let leaves = flow.add("leaves", concurrent(2, Leaves));
+            flow.connect_with(source.output, leaves.input, hub);
+            let _ = flow.run().await;
+        }
+        _ => {
+            let takes = map(|message: Twice| {
+                std::mem::forget(message);
+                ready(Ok(1_u32))
+            });
+            let takes = flow.add("takes", takes);
+            let mut service = flow.service_with("service", takes.input, takes.output, hub);
+            let running = flow.spawn().unwrap();
+            let asks = std::panic::AssertUnwindSafe(async {
+                if way == "ask" {
+                    let _ = service.ask(Twice).await;
+                } else {
+                    use tower_service::Service as _;
+
+                    std::future::poll_fn(|task| service.poll_ready(task)).await.unwrap();
+                    let _ = service.call(Twice).await;
+                }
+            });
+            let _ = asks.catch_unwind().await;
+            drop(service);
+            let _ = running.await;
+        }
+    }
+}
+
+/// Two panics at a time would end the process: nowhere is a message dropped as a panic of its own code passes.
+#[test]
+fn a_message_whose_code_panics_and_whose_destructor_does_ends_no_process() {
+    in_a_process("messages::a_message_whose_code_panics_and_whose_destructor_does_ends_no_process", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for way in ["offer", "egress", "response", "ingress", "sink", "ask", "call", "leaves"] {
+            for of_size in [false, true] {
+                for nth in 0..8 {
+                    PANICS.set((of_size, nth));
+                    println!("{way}, call {nth} of size {of_size}");
+                    runtime.block_on(passes(way));
+                }
+            }
+        }
+    });
+}

@@ -47,11 +47,13 @@ impl<E: Clone, S: Clone> State<E, S> {
         }
         out.wakes.extend(self.links.values_mut().filter_map(|link| link.watcher.take()));
         self.wake(blanks, out, |state, snapshot, id, link, waits| {
-            state.has_ended(id, blanks) || snapshot.may_go(id, link, waits.blank) || state.needs_spare(id, link)
+            let may_go = || snapshot.may_go(id, link, waits.blank) || state.needs_spare(id, link);
+            state.has_ended(id, blanks) || (!waits.told && may_go())
         });
     }
 
-    /// Wakes those who wait, have not been woken yet, and are to be. Who came first is woken first.
+    /// Wakes those that wait, and are due: of those that were not woken yet, or have looked since and taken nothing. The one that
+    /// came first is woken first.
     pub(super) fn wake<B: Blanks<E>>(
         &mut self,
         blanks: &B,
@@ -60,14 +62,14 @@ impl<E: Clone, S: Clone> State<E, S> {
     ) {
         let snapshot = Snapshot::new(self, blanks);
         let due = |(id, link): (LinkId, &Link)| {
-            let waits = link.waits.as_ref().filter(|waits| !waits.told)?;
+            let waits = link.waits.as_ref().filter(|waits| !waits.told || waits.looked)?;
             is_due(self, &snapshot, id, link, waits).then_some((waits.since, id))
         };
         let mut due: SmallVec<[(u64, LinkId); 4]> = self.each().filter_map(due).collect();
         due.sort_unstable();
         for (_, id) in due {
             if let Some(waits) = self.links.get_mut(&id).and_then(|link| link.waits.as_mut()) {
-                waits.told = true;
+                (waits.told, waits.looked) = (true, false);
                 out.wakes.push(waits.waker.clone());
             }
         }
@@ -84,11 +86,11 @@ impl<E: Clone, S: Clone> State<E, S> {
         out.wakes.extend(waits.map(|waits| waits.waker.clone()));
     }
 
-    /// The consumer that a chunk goes to: of those that wait one that is where it lies, or who has waited longest; of the
-    /// others the same.
+    /// The consumer that a chunk goes to: of those that wait one that is where it lies, or that has waited longest; of the
+    /// others the same. One that has looked and taken nothing is among the others.
     fn consumer(&self, chunk: &Chunk<E, S>) -> Option<Place> {
         let rank = |link: &Link| {
-            let since = link.waits.as_ref().map(|waits| waits.since);
+            let since = link.waits.as_ref().filter(|waits| !waits.looked).map(|waits| waits.since);
             (since.is_none(), chunk.copy(link.place).is_none(), since)
         };
         self.of_role(Role::Consume).min_by_key(|(_, link)| rank(link)).map(|(_, link)| link.place)

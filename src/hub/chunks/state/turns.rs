@@ -111,7 +111,7 @@ impl<E: Clone, S: Clone> State<E, S> {
     fn wake_those_behind(&mut self, blanks: &impl Blanks<E>, out: &mut Actions<E>) {
         self.wake(blanks, out, |state, snapshot, id, link, waits| {
             let lacks = || state.next_for(id, link).is_some_and(|at| state.chunks[at].copy(link.place).is_none());
-            snapshot.may_go(id, link, waits.blank) || lacks()
+            !waits.told && (snapshot.may_go(id, link, waits.blank) || lacks())
         });
     }
 
