@@ -10,7 +10,7 @@
 //!
 //! | ready when | on a port | when adding |
 //! |---|---|---|
-//! | a message is there | by default | [`at_least`]`(op.input, 1)` |
+//! | a message is there | by default; [`Inputs`](crate::Inputs): one of each connection | [`at_least`]`(op.input, 1)` |
 //! | n messages are there | `#[input(at_least = 4)]` | [`at_least`]`(op.input, 4)` |
 //! | no more than n lie there | `#[input(at_most = 8)]` | [`at_most`]`(op.input, 8)` |
 //! | n, or the oldest has waited | `#[input(batch = 8, within = "5ms")]` | [`batch`]`(op.input, 8, time)` |
