@@ -5,7 +5,7 @@
 //!   due      |         |         |         |         |         |         |
 //!   CatchUp  x         x════════════════════════xx   x         x         x      none is left out
 //!   Spaced   x         x════════════════════════x         x         x           10 ms from one to the next
-//!   Skip     x         x════════════════════════x    x         x         x      those missed are left out
+//!   Skip     x         x════════════════════════x    x         x         x      one run for all that were missed
 //! ```
 //!
 //! Time is tokio's: with a paused clock every run is exactly on time, and otherwise within its timers' millisecond. A period
@@ -25,8 +25,8 @@ pub enum MissedTicks {
     CatchUp,
     /// Between the begin of one run and the next there is at least the period. Holoscan's `MinTimeBetweenTicks`.
     Spaced,
-    /// They are left out: the next run is at a multiple of the period after the first. Holoscan's
-    /// `NoCatchUpMissedTicks`.
+    /// One run, at once, stands for all of them; those after it are at multiples of the period after the first run again.
+    /// Holoscan's `NoCatchUpMissedTicks`.
     Skip,
 }
 
