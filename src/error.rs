@@ -74,7 +74,8 @@ pub enum ErrorKind {
     Stalled,
     /// An operator returned an error of its own.
     Operator,
-    /// An operator or a kernel body panicked.
+    /// An operator panicked, or other code of the user's that a flow calls, such as a condition. A kernel's Rust body that panics is a
+    /// fault of its emulated device: [`DeviceLost`](Self::DeviceLost).
     Panicked,
     /// The other end of a port or hub is gone.
     Closed,

@@ -111,7 +111,10 @@ pub mod __private {
     pub use crate::{
         condition::{EventField, EventNames, Readiness, knows_event},
         device::backend::{BodyArg, KernelDef, Known, Prototype, Source},
-        hub::RawEnvelope,
+        hub::{
+            RawEnvelope,
+            carried::{Carried, OfAnything, OfContainer},
+        },
         kernel::{Registered, kernel},
         memory::launch::Call,
         operator::{AnyPort, Binder, InputPort, LinkPort, OutputPort, Plan, Port, PortOptions},

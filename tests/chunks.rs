@@ -289,6 +289,11 @@ fn h7_a_capacity_of_0_is_an_error() {
     assert!(error.to_string().contains("hub `none`: its queue has 0 places"), "{error}");
     let error = ChunkHub::<u32>::builder("none").build().unwrap_err();
     assert!(error.to_string().contains("room for no element"), "{error}");
+    let error = ChunkHub::<u32>::builder("much").elements(usize::MAX).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    let told =
+        format!("hub `much`: out of memory: {} elements of 4 bytes are more than an address space holds", usize::MAX);
+    assert!(error.to_string().contains(&told), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,10 +4,13 @@
 mod clock;
 mod common;
 
+use std::{task::Context, time::Duration};
+
 use clock::*;
 use common::*;
+use tokio::time::Instant;
 use wakeline::{
-    condition::{Gate, MissedTicks, all_of, any_of, at_least, count, every},
+    condition::{Condition, Gate, IntoCondition, MissedTicks, Status, When, all_of, any_of, at_least, count, every},
     prelude::*,
 };
 
@@ -95,7 +98,7 @@ async fn c6_a_period_that_no_clock_knows() {
     for (name, missed) in
         [("catch up", MissedTicks::CatchUp), ("spaced", MissedTicks::Spaced), ("skip", MissedTicks::Skip)]
     {
-        let _ = flow.add(name, Ticks::new(&notes, &[])).when(every(std::time::Duration::MAX).missed(missed));
+        let _ = flow.add(name, Ticks::new(&notes, &[])).when(every(Duration::MAX).missed(missed));
     }
     let running = flow.spawn().unwrap();
     tokio::time::sleep(ms(1000)).await;
@@ -270,4 +273,87 @@ async fn c5_a_count_that_another_has_used_up_ends_who_shares_it() {
     let report = within(flow.run()).await.unwrap();
     assert_eq!(notes.times(), [0, 10, 20]);
     assert_eq!((report.operator("waits").unwrap().runs, gate.is_open()), (0, false));
+}
+
+/// A condition of one's own that knows when it may run, and sets no timer: one run a period.
+struct Own {
+    period: Duration,
+    due: Option<Instant>,
+    /// It looks at the clock itself; otherwise it answers the same moment before and after.
+    looks: bool,
+    last: bool,
+}
+
+fn own(period: Duration) -> Own {
+    Own { period, due: None, looks: true, last: false }
+}
+
+impl Condition for Own {
+    fn start(&mut self) {
+        self.due = Some(Instant::now() + self.period);
+    }
+
+    fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
+        match self.due {
+            Some(due) if !self.looks || Instant::now() < due => Status::WaitTime(due),
+            _ => Status::Ready,
+        }
+    }
+
+    fn claim(&mut self) -> bool {
+        self.due = Some(Instant::now() + self.period);
+        true
+    }
+
+    fn asked_last(&self) -> bool {
+        self.last
+    }
+}
+
+/// The flow sets the timer, wherever the condition is asked.
+#[tokio::test(start_paused = true)]
+async fn c12_a_time_that_a_condition_of_ones_own_waits_for() {
+    let closed = Gate::paused();
+    let conditions: [(&str, When, &[u64]); 7] = [
+        ("alone", own(ms(10)).into_condition(), &[10, 20, 30]),
+        ("never looks", Own { looks: false, ..own(ms(10)) }.into_condition(), &[10, 20, 30]),
+        ("asked last", Own { last: true, ..own(ms(10)) }.into_condition(), &[10, 20, 30]),
+        ("beside a gate", any_of(own(ms(10)), closed.clone()), &[10, 20, 30]),
+        ("beside a gate, asked last", any_of(closed.clone(), Own { last: true, ..own(ms(10)) }), &[10, 20, 30]),
+        ("the earlier of two", any_of(own(ms(10)), own(ms(15))), &[10, 15, 20]),
+        ("the later of two, within", any_of(closed, all_of(own(ms(10)), own(ms(15)))), &[15, 30, 45]),
+    ];
+    for (name, condition, wanted) in conditions {
+        let notes = Notes::begin();
+        let mut flow = Flow::new("c12");
+        let _ = flow.add("tick", Ticks::new(&notes, &[])).when(condition).when(count(3));
+        within(flow.run()).await.unwrap();
+        assert_eq!(notes.times(), wanted, "{name}");
+    }
+}
+
+/// It is shown, and a moment that no timer knows is waited for as any other.
+#[tokio::test(start_paused = true)]
+async fn c12_a_time_that_no_clock_reaches() {
+    let notes = Notes::begin();
+    let (mut far, mut step) = (Instant::now(), Duration::MAX);
+    while !step.is_zero() {
+        far = far.checked_add(step).unwrap_or(far);
+        step /= 2;
+    }
+    struct Far(Instant);
+    impl Condition for Far {
+        fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
+            Status::WaitTime(self.0)
+        }
+    }
+    let mut flow = Flow::new("c12");
+    let _ = flow.add("tick", Ticks::new(&notes, &[])).when(Far(far));
+    let running = flow.spawn().unwrap();
+    let handle = running.handle();
+    tokio::time::sleep(ms(1000)).await;
+    assert!(matches!(handle.status()[0].status, Status::WaitTime(due) if due > Instant::now() + ms(1 << 30)));
+    running.stop();
+    within(running).await.unwrap();
+    assert_eq!(notes.times(), []);
 }

@@ -44,6 +44,34 @@ async fn q4_all(readers: usize) {
     assert_eq!(report.untaken, 0);
 }
 
+/// Of a derived message the data that its fields point to counts, too.
+#[tokio::test]
+async fn q4_the_report_counts_what_a_message_carries() {
+    #[derive(Message)]
+    struct Samples(Box<[f32]>);
+    #[derive(Message)]
+    struct Named {
+        name: String,
+        samples: Samples,
+    }
+    let mut flow = Flow::new("q4");
+    let mut left = 1000;
+    let write = flow.add(
+        "write",
+        source(move || {
+            left -= 1;
+            let samples = Samples(vec![0.0; 100].into());
+            ready(Ok((left >= 0).then(|| Named { name: "some".into(), samples })))
+        }),
+    );
+    let read = flow.add("read", sink(async |_: Named| Ok(())));
+    flow.connect(write.output, read.input);
+    let report = within(flow.run()).await.unwrap();
+    let wanted = 1000 * (size_of::<Named>() as u64 + 4 + 400);
+    assert_eq!(report.operator("write").unwrap().bytes_out, wanted);
+    assert_eq!(report.operator("read").unwrap().bytes_in, wanted);
+}
+
 #[tokio::test]
 async fn q4_every_reader_gets_every_message() {
     for readers in [1, 2, 7] {

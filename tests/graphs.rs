@@ -91,7 +91,10 @@ on_both!(g1_a_capture_ends_whatever_happens_in_it, async |device: Device| {
     }));
     assert!(panicked.is_err());
     // A stream that was kept is of no use, and says so; allocations are everybody's again.
-    refused(increment::launch(&kept.unwrap(), &mut data), &["its capture is over"]);
+    let kept = kept.unwrap();
+    refused(increment::launch(&kept, &mut data), &["its capture is over"]);
+    let told = format!("the capture of stream `{}` is over, and none of its work runs there", kept.name());
+    refused(kept.synchronize_blocking(), &[&told]);
     let scratch = Buffer::<u32>::new(&device, 64).unwrap();
     drop(scratch);
     increment::launch(&stream, &mut data).unwrap();

@@ -13,7 +13,13 @@ use std::sync::{
 use clock::{Notes, at_until, runs};
 use common::*;
 use futures::FutureExt;
-use wakeline::{Inputs, condition::Gate, hub::MergePolicy, operator::concurrent, prelude::*};
+use wakeline::{
+    Inputs,
+    condition::{self, Gate},
+    hub::MergePolicy,
+    operator::concurrent,
+    prelude::*,
+};
 
 #[derive(Ports)]
 struct MergePorts {
@@ -238,7 +244,43 @@ async fn q5_a_stall_names_the_connection() {
     flow.connect(round.merged, merge.parts);
     let told = within(flow.run()).await.unwrap_err().to_string();
     // And no other: the first has sent its message.
-    assert!(told.contains("`merge` waits for a message in hub `round.merged -> merge.parts`\n"), "{told}");
+    assert!(told.contains("`merge` waits for a message in hub `round.merged -> merge.parts` (`parts` waits"), "{told}");
+}
+
+/// A loop that waits for its own first message: the stall says what such a port waits for, once, and how it runs on any.
+#[tokio::test]
+async fn q5_a_stall_says_that_each_connection_is_waited_for() {
+    async fn told(at_least: bool) -> String {
+        let mut flow = Flow::new("q5");
+        let merge = flow.add(
+            "merge",
+            runs(|ports: &mut LoopPorts, _cx: &mut Cx| {
+                ports.parts.take_batch()?.for_each(drop);
+                Ok(())
+            }),
+        );
+        let merge = if at_least { merge.clone().when(condition::at_least(merge.parts, 1)) } else { merge };
+        let one = flow.add("one", numbers([1]));
+        flow.connect(one.output, merge.parts);
+        for output in [merge.one, merge.other] {
+            flow.connect(output, merge.parts);
+        }
+        within(flow.run()).await.map_or_else(|error| error.to_string(), |report| report.untaken.to_string())
+    }
+    let wanted = "`merge` waits for a message in hub `merge.one -> merge.parts` and for a message in hub \
+                  `merge.other -> merge.parts` (`parts` waits for one of each connection; `at_least = 1` runs on any)";
+    assert!(told(false).await.contains(wanted), "{}", told(false).await);
+    assert_eq!(told(true).await, "0");
+}
+
+#[derive(Ports)]
+struct LoopPorts {
+    #[input]
+    parts: Inputs<u64>,
+    #[output]
+    one: Output<u64>,
+    #[output]
+    other: Output<u64>,
 }
 
 #[derive(Ports)]

@@ -74,7 +74,7 @@ fn is_marked(field: &syn::Field) -> bool {
     field.attrs.iter().any(|attribute| attribute.path().is_ident("envelope"))
 }
 
-fn is_packed(item: &DeriveInput) -> bool {
+pub(crate) fn is_packed(item: &DeriveInput) -> bool {
     item.attrs.iter().filter(|attribute| attribute.path().is_ident("repr")).any(|attribute| match &attribute.meta {
         Meta::List(list) => list.tokens.clone().into_iter().any(|token| token.to_string() == "packed"),
         _ => false,

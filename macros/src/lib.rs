@@ -116,6 +116,9 @@ pub fn derive_ports(item: TokenStream) -> TokenStream {
 ///
 /// A generic type is a message where it is `Send + 'static` and its marked fields are messages.
 ///
+/// The report counts what lies on the stack, its marked fields as messages of their own, and the data of fields that are
+/// strings, byte strings, an `Arc`, a `Box`, a `Vec` or a `VecDeque`: see `Message::size_in_bytes`.
+///
 /// The type is also `Fork`, so that it can go to several readers, where its marked fields are and all others are `Clone`.
 #[proc_macro_derive(Message, attributes(envelope, event))]
 pub fn derive_message(item: TokenStream) -> TokenStream {

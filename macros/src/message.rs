@@ -14,7 +14,11 @@ use crate::errors::{self, Errors};
 
 pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     let item: DeriveInput = syn::parse2(item)?;
-    let variants = read(&item)?;
+    let mut variants = read(&item)?;
+    if crate::fork::is_packed(&item) {
+        // Its fields cannot be borrowed.
+        variants.iter_mut().for_each(|variant| variant.others.clear());
+    }
     let site = Span::mixed_site();
     let name = &item.ident;
     let marked: Vec<_> = variants.iter().flat_map(|variant| &variant.envelopes).map(|(_, ty)| ty).collect();
@@ -32,16 +36,6 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
                 quote_spanned!(site=> { #(#visits)* })
             },
         );
-        let bytes = arms(
-            &variants,
-            |variant| variant.envelopes.clone(),
-            |fields| {
-                let bytes = fields.iter().map(
-                    |(field, ty)| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::size_in_bytes(#field)),
-                );
-                quote_spanned!(site=> { 0_usize #(.saturating_add(#bytes))* })
-            },
-        );
         let locked =
             marked.iter().map(|ty| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::VISITS_UNDER_LOCK));
         let carries =
@@ -56,19 +50,57 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
             ) {
                 match self { #envelopes }
             }
-
-            fn size_in_bytes(&self) -> usize {
-                ::core::mem::size_of_val(self).saturating_add(match self { #bytes })
-            }
         }
     });
+    let size = size(&variants);
     let events = events(&variants);
     let fork = crate::fork::expand(&item, generics.clone());
     Ok(quote_spanned! {site=>
         #[automatically_derived]
-        impl #impl_generics ::wakeline::Message for #name #ty_generics #where_clause { #members #events }
+        impl #impl_generics ::wakeline::Message for #name #ty_generics #where_clause { #members #size #events }
 
         #fork
+    })
+}
+
+/// What it has on the stack, the sizes of its marked fields, and what its other fields have on the heap.
+fn size(variants: &[Variant]) -> Option<TokenStream> {
+    let site = Span::mixed_site();
+    let sum = |chosen: fn(&Variant) -> &Vec<(Member, Type)>, of_field: &dyn Fn(&Ident, &Type) -> TokenStream| {
+        variants.iter().any(|variant| !chosen(variant).is_empty()).then(|| {
+            let arms = arms(
+                variants,
+                |variant| chosen(variant).clone(),
+                |fields| {
+                    let bytes = fields.iter().map(|(field, ty)| of_field(field, ty));
+                    quote_spanned!(site=> { 0_usize #(.saturating_add(#bytes))* })
+                },
+            );
+            quote_spanned!(site=> .saturating_add(match self { #arms }))
+        })
+    };
+    let marked = sum(
+        |variant| &variant.envelopes,
+        &|field, ty| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::size_in_bytes(#field)),
+    );
+    let others = sum(
+        |variant| &variant.others,
+        &|field, ty| quote_spanned!(errors::at(ty)=> (&::wakeline::__private::Carried(#field)).heap_bytes()),
+    );
+    if marked.is_none() && others.is_none() {
+        return None;
+    }
+    let traits = others.is_some().then(|| {
+        quote_spanned! {site=>
+            #[allow(unused_imports)]
+            use ::wakeline::__private::{OfAnything as _, OfContainer as _};
+        }
+    });
+    Some(quote_spanned! {site=>
+        fn size_in_bytes(&self) -> usize {
+            #traits
+            ::core::mem::size_of_val(self) #marked #others
+        }
     })
 }
 
@@ -147,6 +179,8 @@ struct Variant {
     path: TokenStream,
     envelopes: Vec<(Member, Type)>,
     events: Vec<Event>,
+    /// Fields that are not marked and may have something on the heap.
+    others: Vec<(Member, Type)>,
 }
 
 /// A field that is an event.
@@ -158,7 +192,7 @@ struct Event {
 
 impl Variant {
     fn read(path: TokenStream, fields: &Fields, errors: &mut Errors) -> Self {
-        let mut variant = Self { path, envelopes: Vec::new(), events: Vec::new() };
+        let mut variant = Self { path, envelopes: Vec::new(), events: Vec::new(), others: Vec::new() };
         for (at, field) in fields.iter().enumerate() {
             let member = || field.ident.clone().map_or_else(|| Member::Unnamed(Index::from(at)), Member::Named);
             let is_envelope = is_envelope(field, errors);
@@ -172,6 +206,8 @@ impl Variant {
                 variant.events.push(Event { member: member(), ty: field.ty.clone(), name });
             } else if is_envelope {
                 variant.envelopes.push((member(), field.ty.clone()));
+            } else if !is_number(&field.ty) {
+                variant.others.push((member(), field.ty.clone()));
             }
         }
         variant
@@ -199,6 +235,19 @@ fn read(item: &DeriveInput) -> syn::Result<Vec<Variant>> {
     }
     errors.finish()?;
     Ok(variants)
+}
+
+/// A number, a character or a truth value, or an array of them: nothing of it is on the heap.
+fn is_number(ty: &Type) -> bool {
+    const NUMBERS: [&str; 16] = [
+        "bool", "char", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32", "u64", "u128",
+        "usize",
+    ];
+    match ty {
+        Type::Array(array) => is_number(&array.elem),
+        Type::Path(path) => path.path.get_ident().is_some_and(|name| NUMBERS.iter().any(|number| name == number)),
+        _ => false,
+    }
 }
 
 fn is_envelope(field: &Field, errors: &mut Errors) -> bool {
@@ -328,6 +377,15 @@ mod tests {
             impl ::wakeline::Message for Point {}
         );
         assert!(expanded.starts_with(&wanted.to_string()), "{expanded}");
+    }
+
+    #[test]
+    fn what_may_be_on_the_heap_is_counted_where_fields_can_be_borrowed() {
+        let counts = |item| expand(item).unwrap().to_string().contains("heap_bytes");
+        assert!(counts(quote! { struct Line { text: String } }));
+        assert!(counts(quote! { enum Line { None, Some(u8, Vec<u8>) } }));
+        assert!(!counts(quote! { struct Point([f32; 3], bool); }));
+        assert!(!counts(quote! { #[repr(C, packed)] struct Line(u8, Text); }));
     }
 
     #[test]

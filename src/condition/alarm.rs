@@ -25,9 +25,11 @@ impl Alarm {
     /// # Panics
     /// As tokio's timers do on a runtime without them. It happens in an operator's poll, where a panic is an error.
     pub(crate) fn has_passed(&mut self, due: Instant, cx: &mut Context<'_>) -> bool {
-        if Instant::now() >= due {
+        let now = Instant::now();
+        if now >= due {
             return true;
         }
+        let due = due.min(after(now, FAR));
         let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(due)));
         if sleep.deadline() != due {
             sleep.as_mut().reset(due);
@@ -50,9 +52,10 @@ pub(crate) fn there_are_timers() -> bool {
     cfg!(panic = "unwind") && Handle::try_current().is_ok() && try_one()
 }
 
+/// Thirty years: far enough. Timers round up and would overflow at the clock's end.
+const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
+
 /// `span` after `at`; where no clock goes that far, in thirty years.
 pub(crate) fn after(at: Instant, span: Duration) -> Instant {
-    /// Far enough. Timers round up and would overflow at the clock's end.
-    const MOST: Duration = Duration::from_secs(30 * 365 * 86_400);
-    at.checked_add(span.min(MOST)).unwrap_or(at)
+    at.checked_add(span.min(FAR)).unwrap_or(at)
 }

@@ -5,7 +5,7 @@
 use std::{borrow::Cow, collections::VecDeque, sync::Arc, task::Context};
 
 use super::{
-    Condition, Status,
+    Alarm, Condition, Status,
     port::{OnPorts, PortFacts, PortId, Show},
     set::{claim_all, for_each},
 };
@@ -107,13 +107,32 @@ impl Condition for TooDeep {
     }
 }
 
-/// A condition of any type, and whether it is asked last.
-pub(super) struct Own(Box<dyn Condition>, bool);
+/// A condition of any type.
+pub(super) struct Own {
+    condition: Box<dyn Condition>,
+    asked_last: bool,
+    /// The timer for [`Status::WaitTime`]: no condition has one of its own.
+    alarm: Alarm,
+}
+
+impl Own {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Status {
+        match self.condition.poll_status(cx) {
+            Status::WaitTime(due) if self.alarm.has_passed(due, cx) => Status::Ready,
+            status => status,
+        }
+    }
+
+    fn rest(&mut self) {
+        self.alarm.rest();
+        self.condition.rest();
+    }
+}
 
 /// An operator's conditions are dropped together: a panic of one destructor ends there.
 impl Drop for Own {
     fn drop(&mut self) {
-        discard(std::mem::replace(&mut self.0, Box::new(Gone)));
+        discard(std::mem::replace(&mut self.condition, Box::new(Gone)));
     }
 }
 
@@ -143,7 +162,7 @@ impl When {
     pub(super) fn own(condition: impl Condition) -> Self {
         // Here alone: code of the user's, which may answer otherwise the next time.
         let asked_last = condition.asked_last();
-        Self(Tree::Own(Own(Box::new(condition), asked_last)))
+        Self(Tree::Own(Own { condition: Box::new(condition), asked_last, alarm: Alarm::default() }))
     }
 
     /// `any_of` or `all_of`.
@@ -189,7 +208,7 @@ impl When {
     /// Before a flow's first run.
     pub(crate) fn start(&mut self) {
         match &mut self.0 {
-            Tree::Own(own) => own.0.start(),
+            Tree::Own(own) => own.condition.start(),
             Tree::Ports(ports) => ports.start(),
             Tree::Several { all, .. } => for_each(all, |part| part.when.start()),
         }
@@ -197,7 +216,7 @@ impl When {
 
     pub(crate) fn poll(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Status {
         match &mut self.0 {
-            Tree::Own(own) => own.0.poll_status(cx),
+            Tree::Own(own) => own.poll(cx),
             Tree::Ports(ports) => ports.poll(show, cx),
             // All are asked, so that each keeps the waker.
             Tree::Several { any, all, .. } => {
@@ -223,7 +242,7 @@ impl When {
     /// The run begins. False if it cannot be had any more; then nothing has changed.
     pub(crate) fn claim(&mut self) -> bool {
         match &mut self.0 {
-            Tree::Own(own) => own.0.claim(),
+            Tree::Own(own) => own.condition.claim(),
             Tree::Ports(ports) => {
                 ports.claim();
                 true
@@ -250,7 +269,7 @@ impl When {
     /// The run that was claimed does not take place.
     pub(crate) fn give_back(&mut self) {
         match &mut self.0 {
-            Tree::Own(own) => own.0.give_back(),
+            Tree::Own(own) => own.condition.give_back(),
             Tree::Ports(ports) => ports.give_back(),
             Tree::Several { all, .. } => {
                 for_each(all.iter_mut().filter(|part| part.ready), |part| part.when.give_back());
@@ -261,7 +280,7 @@ impl When {
     /// The run has ended.
     pub(crate) fn ended(&mut self) {
         match &mut self.0 {
-            Tree::Own(own) => own.0.ended(),
+            Tree::Own(own) => own.condition.ended(),
             Tree::Ports(_) => {}
             Tree::Several { all, .. } => for_each(all.iter_mut().filter(|part| part.ready), |part| part.when.ended()),
         }
@@ -270,7 +289,7 @@ impl When {
     /// It is not waited for, until it is asked again.
     pub(crate) fn rest(&mut self) {
         match &mut self.0 {
-            Tree::Own(own) => own.0.rest(),
+            Tree::Own(own) => own.rest(),
             Tree::Ports(ports) => ports.rest(),
             Tree::Several { all, .. } => for_each(all, |part| part.when.rest()),
         }
@@ -278,7 +297,7 @@ impl When {
 
     pub(crate) fn asked_last(&self) -> bool {
         match &self.0 {
-            Tree::Own(own) => own.1,
+            Tree::Own(own) => own.asked_last,
             Tree::Ports(_) => false,
             Tree::Several { all, .. } => all.iter().any(|part| part.when.asked_last()),
         }
@@ -286,7 +305,7 @@ impl When {
 
     pub(crate) fn describe(&self) -> Cow<'static, str> {
         match &self.0 {
-            Tree::Own(own) => own.0.describe(),
+            Tree::Own(own) => own.condition.describe(),
             Tree::Ports(ports) => ports.describe(),
             Tree::Several { any, all, .. } => {
                 let each: Vec<_> = all.iter().map(|part| part.when.describe()).collect();
@@ -298,7 +317,7 @@ impl When {
     /// What is set apart for runs by the conditions in it.
     pub(crate) fn reservations(&self, visit: &mut dyn FnMut(&Arc<Reservation>)) {
         match &self.0 {
-            Tree::Own(own) => own.0.reservation().into_iter().for_each(visit),
+            Tree::Own(own) => own.condition.reservation().into_iter().for_each(visit),
             Tree::Ports(_) => {}
             Tree::Several { all, .. } => all.iter().for_each(|part| part.when.reservations(visit)),
         }
@@ -325,7 +344,7 @@ impl When {
     /// What is wrong with it, before a flow runs; what an operator `has`, `runs`, `waits for`.
     pub(crate) fn problems(&self, facts: &dyn Fn(PortId) -> Option<PortFacts>, told: &mut Vec<String>) {
         match &self.0 {
-            Tree::Own(own) => told.extend(own.0.problem()),
+            Tree::Own(own) => told.extend(own.condition.problem()),
             Tree::Ports(ports) => ports.problems(facts, told),
             Tree::Several { all, .. } => all.iter().for_each(|part| part.when.problems(facts, told)),
         }
@@ -334,7 +353,7 @@ impl When {
 
 impl std::fmt::Debug for Own {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0.describe())
+        f.write_str(&self.condition.describe())
     }
 }
 

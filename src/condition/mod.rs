@@ -10,7 +10,7 @@
 //!
 //! | ready when | on a port | when adding |
 //! |---|---|---|
-//! | a message is there | by default | [`at_least`]`(op.input, 1)` |
+//! | a message is there | by default; [`Inputs`](crate::Inputs): one of each connection | [`at_least`]`(op.input, 1)` |
 //! | n messages are there | `#[input(at_least = 4)]` | [`at_least`]`(op.input, 4)` |
 //! | no more than n lie there | `#[input(at_most = 8)]` | [`at_most`]`(op.input, 8)` |
 //! | n, or the oldest has waited | `#[input(batch = 8, within = "5ms")]` | [`batch`]`(op.input, 8, time)` |
@@ -136,12 +136,37 @@ pub trait Condition: Send + 'static {
     /// Before the flow's operators run: each time that the flow is run.
     fn start(&mut self) {}
 
-    /// May the operator run? Asking changes nothing. Unless it is ready, or never again, the waker is kept, and woken when
-    /// the answer may have changed. One that may change its answer at any time keeps it always: then an operator that waits
+    /// May the operator run? Asking changes nothing. Unless it is ready, never again, or waits for a time, the waker is kept,
+    /// and woken when the answer may have changed. One that may change its answer at any time keeps it always: then an operator that waits
     /// for something else hears of it at once.
     ///
     /// [`Status::Wait`] says that another operator has to act, so that a flow in which all wait so has stalled, or is at its
     /// end; [`Status::WaitEvent`] and [`Status::WaitTime`] that it comes by itself.
+    ///
+    /// [`Status::WaitTime`] needs no waker: the flow sets a timer for that moment of [`tokio::time`]'s clock, and the operator
+    /// may run once it has passed, whether or not this is called again before [`claim`](Self::claim). It is asked again when
+    /// something else changes, and may then answer an earlier or a later moment. The runtime needs its timers (`enable_time`).
+    ///
+    /// ```
+    /// use std::{task::Context, time::Duration};
+    /// use tokio::time::Instant;
+    /// use wakeline::condition::{Condition, Status};
+    ///
+    /// /// Twice the time before each run.
+    /// struct BackOff(Duration, Instant);
+    ///
+    /// impl Condition for BackOff {
+    ///     fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
+    ///         Status::WaitTime(self.1)
+    ///     }
+    ///
+    ///     fn claim(&mut self) -> bool {
+    ///         self.0 *= 2;
+    ///         self.1 = Instant::now() + self.0;
+    ///         true
+    ///     }
+    /// }
+    /// ```
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status;
 
     /// A run begins, for which this and all other conditions were ready: takes what the run needs. False if that is not to

@@ -5,7 +5,7 @@
 //!   due      |         |         |         |         |         |         |
 //!   CatchUp  x         x════════════════════════xx   x         x         x      none is left out
 //!   Spaced   x         x════════════════════════x         x         x           10 ms from one to the next
-//!   Skip     x         x════════════════════════x    x         x         x      those missed are left out
+//!   Skip     x         x════════════════════════x    x         x         x      one run for all that were missed
 //! ```
 //!
 //! Time is tokio's: with a paused clock every run is exactly on time, and otherwise within its timers' millisecond. A period
@@ -15,7 +15,7 @@ use std::{borrow::Cow, task::Context, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Alarm, Condition, Status, alarm::after};
+use super::{Condition, Status, alarm::after};
 
 /// What becomes of the ticks that a run, or a wait for something else, was too long for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub enum MissedTicks {
     CatchUp,
     /// Between the begin of one run and the next there is at least the period. Holoscan's `MinTimeBetweenTicks`.
     Spaced,
-    /// They are left out: the next run is at a multiple of the period after the first. Holoscan's
-    /// `NoCatchUpMissedTicks`.
+    /// One run, at once, stands for all of them; those after it are at multiples of the period after the first run again.
+    /// Holoscan's `NoCatchUpMissedTicks`.
     Skip,
 }
 
@@ -39,7 +39,6 @@ pub struct Every {
     due: Option<Instant>,
     /// Before the present run.
     before: Option<Instant>,
-    alarm: Alarm,
 }
 
 /// One run a period, the first at once. Missed ticks are made up for unless [`missed`](Every::missed) says otherwise.
@@ -56,7 +55,7 @@ pub struct Every {
 ///
 /// A period of 0 is an error when the flow is run. The runtime needs its timers (`enable_all`, or `enable_time`).
 pub fn every(period: Duration) -> Every {
-    Every { period, missed: MissedTicks::default(), due: None, before: None, alarm: Alarm::default() }
+    Every { period, missed: MissedTicks::default(), due: None, before: None }
 }
 
 impl Every {
@@ -73,11 +72,8 @@ impl Condition for Every {
         self.due = None;
     }
 
-    fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
-        match self.due {
-            Some(due) if !self.alarm.has_passed(due, cx) => Status::WaitTime(due),
-            _ => Status::Ready,
-        }
+    fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
+        self.due.map_or(Status::Ready, Status::WaitTime)
     }
 
     fn claim(&mut self) -> bool {
@@ -98,10 +94,6 @@ impl Condition for Every {
 
     fn give_back(&mut self) {
         self.due = self.before;
-    }
-
-    fn rest(&mut self) {
-        self.alarm.rest();
     }
 
     fn problem(&self) -> Option<String> {

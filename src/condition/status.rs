@@ -9,7 +9,9 @@ use tokio::time::Instant;
 pub enum Status {
     /// It may run.
     Ready,
-    /// It may run from this moment on.
+    /// It may run from this moment on, by [`tokio::time`]'s clock, which tests can pause
+    /// ([`Instant::from_std`] converts one of the standard library's). Where a condition answers this, the flow sets the
+    /// timer, and once the moment has passed the answer counts as [`Ready`](Self::Ready).
     WaitTime(Instant),
     /// It may run once another operator of the flow has acted: sent a message, taken one, said something.
     Wait,

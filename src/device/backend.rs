@@ -9,11 +9,13 @@
 //! checker can know order from these calls alone, never from the tracker that it checks.
 
 use std::{
-    any::Any,
     ffi::c_void,
     fmt,
     ptr::NonNull,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -139,25 +141,26 @@ pub struct KernelDef {
     /// The arguments are those of the declaration, in order; each slice is valid for its length, aligned for its type,
     /// and, if written, touched by nobody else for the length of the call.
     pub body: unsafe fn(&[BodyArg]),
-    /// Empty.
+    /// [`Known::new`].
     pub known: Known,
 }
 
-/// What backends keep with a kernel, by the device's ordinal: found again by every launch, without a lock.
+/// A kernel's number in the process, by which a device finds what it keeps for the kernel: given when it is first asked for.
 #[derive(Debug, Default)]
 #[doc(hidden)]
-pub struct Known([OnceLock<&'static (dyn Any + Send + Sync)>; 16]);
+pub struct Known(OnceLock<usize>);
 
 impl Known {
-    /// Nothing yet.
+    /// No number yet.
     pub const fn new() -> Self {
-        Self([const { OnceLock::new() }; 16])
+        Self(OnceLock::new())
     }
 
-    /// What the device with this ordinal keeps; `None` for one beyond those that have a place.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the emulated device looks nothing up"))]
-    pub(crate) fn of(&self, ordinal: usize) -> Option<&OnceLock<&'static (dyn Any + Send + Sync)>> {
-        self.0.get(ordinal)
+    #[inline]
+    pub(crate) fn number(&self) -> usize {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        *self.0.get_or_init(|| NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 

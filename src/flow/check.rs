@@ -200,6 +200,13 @@ pub(super) fn waits_at(flow: &Flow, port: PortId) -> bool {
     !decl(flow, port).need.optional || is_named(flow, port)
 }
 
+/// The name of a port whose operator runs only when each of its connections has a message.
+pub(super) fn waits_for_each(flow: &Flow, port: PortId) -> Option<&'static str> {
+    let decl = decl(flow, port);
+    let of_each = decl.kind == PortKind::Inputs && decl.need.is_default() && !is_named(flow, port);
+    of_each.then_some(decl.name)
+}
+
 /// A condition of the operator names this port: what its attribute says of what it waits for does not count.
 pub(super) fn is_named(flow: &Flow, port: PortId) -> bool {
     let place = lock(&flow.entries[port.operator].place);

@@ -140,6 +140,8 @@ pub(super) struct Joint {
     /// Its writer waits for room, its reader for messages.
     pub(super) writer_waits: bool,
     pub(super) reader_waits: bool,
+    /// The reader's port, where it waits for a message of each connection.
+    pub(super) of_each: Option<&'static str>,
 }
 
 /// A link of a port to a hub of chunks, to be made.
@@ -395,11 +397,11 @@ async fn build(crew: &mut [Member], joints: Vec<Joint>, links: Vec<ToLink>, cont
         };
         ends[joint.from.0].entry(joint.from.1).or_default().push(sender);
         ends[joint.to.0].entry(joint.to.1).or_default().push(receiver);
-        let Joint { from, to, writer_waits, reader_waits, .. } = joint;
+        let Joint { from, to, writer_waits, reader_waits, of_each, .. } = joint;
         // Within a section a round waits at the edge.
         let waits = control.section(from.0).is_none_or(|section| control.section(to.0) != Some(section));
         let (writer_waits, reader_waits) = (writer_waits && waits, reader_waits && waits);
-        hubs.push(Joined { state, from: from.0, to: to.0, writer_waits, reader_waits });
+        hubs.push(Joined { state, from: from.0, to: to.0, writer_waits, reader_waits, of_each });
     }
     let mut linked = Vec::with_capacity(links.len());
     for ToLink { linking, port } in links {

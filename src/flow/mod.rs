@@ -314,8 +314,10 @@ impl Flow {
         let (gates, spawn) = (self.gates.clone(), spawn::spawner(self.threads));
         let surroundings = Arc::new(Surroundings { how, gates, control: control.clone(), spawn });
         // Before the operators take their conditions along.
-        let waits =
-            |connection: &Connection| (check::waits_at(self, connection.from), check::waits_at(self, connection.to));
+        let waits = |connection: &Connection| {
+            let Connection { from, to, .. } = *connection;
+            (check::waits_at(self, from), check::waits_at(self, to), check::waits_for_each(self, to))
+        };
         let waits: Vec<_> = self.connections.iter().map(waits).collect();
         let mut crew = Vec::with_capacity(self.entries.len());
         for (index, (entry, node)) in self.entries.iter_mut().zip(&control.nodes).enumerate() {
@@ -340,7 +342,7 @@ impl Flow {
         let joints: Vec<_> = plans
             .into_iter()
             .zip(self.connections.iter().zip(waits))
-            .map(|(mut plan, (connection, (writer_waits, reader_waits)))| {
+            .map(|(mut plan, (connection, (writer_waits, reader_waits, of_each)))| {
                 plan.stepped = stepped;
                 let port = |id: PortId| (id.operator, self.entries[id.operator].ports[id.port].name);
                 drive::Joint {
@@ -350,6 +352,7 @@ impl Flow {
                     to: port(connection.to),
                     writer_waits,
                     reader_waits,
+                    of_each,
                 }
             })
             .collect();

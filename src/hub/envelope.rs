@@ -407,6 +407,10 @@ impl<T: Plain> Message for Envelope<T> {
         self.raw.bytes
     }
 
+    fn heap_bytes(&self) -> usize {
+        self.raw.bytes
+    }
+
     const IS_ENVELOPE: bool = true;
 
     fn into_envelope(self) -> Option<RawEnvelope> {

@@ -20,6 +20,7 @@
 
 pub(crate) mod abroad;
 pub(crate) mod baggage;
+pub(crate) mod carried;
 pub(crate) mod chunks;
 mod envelope;
 pub(crate) mod fan;
@@ -122,9 +123,19 @@ pub trait Message: Send + 'static {
         let _ = (name, visit);
     }
 
-    /// Its size, for the report: the valid part of envelopes, and what lies on the stack of everything else.
+    /// Its size, for the report. Of an envelope it is the valid part; of a string, a byte string, a `Vec` or an `Arc` the data; of
+    /// a derived message what lies on the stack, the data of its fields that are one of those or a `Box`, and the sizes
+    /// of its fields that are marked `#[envelope]`. What lies behind a further pointer, as the data of the vectors in a
+    /// vector, is not counted: where that matters, implement the trait by hand. Called several times for each message, so
+    /// it should cost little.
     fn size_in_bytes(&self) -> usize {
         size_of_val(self)
+    }
+
+    /// How much of that does not lie on the stack, for a message that it is a field of.
+    #[doc(hidden)]
+    fn heap_bytes(&self) -> usize {
+        self.size_in_bytes().saturating_sub(size_of_val(self))
     }
 
     /// It is an envelope and nothing else: such messages may cross the edge of a section that is replayed.
@@ -192,17 +203,29 @@ impl Message for String {
     fn size_in_bytes(&self) -> usize {
         self.len()
     }
+
+    fn heap_bytes(&self) -> usize {
+        self.size_in_bytes()
+    }
 }
 
 impl Message for &'static str {
     fn size_in_bytes(&self) -> usize {
         self.len()
     }
+
+    fn heap_bytes(&self) -> usize {
+        self.size_in_bytes()
+    }
 }
 
 impl Message for bytes::Bytes {
     fn size_in_bytes(&self) -> usize {
         self.len()
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.size_in_bytes()
     }
 }
 
@@ -224,12 +247,20 @@ impl<M: Message> Message for Vec<M> {
     fn size_in_bytes(&self) -> usize {
         if M::CARRIES_ENVELOPES { sum_of_sizes(self.iter().map(M::size_in_bytes)) } else { size_of_val(&**self) }
     }
+
+    fn heap_bytes(&self) -> usize {
+        self.size_in_bytes()
+    }
 }
 
 /// A hub sees nothing of what is shared: an [`Envelope`] in it is as one in a [`Host`].
 impl<T: Send + Sync + ?Sized + 'static> Message for std::sync::Arc<T> {
     fn size_in_bytes(&self) -> usize {
         size_of_val(&**self)
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.size_in_bytes()
     }
 }
 
@@ -251,6 +282,10 @@ impl<M: Message, const N: usize> Message for [M; N] {
     fn size_in_bytes(&self) -> usize {
         if M::CARRIES_ENVELOPES { sum_of_sizes(self.iter().map(M::size_in_bytes)) } else { size_of_val(self) }
     }
+
+    fn heap_bytes(&self) -> usize {
+        sum_of_sizes(self.iter().map(M::heap_bytes))
+    }
 }
 
 impl<M: Message> Message for Box<M> {
@@ -269,6 +304,11 @@ impl<M: Message> Message for Box<M> {
     fn size_in_bytes(&self) -> usize {
         (**self).size_in_bytes()
     }
+
+    /// Without what that has on the heap: it may be a list of any length, of which each part is in the one before.
+    fn heap_bytes(&self) -> usize {
+        size_of_val(&**self)
+    }
 }
 
 impl<M: Message> Message for Option<M> {
@@ -286,6 +326,10 @@ impl<M: Message> Message for Option<M> {
 
     fn size_in_bytes(&self) -> usize {
         self.as_ref().map_or(0, Message::size_in_bytes)
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.as_ref().map_or(0, Message::heap_bytes)
     }
 }
 
@@ -319,6 +363,12 @@ macro_rules! tuple_messages {
             fn size_in_bytes(&self) -> usize {
                 let ($($name,)*) = self;
                 sum_of_sizes([$($name.size_in_bytes()),*])
+            }
+
+            #[allow(non_snake_case)]
+            fn heap_bytes(&self) -> usize {
+                let ($($name,)*) = self;
+                sum_of_sizes([$($name.heap_bytes()),*])
             }
         }
     };

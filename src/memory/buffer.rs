@@ -31,7 +31,7 @@ pub struct Buffer<T: Plain> {
     of: PhantomData<fn() -> T>,
 }
 
-pub(super) fn bytes_of<T: Plain>(len: usize) -> Result<usize> {
+pub(crate) fn bytes_of<T: Plain>(len: usize) -> Result<usize> {
     const { T::FITS }
     len.checked_mul(size_of::<T>()).ok_or_else(|| {
         let text =

@@ -82,6 +82,8 @@ pub(crate) struct Joined {
     /// Its writer waits for room, its reader for messages.
     pub(crate) writer_waits: bool,
     pub(crate) reader_waits: bool,
+    /// The reader's port, where it waits for a message of each connection.
+    pub(crate) of_each: Option<&'static str>,
 }
 
 /// A link of one of the operators to a hub of chunks.
@@ -329,7 +331,20 @@ impl Control {
         let from = hubs.of(operator).filter(|hub| hub.from == operator && sends(hub.writer_waits));
         let to = hubs.of(operator).filter(|hub| hub.to == operator && receives(hub.reader_waits));
         let mut room: Vec<_> = from.filter_map(|hub| hub.state.writer_lacks(&mut all())).collect();
-        let mut messages: Vec<_> = to.filter_map(|hub| hub.state.reader_lacks(&mut all())).collect();
+        let lacking = to.filter_map(|hub| Some((hub.of_each, hub.state.reader_lacks(&mut all())?)));
+        let (ports, mut messages): (Vec<_>, Vec<_>) = lacking.unzip();
+        // Once for each port, after the last hub that lacks a message. A run that waits in its middle waits for any of them.
+        let mut said = Vec::new();
+        for (lack, port) in messages.iter_mut().zip(ports).rev() {
+            let Some(port) = port.filter(|port| in_run.is_none() && !said.contains(port)) else { continue };
+            said.push(port);
+            let open = hubs
+                .of(operator)
+                .filter(|hub| hub.to == operator && hub.of_each == Some(port) && !hub.state.has_ended());
+            if open.count() > 1 {
+                lack.push_str(&format!(" (`{port}` waits for one of each connection; `at_least = 1` runs on any)"));
+            }
+        }
         for linked in hubs.links.iter().filter(|linked| linked.operator == operator) {
             match linked.state.lacks(linked.link, &mut all()) {
                 None => {}

@@ -36,6 +36,39 @@ use crate::{
 /// Messages come in here from any number of outputs: its handle is given to [`Flow::connect`](crate::Flow::connect) once
 /// for each.
 ///
+/// **By default it waits for one message of each connection** that has not ended: a connection that stays silent holds up
+/// the messages of all others, and what an operator sends back to itself through such a port is a stall, since no run can
+/// send the first. An operator that is to run on any message, whichever connection it comes from, says how many of all connections
+/// together, in the attribute or by [`at_least`](crate::condition::at_least):
+///
+/// ```
+/// # use wakeline::{Inputs, prelude::*};
+/// #[derive(Ports)]
+/// struct MergePorts {
+///     #[input(at_least = 1)]
+///     parts: Inputs<u32>,
+/// }
+///
+/// struct Merge;
+///
+/// impl Operator for Merge {
+///     type Ports = MergePorts;
+///
+///     async fn compute(&mut self, ports: &mut MergePorts, _cx: &mut Cx) -> Result<()> {
+///         while let Some((connection, part)) = ports.parts.try_take_any()? {
+///             println!("{part} from connection {connection}");
+///         }
+///         Ok(())
+///     }
+/// }
+/// ```
+///
+/// | attribute | a run needs | taken by |
+/// |---|---|---|
+/// | `#[input]` | a message of each connection that has not ended | [`take`](Self::take): one of each |
+/// | `#[input(at_least = n)]`, `batch = n, within = ".."` | n messages of all connections together | [`take_batch`](Self::take_batch), [`try_take_any`](Self::try_take_any) |
+/// | `#[input(optional)]` | none | [`try_take_any`](Self::try_take_any) |
+///
 /// ```
 /// use wakeline::{Flow, Inputs, operator::source, prelude::*};
 ///

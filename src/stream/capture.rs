@@ -337,17 +337,24 @@ impl Stream {
     pub(super) fn not_captured(&self) -> Result<()> {
         match self.capture() {
             None => Ok(()),
-            Some(_) => Err(self.is_captured()),
+            Some(capture) => Err(self.is_captured(capture.is_over())),
         }
     }
 
     #[cold]
-    fn is_captured(&self) -> Error {
-        let text = format!(
-            "the work of stream `{}` is captured, and none of it has run: the host can neither wait for it nor look at \
-             what it makes; do that before the capture, or after the graph's launch",
-            self.name()
-        );
+    fn is_captured(&self, over: bool) -> Error {
+        let name = self.name();
+        let text = if over {
+            format!(
+                "the capture of stream `{name}` is over, and none of its work runs there: wait for what `launch` of the \
+                 graph returns, or for the stream that the graph is launched into"
+            )
+        } else {
+            format!(
+                "the work of stream `{name}` is captured, and none of it has run: the host can neither wait for it nor \
+                 look at what it makes; do that before the capture, or after the graph's launch"
+            )
+        };
         Error::new(ErrorKind::Usage, text)
     }
 }

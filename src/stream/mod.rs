@@ -253,11 +253,12 @@ impl Stream {
     /// await [`completed`](Self::completed).
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) in a host function, in a waker that a
-    /// device calls, and in the destructors that these lead to: see [`CompletionMode`].
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) for a stream of a capture, in a host
+    /// function, in a waker that a device calls, and in the destructors that these lead to: see [`CompletionMode`].
     pub fn synchronize_blocking(&self) -> Result<()> {
         // In a fork of the process no worker would ever be done.
         self.0.device.check_process()?;
+        self.not_captured()?;
         self.may_wait("all of its work")?;
         let ticket = self.ticket();
         self.0.streams.heed(self.0.streams.backend().stream_synchronize(self.0.raw))?;

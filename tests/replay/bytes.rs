@@ -148,6 +148,18 @@ on_both!(without_buckets_every_length_has_its_graph_until_there_are_too_many, as
     assert_eq!(section(&report, "net"), (3, 5, 2));
 });
 
+on_both!(without_buckets_a_length_that_comes_no_more_makes_room_for_one_that_does, async |device: Device| {
+    let rows = [1, 2, 7, 7, 7, 7, 7, 1, 2];
+    let replayed = alone(&device, &rows, Affine(2, 3), |flow, one| {
+        flow.replay("net", one).at_most(2);
+    });
+    let (replayed, report) = replayed.await.unwrap();
+    let (streamed, _) = alone(&device, &rows, Affine(2, 3), |_, _| {}).await.unwrap();
+    assert_eq!(replayed, streamed);
+    // The third seven is captured in the place of 1; 2 is still there.
+    assert_eq!(section(&report, "net"), (3, 6, 3));
+});
+
 on_both!(captured_at_the_start_no_round_that_fits_is_streamed, async |device: Device| {
     let rows = [1, 2, 3, 9];
     let replayed = alone(&device, &rows, Affine(2, 3), |flow, one| {

@@ -1,9 +1,10 @@
 //! Kernels on one device: found by their declaration, launched with their arguments.
 //!
 //! A module holds the code of one kernel and stays loaded while the device is open. The first launch on a device loads
-//! it (through `image.rs`, which compiles) and notes it in the declaration itself, where each later one finds it without
+//! it (through `image.rs`, which compiles) and notes it in the device's table, where each later one finds it without
 //! a lock. Loaders that come at the same time load once. A kernel that cannot be compiled or found stays an error;
-//! a load that failed for want of memory may be tried again.
+//! a load that failed for want of memory may be tried again. A device that is closed drops its table: one that is opened
+//! again loads anew, and nothing is left of the first.
 //!
 //! Prototypes see to it that a CUDA C++ body agrees with its Rust signature; for PTX and cubins made elsewhere nothing
 //! does, and the driver would read past the arguments. So, where the driver can say what parameters a function has, a
@@ -14,7 +15,7 @@ use std::{
     ffi::{CString, c_int, c_uint, c_void},
     ptr,
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -25,8 +26,8 @@ use smallvec::SmallVec;
 use super::{
     context::Context,
     driver::{Code, Driver, Handle},
-    host::Owner,
     image,
+    table::Table,
 };
 use crate::{
     device::{
@@ -43,21 +44,17 @@ const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
 /// The sizes of a function's parameters.
 type Sizes = SmallVec<[usize; 16]>;
 
-/// A kernel on one opening of one device. Lives as long as the process: there is one for each kernel that is used.
-#[derive(Debug)]
-struct Slot {
-    owner: Owner,
-    loaded: OnceLock<Result<Loaded>>,
-}
-
-/// The kernels that were loaded on one device, by the address of their declaration.
+/// The kernels of one opening of one device.
 #[derive(Debug)]
 pub(super) struct Kernels {
     /// `90` for `sm_90`.
     arch: u32,
-    ordinal: usize,
-    slots: Mutex<HashMap<usize, &'static Slot>>,
+    loaded: Table<Loaded>,
+    /// By the kernel's number: how loading it went, or that it is under way.
+    attempts: Mutex<HashMap<usize, Attempt>>,
 }
+
+type Attempt = Arc<OnceLock<Result<()>>>;
 
 #[derive(Debug)]
 struct Loaded {
@@ -72,8 +69,8 @@ struct Loaded {
 }
 
 impl Kernels {
-    pub(super) fn new(arch: u32, ordinal: usize) -> Self {
-        Self { arch, ordinal, slots: Mutex::at(Level::DriverObjects, HashMap::new()) }
+    pub(super) fn new(arch: u32) -> Self {
+        Self { arch, loaded: Table::new(), attempts: Mutex::at(Level::DriverObjects, HashMap::new()) }
     }
 
     pub(super) fn load(&self, cx: &Context, def: &'static KernelDef) -> Result<()> {
@@ -82,64 +79,48 @@ impl Kernels {
 
     /// The kernel, loaded.
     #[inline]
-    fn find(&self, cx: &Context, def: &'static KernelDef) -> Result<&'static Loaded> {
-        let known = def.known.of(self.ordinal).and_then(OnceLock::get);
-        match known.and_then(|known| known.downcast_ref::<Slot>()) {
-            // A device that was closed and opened again finds its predecessor's.
-            Some(Slot { owner, loaded })
-                if *owner == cx.owner
-                    && let Some(Ok(loaded)) = loaded.get() =>
-            {
-                Ok(loaded)
-            }
-            _ => self.find_or_load(cx, def),
+    fn find(&self, cx: &Context, def: &'static KernelDef) -> Result<&Loaded> {
+        let number = def.known.number();
+        match self.loaded.get(number) {
+            Some(loaded) => Ok(loaded),
+            None => self.find_or_load(cx, def, number),
         }
     }
 
     #[cold]
-    fn find_or_load(&self, cx: &Context, def: &'static KernelDef) -> Result<&'static Loaded> {
+    fn find_or_load(&self, cx: &Context, def: &'static KernelDef, number: usize) -> Result<&Loaded> {
         cx.enter()?;
-        let key = ptr::from_ref(def).addr();
-        // What is logged meanwhile comes after the slot is set: a subscriber may launch this kernel.
+        // What is logged meanwhile comes after the attempt has an outcome: a subscriber may launch this kernel.
         let _later = is_unlocked().then(Deferred::new);
-        let slot: &'static Slot = self
-            .slots()
-            .entry(key)
-            .or_insert_with(|| Box::leak(Box::new(Slot { owner: cx.owner, loaded: OnceLock::new() })));
-        match slot.loaded.get_or_init(|| {
+        let attempt = self.attempts().entry(number).or_default().clone();
+        let outcome = attempt.get_or_init(|| {
             // The driver may wait for all that the device has to do.
             let name = def.name;
             DeviceThread::may_wait(|| format!("kernel `{name}` would be loaded, which waits for {},", cx.name))?;
-            Loaded::new(cx, def, self.arch)
-        }) {
-            Ok(loaded) => {
-                if let Some(known) = def.known.of(self.ordinal) {
-                    // The first stays; another opening of the device goes through the table.
-                    let _ = known.set(slot);
+            self.loaded.set(number, Loaded::new(cx, def, self.arch)?);
+            Ok(())
+        });
+        if let Err(error) = outcome {
+            if error.kind() != ErrorKind::Kernel {
+                let mut attempts = self.attempts();
+                // Only this failure: another loader may have begun anew.
+                if attempts.get(&number).is_some_and(|there| Arc::ptr_eq(there, &attempt)) {
+                    attempts.remove(&number);
                 }
-                Ok(loaded)
             }
-            Err(error) => {
-                if error.kind() != ErrorKind::Kernel {
-                    let mut slots = self.slots();
-                    // Only this failure: somebody may have begun anew.
-                    if slots.get(&key).is_some_and(|there| ptr::eq(*there, slot)) {
-                        slots.remove(&key);
-                    }
-                }
-                Err(error.again())
-            }
+            return Err(error.again());
         }
+        self.loaded.get(number).ok_or_else(|| image::error(def, "was loaded and is not there: please report this"))
     }
 
-    fn slots(&self) -> MutexGuard<'_, HashMap<usize, &'static Slot>> {
-        self.slots.lock()
+    fn attempts(&self) -> MutexGuard<'_, HashMap<usize, Attempt>> {
+        self.attempts.lock()
     }
 
     /// Finds a launch's function, loads it if nobody has, and puts its parameters where the driver will look for them. The
     /// context is current afterwards.
     #[inline]
-    pub(super) fn prepare<'a>(&self, cx: &Context, launch: &'a Launch<'_>) -> Result<Prepared<'a>> {
+    pub(super) fn prepare<'a>(&'a self, cx: &Context, launch: &'a Launch<'_>) -> Result<Prepared<'a>> {
         let loaded = self.find(cx, launch.kernel)?;
         cx.enter()?;
         if launch.shared_bytes > PLAIN_SHARED_BYTES {
@@ -191,12 +172,10 @@ impl Kernels {
 
     /// Unloads everything. The context must be current and nothing may run.
     pub(super) fn close(&self, driver: &Driver) {
-        for (_, slot) in self.slots().drain() {
-            if let Some(Ok(loaded)) = slot.loaded.get() {
-                // SAFETY: loaded by `Loaded::new` and used by nobody after this: the caller is the destructor of the
-                // device, so no launch is under way.
-                let _ = unsafe { (driver.module_unload)(loaded.module.raw()) };
-            }
+        for loaded in self.loaded.iter() {
+            // SAFETY: loaded by `Loaded::new` and not used after this: the caller is the destructor of the device, so no
+            // launch is under way, and calls this once.
+            let _ = unsafe { (driver.module_unload)(loaded.module.raw()) };
         }
     }
 }
@@ -205,7 +184,7 @@ impl Kernels {
 /// arguments. They are as many as the function has, and of the same sizes: a CUDA C++ body has its declaration's parameters
 /// or does not compile, and of other bodies both were compared. The driver copies what they point to.
 pub(super) struct Prepared<'a> {
-    loaded: &'static Loaded,
+    loaded: &'a Loaded,
     launch: &'a Launch<'a>,
     params: SmallVec<[*mut c_void; 16]>,
 }

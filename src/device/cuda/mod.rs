@@ -33,6 +33,7 @@ mod memory;
 mod nvrtc;
 mod peers;
 mod pinned;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -145,7 +146,7 @@ impl CudaBackend {
             priorities: (least, greatest),
             memory,
             pinned: Pinned::default(),
-            kernels: Kernels::new(arch, ordinal),
+            kernels: Kernels::new(arch),
             graphs: Graphs::default(),
             gate: Gate::default(),
         })

@@ -100,6 +100,10 @@ impl Pinned {
     pub(super) fn alloc(&self, cx: &Context, bytes: usize) -> Result<NonNull<u8>> {
         let driver = cx.enter()?;
         let bytes = rounded(bytes);
+        // No driver is asked: each refuses so much with another code.
+        if host_memory().is_some_and(|most| bytes as u64 > most) {
+            return Err(refused(cx, bytes));
+        }
         if let Some(memory) = self.blocks().take(bytes, false) {
             return Ok(memory);
         }
@@ -118,11 +122,9 @@ impl Pinned {
             let all = std::mem::take(&mut self.blocks().spares);
             give_back(cx, driver, all)?;
         }
-        // Numbers beyond all reason are an invalid value to some drivers.
-        let beyond = code == Code::INVALID_VALUE && host_memory().is_none_or(|most| bytes as u64 > most);
-        if code == Code::OUT_OF_MEMORY || beyond {
-            let text = format!("asked for {bytes} bytes of page-locked host memory, and the host does not give them");
-            return Err(Error::new(ErrorKind::OutOfMemory, text).at(cx.name.clone()));
+        // Of what is passed only the size can be an invalid value: to some drivers one beyond all reason is.
+        if matches!(code, Code::OUT_OF_MEMORY | Code::INVALID_VALUE) {
+            return Err(refused(cx, bytes));
         }
         cx.check(code, "cuMemHostAlloc")?;
         let memory = NonNull::new(memory.cast::<u8>())
@@ -149,6 +151,14 @@ impl Pinned {
             let _ = unsafe { (driver.mem_free_host)(spare.memory.as_ptr().cast()) };
         }
     }
+}
+
+#[cold]
+fn refused(cx: &Context, bytes: usize) -> Error {
+    let has = host_memory().map(|most| format!(", which has {most} in all")).unwrap_or_default();
+    let text =
+        format!("asked for {bytes} bytes of page-locked memory of the host{has}: ask for less, or give some back");
+    Error::new(ErrorKind::OutOfMemory, text).at(cx.name.clone())
 }
 
 fn give_back(cx: &Context, driver: &Driver, spares: Vec<Spare>) -> Result<()> {

@@ -77,7 +77,7 @@ impl Backend for Recorder {
     }
 
     fn stream_synchronize(&self, _stream: RawStream) -> Result<()> {
-        Err(waits("the host waits for a stream"))
+        Err(Error::new(ErrorKind::Usage, "the work of a capture does not run: wait for the launch of its graph"))
     }
 
     fn event_create(&self, _timed: bool) -> Result<RawEvent> {
@@ -207,11 +207,4 @@ impl Backend for Recorder {
     fn host_borrow(&self, memory: *const u8, bytes: usize, exclusive: bool) {
         self.inner.host_borrow(memory, bytes, exclusive);
     }
-}
-
-fn waits(what: &str) -> Error {
-    let text = format!(
-        "{what} while its work is captured: none of it has run yet; do that before the capture or after the launch"
-    );
-    Error::new(ErrorKind::Usage, text)
 }

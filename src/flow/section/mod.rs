@@ -129,7 +129,7 @@ impl Flow {
     /// [`Envelope`]s; inside of it messages may be of any type.
     ///
     /// A graph has fixed sizes. With [`buckets`](Section::buckets) the messages are padded with zeros to the next one of them;
-    /// without, there is a graph for each combination of lengths that comes. The first round of each is run as the flow would
+    /// without, there is a graph for each combination of lengths that comes, for [some of them](Section::at_most). The first round of each is run as the flow would
     /// without a section, and so is every round that fits none.
     ///
     /// ```
@@ -273,7 +273,8 @@ impl Section {
         self
     }
 
-    /// Without buckets: graphs for so many combinations of lengths, 8 if nothing is said; rounds of others are streamed.
+    /// Without buckets: graphs for so many combinations of lengths, 8 if nothing is said. Rounds of others are streamed, until
+    /// one of them has come three times since the least recently used graph was used: that graph is evicted for it.
     pub fn at_most(&mut self, graphs: usize) -> &mut Self {
         self.settings.most = Some(graphs);
         self

@@ -269,6 +269,18 @@ impl Running {
     }
 
     async fn capture(&mut self, shape: Shape) -> Result<()> {
+        // Before: the new graph may need the other's memory.
+        if let Some((evicted, replay)) = self.table.evict() {
+            drop(replay);
+            logged(|| {
+                tracing::debug!(
+                    section = &*self.plan.name,
+                    bytes = ?evicted.lengths,
+                    graphs = self.plan.most,
+                    "evicted the least recently used graph for other lengths"
+                );
+            });
+        }
         let first = self.captured(&shape).await?;
         if self.plan.checked {
             let again = self.captured(&shape).await?;

@@ -6,6 +6,13 @@
 //! ```
 //!
 //! A shape that has no graph yet is streamed once, and captured after that.
+//!
+//! Without buckets the table may be full. Then a new shape is streamed, and counted. Once it has come [`OFTEN`] times since the
+//! least recently used graph was used, that graph is evicted and the new shape is captured. So lengths that came early do not
+//! stay for ever; and where more lengths come in turns than there may be graphs, the graphs stay: a capture costs more than
+//! a round, and each would be evicted before it is used.
+
+use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
@@ -20,6 +27,11 @@ pub(super) struct Shape {
     /// Bytes at each input.
     pub(super) lengths: Lengths,
 }
+
+/// A shape that comes so often takes the place of a graph that is not used meanwhile.
+const OFTEN: usize = 3;
+/// Shapes without a graph that are counted.
+const CANDIDATES: usize = 64;
 
 /// How a round goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +52,25 @@ pub(super) struct Table<G> {
     row_bytes: Lengths,
     /// So many shapes, where there are no buckets.
     most: usize,
-    graphs: Vec<(Shape, G)>,
+    graphs: Vec<Entry<G>>,
+    /// Where the table is full. The one that came last is the last.
+    candidates: VecDeque<Candidate>,
+    /// Rounds so far.
+    round: u64,
+}
+
+struct Entry<G> {
+    shape: Shape,
+    graph: G,
+    /// In which round it was used last.
+    used: u64,
+}
+
+/// A shape that has no graph.
+struct Candidate {
+    lengths: Lengths,
+    /// The last rounds in which it came, the earliest first; 0: none.
+    came: [u64; OFTEN],
 }
 
 impl<G> Table<G> {
@@ -51,11 +81,12 @@ impl<G> Table<G> {
             buckets.dedup();
             buckets
         });
-        Self { buckets, row_bytes, most, graphs: Vec::new() }
+        Self { buckets, row_bytes, most, graphs: Vec::new(), candidates: VecDeque::new(), round: 0 }
     }
 
     /// How a round with messages of these lengths goes.
-    pub(super) fn way(&self, lengths: &Lengths) -> Way {
+    pub(super) fn way(&mut self, lengths: &Lengths) -> Way {
+        self.round += 1;
         let (rows, shape) = match &self.buckets {
             None => (None, Shape { rows: None, lengths: lengths.clone() }),
             Some(buckets) => {
@@ -65,11 +96,42 @@ impl<G> Table<G> {
                 (rows, self.shape(*bucket))
             }
         };
-        match self.graphs.iter().position(|(known, _)| *known == shape) {
-            Some(graph) => Way::Replayed { graph, rows },
-            None if self.buckets.is_none() && (self.graphs.len() >= self.most || lengths.contains(&0)) => Way::Streamed,
-            None => Way::Captured(shape),
+        if let Some(graph) = self.graphs.iter().position(|entry| entry.shape == shape) {
+            self.graphs[graph].used = self.round;
+            return Way::Replayed { graph, rows };
         }
+        let none = self.buckets.is_none() && (lengths.contains(&0) || self.is_full() && !self.comes_often(lengths));
+        if none { Way::Streamed } else { Way::Captured(shape) }
+    }
+
+    fn is_full(&self) -> bool {
+        self.buckets.is_none() && self.graphs.len() >= self.most
+    }
+
+    /// Counts one that has no graph. Has it come often enough to take the place of another?
+    fn comes_often(&mut self, lengths: &Lengths) -> bool {
+        let Some(least) = self.graphs.iter().map(|entry| entry.used).min() else { return false };
+        let known = self.candidates.iter().position(|candidate| candidate.lengths == *lengths);
+        let known = known.and_then(|at| self.candidates.remove(at));
+        let mut candidate = known.unwrap_or_else(|| Candidate { lengths: lengths.clone(), came: [0; OFTEN] });
+        candidate.came.rotate_left(1);
+        candidate.came[OFTEN - 1] = self.round;
+        let often = candidate.came[0] > least;
+        if !often {
+            if self.candidates.len() == CANDIDATES {
+                self.candidates.pop_front();
+            }
+            self.candidates.push_back(candidate);
+        }
+        often
+    }
+
+    /// Evicts the least recently used graph, if there is no room for another.
+    pub(super) fn evict(&mut self) -> Option<(Shape, G)> {
+        let least = self.graphs.iter().enumerate().min_by_key(|(_, entry)| entry.used);
+        let (at, _) = least.filter(|_| self.is_full())?;
+        let Entry { shape, graph, .. } = self.graphs.swap_remove(at);
+        Some((shape, graph))
     }
 
     /// Whether messages of these lengths may fit a bucket, if that is large enough; they do where there are none.
@@ -95,20 +157,20 @@ impl<G> Table<G> {
     }
 
     pub(super) fn add(&mut self, shape: Shape, graph: G) {
-        self.graphs.push((shape, graph));
+        self.graphs.push(Entry { shape, graph, used: self.round });
     }
 
     /// Those that are left are replayed; the shapes of the others have none any more.
     pub(super) fn retain(&mut self, stays: impl Fn(&G) -> bool) {
-        self.graphs.retain(|(_, graph)| stays(graph));
+        self.graphs.retain(|entry| stays(&entry.graph));
     }
 
     pub(super) fn any(&self) -> Option<&G> {
-        self.graphs.first().map(|(_, graph)| graph)
+        self.graphs.first().map(|entry| &entry.graph)
     }
 
     pub(super) fn get(&mut self, graph: usize) -> Option<&mut G> {
-        self.graphs.get_mut(graph).map(|(_, graph)| graph)
+        self.graphs.get_mut(graph).map(|entry| &mut entry.graph)
     }
 }
 
@@ -147,5 +209,40 @@ mod tests {
         table.add(shape, ());
         assert_eq!(table.way(&smallvec![4, 6]), Way::Replayed { graph: 0, rows: None });
         assert_eq!(table.way(&smallvec![6, 4]), Way::Streamed);
+    }
+
+    /// As a section does it.
+    fn runs(table: &mut Table<()>, rounds: impl IntoIterator<Item = usize>) -> String {
+        let runs = rounds.into_iter().map(|length| match table.way(&smallvec![length]) {
+            Way::Replayed { .. } => 'r',
+            Way::Streamed => 's',
+            Way::Captured(shape) => {
+                table.evict();
+                table.add(shape, ());
+                'c'
+            }
+        });
+        runs.collect()
+    }
+
+    #[test]
+    fn a_length_that_comes_often_takes_the_place_of_one_that_does_not_come_any_more() {
+        let mut table = Table::new(None, smallvec![1], 2);
+        assert_eq!(runs(&mut table, [1, 2, 1, 1]), "ccrr");
+        // Beside others that come once, and though another graph is in use.
+        assert_eq!(runs(&mut table, [7, 1, 8, 7, 9, 7, 7, 1, 2]), "srsssc".to_owned() + "rrs");
+        assert_eq!(table.graphs.len(), 2);
+    }
+
+    #[test]
+    fn more_lengths_in_turns_than_graphs_leave_the_graphs_in_place() {
+        let mut table = Table::new(None, smallvec![1], 2);
+        let rounds = (0..300).map(|round| 1 + round % 3);
+        assert_eq!(runs(&mut table, rounds), "ccs".to_owned() + &"rrs".repeat(99));
+        let mut none = Table::new(None, smallvec![1], 0);
+        assert_eq!(runs(&mut none, [1; 9]), "sssssssss");
+        // However many there are, so many are counted.
+        runs(&mut table, 10..10_000);
+        assert_eq!(table.candidates.len(), CANDIDATES);
     }
 }

@@ -41,7 +41,7 @@ use self::{
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    memory::Plain,
+    memory::{Plain, bytes_of},
 };
 
 /// A hub of chunks of up to so many elements `T`, each with a structure `S` beside its data: any type of the user's.
@@ -177,10 +177,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
         if capacity == 0 {
             return refuse("its queue has 0 places, and nothing could ever pass: at least 1");
         }
-        const { T::FITS }
-        let Some(bytes) = elements.checked_mul(size_of::<T>()).filter(|bytes| *bytes > 0) else {
+        if elements == 0 {
             return refuse("its envelopes have room for no element: say for how many, `.elements(n)`");
-        };
+        }
+        let bytes = bytes_of::<T>(elements).map_err(|error| error.at(format!("hub `{name}`")))?;
         let device = envelopes.iter().map(|(device, _)| device).find(|device| !device.is_host()).cloned();
         let near = near.or(device);
         let core = Core::new(name, bytes, capacity);

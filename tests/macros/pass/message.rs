@@ -75,6 +75,27 @@ struct Packed {
     large: u64,
 }
 
+/// No message.
+#[derive(Clone)]
+struct Other(u32);
+
+#[derive(Message, Clone)]
+struct Within(String);
+
+#[derive(Message)]
+struct Carries<T: Message> {
+    text: String,
+    numbers: Vec<u64>,
+    boxed: Box<[f64]>,
+    of_no_message: Vec<Other>,
+    shared: std::sync::Arc<[u16]>,
+    within: Option<Within>,
+    generic: T,
+}
+
+#[derive(Message)]
+struct List(u64, Option<Box<List>>);
+
 fn is_message<T: Message>() {}
 
 fn forks<T: Fork>() {}
@@ -122,6 +143,22 @@ fn main() {
     let mut event = Event::Resized { width: 1, height: 2 };
     event.envelopes(&mut |_| panic!("there is none"));
     assert_eq!(event.size_in_bytes(), size_of::<Event>());
+
+    let text = |bytes: usize| "x".repeat(bytes);
+    let carries = Carries {
+        text: text(10),
+        numbers: vec![0; 100],
+        boxed: Box::new([0.0; 10]),
+        of_no_message: vec![Other(1); 3],
+        shared: std::sync::Arc::from([1_u16, 2, 3]),
+        within: Some(Within(text(1000))),
+        generic: (text(7), 1_u8),
+    };
+    assert_eq!(carries.size_in_bytes(), size_of_val(&carries) + 10 + 800 + 80 + 12 + 6 + 1000 + 7);
+    let list = (0..1_000_000).fold(List(1, None), |list, n| List(n, Some(Box::new(list))));
+    assert_eq!(list.size_in_bytes(), 2 * size_of::<List>());
+    // Its destructor would call itself a million times.
+    std::mem::forget(list);
 
     let wrapped = Wrap(Plain { number: 1 }, 2_u8, [0; 3]);
     assert_eq!(wrapped.size_in_bytes(), size_of_val(&wrapped) + 8);
