@@ -176,6 +176,10 @@ impl<M: Message> PortState for Input<M> {
         self.arrivals.poll_count(most, cx)
     }
 
+    fn poll_promised(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
+        self.arrivals.poll_promised(most, cx)
+    }
+
     fn poll_room(&mut self, _count: usize, _cx: &mut Context<'_>) -> Readiness {
         Readiness::READY
     }
@@ -218,7 +222,12 @@ impl<M: Message> AnyPort for Input<M> {
         false
     }
 
+    fn let_go(&mut self) {
+        self.arrivals.release();
+    }
+
     fn rest(&mut self) {
+        self.arrivals.release();
         self.arrivals.rest();
         self.waits.iter_mut().for_each(|waits| waits.rest());
     }
@@ -307,6 +316,6 @@ impl<M: Message> Port for Input<M> {
     }
 
     fn unclaim(&mut self) {
-        self.arrivals.unclaim();
+        self.arrivals.release();
     }
 }

@@ -235,7 +235,7 @@ pub trait AnyPort: PortState {
     fn run_ended(&mut self) -> Result<()> {
         Ok(())
     }
-    /// What the last run was given and nobody committed goes back.
+    /// What the last run was given goes back: a chunk that it did not commit, messages that it was promised and did not take.
     fn let_go(&mut self) {}
     /// It is not waited at any longer.
     fn rest(&mut self) {}
