@@ -241,7 +241,7 @@ impl When {
                         part.when.give_back();
                     }
                 };
-                let claimed = claim_all(all.make_contiguous(), claim, give_back);
+                let claimed = claim_all(all.make_contiguous(), claim, give_back).is_none();
                 claimed && (!any || all.iter().any(|part| part.ready))
             }
         }

@@ -326,6 +326,7 @@ impl Flow {
                 allocator: place.allocator.clone(),
                 conditions: place.conditions.drain(..own).collect(),
                 merge: place.merge,
+                may_block: place.own_thread.is_some(),
             };
             // Conditions of the user's are asked there.
             drop(place);

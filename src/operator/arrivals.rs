@@ -575,6 +575,23 @@ fn of_all<M: Message>(connections: &mut [Arrivals<M>], mut ask: impl FnMut(&mut 
     Counted::of_all(|| connections.iter_mut().map(&mut ask).fold(Counted::NONE, Counted::and))
 }
 
+/// Messages lie at these connections of one port that allow the operator's runs for as long as it takes none of them. A
+/// question: see [`Arrivals::poll_count`].
+#[cold]
+pub(super) fn allows_runs<M: Message>(
+    connections: &mut [Arrivals<M>],
+    waits: Option<&Waits>,
+    cx: &mut Context<'_>,
+) -> bool {
+    let need = waits.map_or_else(Need::default, |waits| waits.need);
+    // The newest of a hub that keeps it is there whether it is taken or not.
+    if need.optional || connections.iter().any(Arrivals::reads_again) {
+        return false;
+    }
+    let counted = poll_count(connections, need.asks(), cx);
+    need.readiness(counted, || None, &mut None, cx).is_ready()
+}
+
 pub(super) fn oldest<M: Message>(connections: &[Arrivals<M>]) -> Option<Instant> {
     connections.iter().filter_map(Arrivals::oldest).min()
 }

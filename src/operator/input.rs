@@ -11,7 +11,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    arrivals::{Arrivals, Intake, Wait, Waits},
+    arrivals::{self, Arrivals, Intake, Wait, Waits},
     edge::{self, Entry, Passing},
     handle::InputHandle,
     plan::{Binder, Plan, PortKind, PortOptions},
@@ -216,6 +216,10 @@ impl<M: Message> AnyPort for Input<M> {
 
     fn traffic(&self) -> Traffic {
         self.intake.traffic()
+    }
+
+    fn allows_runs(&mut self, cx: &mut Context<'_>) -> bool {
+        arrivals::allows_runs(slice::from_mut(&mut self.arrivals), self.waits.as_deref(), cx)
     }
 
     fn reader_gone(&self) -> bool {

@@ -312,6 +312,10 @@ impl<M: Message> AnyPort for Inputs<M> {
         self.intake.traffic()
     }
 
+    fn allows_runs(&mut self, cx: &mut Context<'_>) -> bool {
+        arrivals::allows_runs(&mut self.connections, self.waits.as_deref(), cx)
+    }
+
     fn reader_gone(&self) -> bool {
         false
     }
