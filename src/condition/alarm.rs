@@ -19,7 +19,7 @@ impl Alarm {
     /// True from `due` on. Before that the waker is kept.
     ///
     /// # Panics
-    /// As tokio's timers do on a runtime without them. It happens in an operator's poll, where a panic is an error.
+    /// As tokio's timers do on a runtime without them. A flow is not run there: its check reports what needs timers.
     pub(crate) fn has_passed(&mut self, due: Instant, cx: &mut Context<'_>) -> bool {
         if Instant::now() >= due {
             return true;

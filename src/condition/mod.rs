@@ -63,8 +63,8 @@ pub use crate::hub::Since;
 pub(crate) use alarm::{Alarm, after};
 pub use asynchronous::{AsyncState, Asynchronous};
 pub(crate) use buffer::{Awaited, buffers};
-pub(crate) use combine::reservations;
 pub use combine::{IntoCondition, When, all_of, any_of};
+pub(crate) use combine::{needing_timers, reservations};
 pub use count::{Count, count};
 pub use event::{EventField, EventNames, knows_event};
 pub(crate) use front::{Front, Wanted};
@@ -175,6 +175,12 @@ pub trait Condition: Send + 'static {
     /// What the operator waits for, as the rest of a sentence that begins with "waits for": "its gate to be resumed".
     fn describe(&self) -> Cow<'static, str> {
         std::any::type_name::<Self>().into()
+    }
+
+    /// It sets tokio's timers.
+    #[doc(hidden)]
+    fn needs_timers(&self) -> bool {
+        false
     }
 
     /// Memory that it sets apart for the operator's runs.

@@ -244,6 +244,10 @@ impl OnPorts {
         }
     }
 
+    pub(super) fn needs_timers(&self) -> bool {
+        self.or_after.is_some() || self.need().is_some_and(|need| need.within.is_some())
+    }
+
     pub(super) fn describe(&self) -> Cow<'static, str> {
         let names =
             |ports: &[PortId]| ports.iter().map(|port| format!("`{}`", port.name)).collect::<Vec<_>>().join(", ");

@@ -36,6 +36,7 @@ pub(super) fn plan(flow: &Flow) -> Result<Planned> {
     pools(flow, &mut problems);
     allocators(flow, &mut problems);
     conditions(flow, &mut problems);
+    timers(flow, &mut problems);
     own_threads(flow, &mut problems);
     concurrency(flow, &mut problems);
     links(flow, &mut problems);
@@ -266,6 +267,30 @@ fn allocators(flow: &Flow, problems: &mut Vec<String>) {
                  `concurrent` or `.when(memory(..))`"
             ));
         }
+    }
+}
+
+/// The runtime has timers, if operators wait for a time. A flow that is checked outside of a runtime is not run there.
+fn timers(flow: &Flow, problems: &mut Vec<String>) {
+    let mut waits = Vec::new();
+    for (operator, entry) in flow.entries.iter().enumerate() {
+        let ids = entry.ports.iter().enumerate();
+        let ids = ids.map(|(port, decl)| (PortId { flow: flow.id, operator, port, name: decl.name }, decl));
+        for (id, decl) in ids.filter(|(_, decl)| decl.need.within.is_some()) {
+            if !is_named(flow, id) {
+                waits.push((&entry.name, format!("{} at `{}`", decl.need.describe(), decl.name)));
+            }
+        }
+        let own = condition::needing_timers(&lock(&entry.place).conditions);
+        waits.extend(own.into_iter().map(|condition| (&entry.name, condition.into_owned())));
+    }
+    if !waits.is_empty() && !spawn::has_timers() {
+        problems.extend(waits.into_iter().map(|(name, condition)| {
+            format!(
+                "operator `{name}` waits for {condition}, and this tokio runtime has no timers: build it with `enable_time` or \
+                 `enable_all`"
+            )
+        }));
     }
 }
 
