@@ -8,7 +8,7 @@ use std::{
     thread::available_parallelism,
 };
 
-use super::{Checked, Connection, Flow, hubs, link, section, spawn, thread, wiring::Wiring};
+use super::{Checked, Connection, Flow, cycles, hubs, link, section, spawn, thread, wiring::Wiring};
 use crate::{
     condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
@@ -26,6 +26,8 @@ pub(super) struct Planned {
     /// What is worth telling.
     pub(super) checked: Checked,
     pub(super) sections: Vec<section::Plan>,
+    /// Operators of cycles that begin only by a `run` of their own.
+    pub(super) unbegun: Vec<Vec<usize>>,
 }
 
 /// Finds every problem, or plans the flow.
@@ -45,8 +47,9 @@ pub(super) fn plan(flow: &Flow) -> Result<Planned> {
     if problems.is_empty() {
         warn_of_small_pools(flow);
         hubs::ends_with(flow, &mut plans);
-        let checked = Checked { copies: hubs::copies(flow, &plans) };
-        return Ok(Planned { links: plans, checked, sections });
+        let (cycles, unbegun) = cycles::find(flow);
+        let checked = Checked { copies: hubs::copies(flow, &plans), cycles };
+        return Ok(Planned { links: plans, checked, sections, unbegun });
     }
     let told = match &problems[..] {
         [one] => one.clone(),

@@ -15,6 +15,7 @@ mod blank_queue;
 mod check;
 mod checked;
 mod connect;
+mod cycles;
 mod door;
 mod drive;
 mod egress;
@@ -45,6 +46,7 @@ pub use checked::{Checked, Copied};
 #[doc(hidden)]
 pub use connect::Target;
 pub use connect::{Branch, Targets};
+pub use cycles::Cycle;
 pub use egress::Egress;
 pub use ingress::{Ingress, SendError};
 pub use local::LocalFlow;
@@ -291,7 +293,7 @@ impl Flow {
     /// `keep`: the operators are wanted back.
     /// `stepped`: no run begins, and no hub moves anything, but by hand.
     fn launch(&mut self, keep: bool, stepped: bool) -> Result<Running> {
-        let (check::Planned { links: plans, checked, sections }, conditions) = self.planned()?;
+        let (check::Planned { links: plans, checked, sections, unbegun }, conditions) = self.planned()?;
         spawn::require_runtime(self.threads)?;
         checked.trace(&self.name);
         if self.entries.iter().any(|entry| entry.seat.is_none()) {
@@ -361,7 +363,7 @@ impl Flow {
             plan,
         });
         let sections = sections.collect();
-        Ok(drive::launch(drive::Start { control, crew, threads, own_threads, joints, links, sections, keep }))
+        Ok(drive::launch(drive::Start { control, crew, threads, own_threads, joints, links, sections, unbegun, keep }))
     }
 
     /// The flow's plan, and how many conditions each operator had in it: all those that it has by now.

@@ -354,7 +354,7 @@ impl Node {
         self.defaults.store(0, Ordering::Relaxed);
     }
 
-    pub(super) fn is_default(&self, method: Method) -> bool {
+    pub(crate) fn is_default(&self, method: Method) -> bool {
         self.defaults.load(Ordering::Relaxed) & method as u8 != 0
     }
 
