@@ -145,7 +145,7 @@ pub trait Condition: Send + 'static {
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status;
 
     /// A run begins, for which this and all other conditions were ready: takes what the run needs. False if that is not to
-    /// be had any more.
+    /// be had any more: then the condition is asked again. An operator whose condition is ready and refuses each claim fails.
     fn claim(&mut self) -> bool {
         true
     }
