@@ -357,3 +357,59 @@ async fn c12_a_time_that_no_clock_reaches() {
     within(running).await.unwrap();
     assert_eq!(notes.times(), []);
 }
+
+/// A runtime without timers is found before the flow runs, for each operator that waits for a time: not as a panic in it.
+#[test]
+fn c6_a_runtime_without_timers_is_an_error_before_the_flow_runs() {
+    #[derive(Ports)]
+    struct BatchPorts {
+        #[input(batch = 2, within = "5ms", capacity = 2)]
+        input: Input<u32>,
+    }
+
+    #[derive(Ports)]
+    #[ports(sum(left, right) = 3, or_after = "7ms")]
+    struct SumPorts {
+        #[input(capacity = 3)]
+        left: Input<u32>,
+        #[input(capacity = 3)]
+        right: Input<u32>,
+    }
+
+    fn flow(waits: bool) -> Flow {
+        let mut flow = Flow::new("c6");
+        let tick = flow.add("tick", source(async || Ok(None::<u32>)));
+        let others = ["a", "b"].map(|name| flow.add(name, source(async || Ok(None::<u32>))).output);
+        if waits {
+            let _ = tick.clone().when(count(1)).when(any_of(every(ms(10)), Gate::paused()));
+            let batch = flow.add("batch", runs(|_: &mut BatchPorts, _: &mut Cx| Ok(())));
+            let sum = flow.add("sum", runs(|_: &mut SumPorts, _: &mut Cx| Ok(())));
+            flow.connect(tick.output, batch.input);
+            flow.connect(others[0], sum.left);
+            flow.connect(others[1], sum.right);
+        } else {
+            for (at, output) in [tick.output].into_iter().chain(others).enumerate() {
+                let end = flow.add(format!("end {at}"), sink(async |_: u32| Ok(())));
+                flow.connect(output, end.input);
+            }
+        }
+        flow
+    }
+
+    let without_timers = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let (error, fine) =
+        without_timers.block_on(async { (flow(true).run().await.unwrap_err(), flow(false).run().await) });
+    fine.unwrap();
+    assert_eq!(error.kind(), wakeline::ErrorKind::Setup);
+    let lines = [
+        "operator `tick` waits for its next tick, one every 10ms,",
+        "operator `batch` waits for 2 messages within 5ms at `input`,",
+        "operator `sum` waits for 3 messages at `left`, `right` together, or 7ms since its last run,",
+    ];
+    let lines = lines.map(|line| {
+        format!("\n  - {line} and this tokio runtime has no timers: build it with `enable_time` or `enable_all`")
+    });
+    assert_eq!(error.to_string(), format!("flow `c6`: wrong setup: 3 problems:{}", lines.concat()));
+    // Outside of a runtime there is none to ask.
+    flow(true).check().unwrap();
+}

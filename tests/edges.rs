@@ -2,9 +2,12 @@
 
 mod common;
 
+use std::{borrow::Cow, time::Duration};
+
 use common::*;
 use wakeline::{
-    condition::Status,
+    Inputs,
+    condition::{Condition, Status, at_least, count},
     device::{Emulated, Faults, Simulation},
     prelude::*,
 };
@@ -297,6 +300,190 @@ async fn an_operator_that_takes_nothing_is_warned_of() {
             for part in ["has run 1024 times in a row", "operator=\"lazy\"", "port=\"input\""] {
                 assert!(told[0].contains(part), "{part} in: {}", told[0]);
             }
+        }
+    }
+}
+
+/// An operator that leaves a message that it waits for where it is, run after run, would do so for ever: it fails, and the error
+/// says at which input. Not one that waits for nothing there, that reads the newest again, or that waits for something else
+/// in its runs.
+#[tokio::test]
+async fn an_operator_that_never_takes_what_it_waits_for_fails() {
+    /// It would end by itself after so many runs.
+    const RUNS: u32 = 200_000;
+
+    #[derive(Ports)]
+    struct WaitsPorts {
+        #[input]
+        input: Input<u32>,
+    }
+
+    #[derive(Ports)]
+    struct SeveralPorts {
+        #[input(at_least = 2)]
+        input: Inputs<u32>,
+    }
+
+    #[derive(Ports)]
+    struct OptionalPorts {
+        #[input(optional)]
+        input: Input<u32>,
+    }
+
+    struct Leaves<P> {
+        runs: u32,
+        yields: bool,
+        ports: std::marker::PhantomData<fn(P)>,
+    }
+
+    impl<P: Ports> Operator for Leaves<P> {
+        type Ports = P;
+
+        async fn compute(&mut self, _ports: &mut P, cx: &mut Cx) -> Result<()> {
+            self.runs += 1;
+            if self.runs == RUNS {
+                cx.finish();
+            }
+            if self.yields {
+                tokio::task::yield_now().await;
+            }
+            Ok(())
+        }
+    }
+
+    fn leaves<P>(yields: bool) -> Leaves<P> {
+        Leaves { runs: 0, yields, ports: std::marker::PhantomData }
+    }
+
+    let send = || source(async || Ok(Some(1_u32)));
+    let text = "operator `leaves`: input `input`: wrong use: 131072 runs in a row have left the messages there, and sent none: \
+                take one in each run, or say with `.when(..)` when it is to run";
+    for (case, fails) in ["waits", "named", "several", "optional", "latest", "yields"]
+        .into_iter()
+        .zip([true, true, true, false, false, false])
+    {
+        let mut flow = Flow::new("leaves");
+        let send = [flow.add("one", send()).output, flow.add("other", send()).output];
+        match case {
+            "several" => {
+                let to = flow.add("leaves", leaves::<SeveralPorts>(false)).input;
+                send.into_iter().for_each(|send| flow.connect(send, to));
+            }
+            "optional" => {
+                let to = flow.add("leaves", leaves::<OptionalPorts>(false)).input;
+                flow.connect(send[0], to);
+                let end = flow.add("end", sink(async |_: u32| Ok(()))).when(count(10));
+                flow.connect(send[1], end.input);
+            }
+            _ => {
+                let leaves = flow.add("leaves", leaves::<WaitsPorts>(case == "yields"));
+                let to = leaves.input;
+                if case == "named" {
+                    let _ = leaves.when(at_least(to, 1));
+                }
+                if case == "latest" {
+                    flow.connect_with(send[0], to, Hub::latest());
+                } else {
+                    flow.connect(send[0], to);
+                }
+                let end = flow.add("end", sink(async |_: u32| Ok(()))).when(count(10));
+                flow.connect(send[1], end.input);
+            }
+        }
+        match within(flow.run()).await {
+            Ok(report) if !fails => assert_eq!(report.operator("leaves").unwrap().runs, u64::from(RUNS), "{case}"),
+            Err(error) if fails => assert_eq!(error.to_string(), text, "{case}"),
+            other => panic!("{case}: {other:?}"),
+        }
+    }
+}
+
+/// A condition that is ready and refuses every claim: its operator would look again for ever.
+#[tokio::test]
+async fn an_operator_whose_condition_refuses_every_claim_fails() {
+    struct Refuses(u32);
+
+    impl Condition for Refuses {
+        fn poll_status(&mut self, _cx: &mut std::task::Context<'_>) -> Status {
+            Status::Ready
+        }
+
+        fn claim(&mut self) -> bool {
+            self.0 += 1;
+            assert!(self.0 < 200_000, "it goes on");
+            // The third run is never to be had; those before it are, now and then.
+            self.0.is_multiple_of(1000) && self.0 < 3000
+        }
+
+        fn describe(&self) -> Cow<'static, str> {
+            "a token".into()
+        }
+    }
+
+    let mut flow = Flow::new("refused");
+    let send = flow.add("send", source(async || Ok(Some(1_u32)))).when(Refuses(0));
+    let end = flow.add("end", sink(async |_: u32| Ok(())));
+    flow.connect(send.output, end.input);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "operator `send`: wrong use: its condition (a token) is ready, and has refused 131072 claims in a row: \
+         what `poll_status` says is there, `claim` has to give; what is not to be had any more, `poll_status` has to wait for"
+    );
+}
+
+/// An operator that blocks its worker is warned of, once, with its name and what to do. Not one that has a thread of its own,
+/// nor one that waits as long.
+#[tokio::test]
+async fn an_operator_that_blocks_its_worker_is_warned_of() {
+    #[derive(Ports)]
+    struct WaitsPorts {
+        #[input(optional)]
+        input: Input<u32>,
+    }
+
+    /// Waits in its runs.
+    struct Waits(u32);
+
+    impl Operator for Waits {
+        type Ports = WaitsPorts;
+
+        async fn compute(&mut self, ports: &mut WaitsPorts, cx: &mut Cx) -> Result<()> {
+            self.0 += 1;
+            if ports.input.recv().await?.is_none() {
+                cx.finish();
+            }
+            Ok(())
+        }
+    }
+
+    fn blocks() -> impl Operator<Ports = SourcePorts<u32>> {
+        let mut left = 4;
+        source(move || {
+            left -= 1;
+            // What is tried out is a thread that blocks.
+            std::thread::sleep(Duration::from_millis(110));
+            std::future::ready(Ok((left > 0).then_some(left)))
+        })
+    }
+
+    for own_thread in [false, true] {
+        let warnings = Warnings::default();
+        let _hearing = tracing::subscriber::set_default(warnings.clone());
+        let mut flow = Flow::new("blocks");
+        let blocks = flow.add("blocks", blocks());
+        let waits = flow.add("waits", Waits(0));
+        flow.connect(blocks.output, waits.input);
+        if own_thread {
+            let _ = blocks.on_own_thread();
+        }
+        within(flow.run()).await.unwrap();
+        let told = warnings.told();
+        assert_eq!(told.len(), usize::from(!own_thread), "{told:?}");
+        for part in told.iter().flat_map(|told| {
+            ["operator=\"blocks\"", "took=1", "blocks its worker", "`.on_own_thread()`"].map(|part| (part, told))
+        }) {
+            assert!(part.1.contains(part.0), "{part:?}");
         }
     }
 }

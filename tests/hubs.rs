@@ -562,3 +562,49 @@ async fn h14_plain_connect_has_room_and_envelopes_for_what_is_waited_for() {
         }
     }
 }
+
+/// Sums up the last three.
+struct Window {
+    kept: Vec<Envelope<u32>>,
+    sums: Shared<u32>,
+}
+
+impl Operator for Window {
+    type Ports = SinkPorts<Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        self.kept.push(ports.input.take()?);
+        if self.kept.len() == 4 {
+            self.kept.remove(0);
+            let mut sum = 0;
+            for envelope in &self.kept {
+                sum += envelope.read().await?[0];
+            }
+            lock(&self.sums).push(sum);
+        }
+        Ok(())
+    }
+}
+
+/// A window keeps envelopes of its hub's: the stall says how many the hub needs then, and with so many the flow runs.
+#[tokio::test]
+async fn h15_a_window_that_keeps_envelopes_hears_how_many_its_hub_needs() {
+    for (hub, fails) in [(Hub::default(), true), (Hub::default().envelopes(4), false)] {
+        let sums = shared();
+        let mut flow = Flow::new("h15");
+        let produce = flow.add("produce", SendEach::new((0..9).map(|n| vec![n])));
+        let window = flow.add("window", Window { kept: Vec::new(), sums: sums.clone() });
+        flow.connect_with(produce.output, window.input, hub.envelope_bytes(4));
+        match within(flow.run()).await {
+            Err(error) if fails => assert_eq!(
+                error.to_string(),
+                "stalled: nothing can move any more:\n  \
+                 - `produce` waits for a blank envelope: 2 of the 2 envelopes of hub `produce.output -> window.input` there are in \
+                 use; if operators keep 2 of them, give it `.envelopes(4)`\n  \
+                 - `window` waits for a message in hub `produce.output -> window.input`"
+            ),
+            Ok(_) if !fails => assert_eq!(*lock(&sums), [6, 9, 12, 15, 18, 21]),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -14,7 +14,7 @@ use std::{
 use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
-use wakeline::{condition::Status, prelude::*};
+use wakeline::{Inputs, condition::Status, prelude::*};
 
 /// 10 million messages; a tenth of that in a debug build, which is that much slower.
 const MANY: u64 = if cfg!(debug_assertions) { 1_000_000 } else { 10_000_000 };
@@ -591,4 +591,125 @@ async fn q7_a_loop_that_a_source_leads_to_asks_whether_it_is_to_end() {
         let report = within(running).await.unwrap();
         assert_eq!(report.untaken, 0, "it has gone quiet: {report}");
     }
+}
+
+#[derive(Ports)]
+struct MergePorts {
+    #[input]
+    new: Input<u32>,
+    #[input]
+    back: Input<u32>,
+    #[output]
+    forth: Output<u32>,
+}
+
+#[derive(Ports)]
+struct EitherPorts {
+    #[input(at_least = 1)]
+    either: Inputs<u32>,
+    #[output]
+    forth: Output<u32>,
+}
+
+/// Passes on what comes, from wherever.
+struct Merge;
+
+impl Operator for Merge {
+    type Ports = MergePorts;
+
+    async fn compute(&mut self, ports: &mut MergePorts, _cx: &mut Cx) -> Result<()> {
+        ports.forth.send(ports.new.take()? + ports.back.take()?).await
+    }
+}
+
+/// Passes on what is above 0.
+struct Either;
+
+impl Operator for Either {
+    type Ports = EitherPorts;
+
+    async fn compute(&mut self, ports: &mut EitherPorts, _cx: &mut Cx) -> Result<()> {
+        match ports.either.try_take_any()? {
+            Some((_, left)) if left > 0 => ports.forth.send(left - 1).await,
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A cycle of which each operator waits for another can never begin. It was taken for one that has gone quiet, and its flow for
+/// one that went well.
+#[tokio::test]
+async fn q7_a_cycle_that_nothing_begins_is_an_error() {
+    let advice = "let one of them send first, in a `run` of its own, or run without a message of the cycle: `#[input(optional)]`, \
+                  or an `Inputs` with `at_least = 1` that is fed from outside";
+
+    let mut flow = Flow::new("q7");
+    let own = flow.add("own", pass_on::<u32>());
+    flow.connect(own.output, own.input);
+    assert_eq!(
+        within(flow.run()).await.unwrap_err().to_string(),
+        format!(
+            "stalled: `own` is connected to itself and never ran: it waits for a message of itself before its first run; {advice}"
+        )
+    );
+
+    let each = "form a cycle and never ran: each waits for a message of another before its first run";
+    for messages in [0, 1] {
+        let mut flow = Flow::new("q7");
+        let mut numbers = 0..messages;
+        let source = flow.add("source", source(move || ready(Ok(numbers.next()))));
+        let merge = flow.add("merge", Merge);
+        let back = flow.add("back", pass_on::<u32>());
+        flow.connect(source.output, merge.new);
+        flow.connect(merge.forth, back.input);
+        flow.connect(back.output, merge.back);
+        let error = within(flow.run()).await.unwrap_err();
+        assert!(error.is_stalled(), "{error}");
+        // With a message it is a stall that says who waits for what.
+        if messages == 0 {
+            assert_eq!(error.to_string(), format!("stalled: `merge`, `back` {each}; {advice}"));
+        }
+    }
+
+    // Fed from outside, and waiting for whichever comes.
+    let mut flow = Flow::new("q7");
+    let mut numbers = [3].into_iter();
+    let source = flow.add("source", source(move || ready(Ok(numbers.next()))));
+    let either = flow.add("either", Either);
+    flow.connect(source.output, either.either);
+    flow.connect_with(either.forth, either.either, Hub::bounded(2));
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.operator("either").unwrap().runs, 4);
+}
+/// The check lists each cycle, with what it holds and what feeds it.
+#[tokio::test]
+async fn q8_the_check_says_what_a_cycle_holds_and_what_feeds_it() {
+    let mut flow = Flow::new("q8");
+    let numbers = flow.add("numbers", source(async || Ok(Some(1_u32))));
+    let either = flow.add("either", Either);
+    let back = flow.add("back", pass_on::<u32>());
+    flow.connect(numbers.output, either.either);
+    flow.connect_with(either.forth, back.input, Hub::bounded(4));
+    flow.connect(back.output, either.either);
+    // Not a cycle: what reaches its responses leaves the flow.
+    let double = flow.add("double", pass_on::<u32>());
+    let _service = flow.service("service", double.input, double.output);
+    let dead = flow.add("dead", pass_on::<u32>());
+    let ends = flow.add("ends", pass_on::<u32>());
+    flow.connect_with(dead.output, ends.input, Hub::drop_oldest(2));
+    flow.connect(ends.output, dead.input);
+    let checked = flow.check().unwrap();
+    assert_eq!(
+        checked.to_string(),
+        "`either`, `back` form a cycle, whose hubs hold 5 together; fed by `numbers.output -> either.either` with any number: it \
+         stalls once they are full\n\
+         `dead`, `ends` form a cycle, in which a hub drops messages: it does not fill up; nothing outside feeds it; each waits for a \
+         message of the cycle: it begins only if one sends first, in a `run` of its own"
+    );
+    let [either, dead] = &checked.cycles[..] else { panic!("{checked}") };
+    assert_eq!(
+        (either.holds, either.begins, &either.fed_by[..]),
+        (Some(5), true, &["numbers.output -> either.either".into()][..])
+    );
+    assert_eq!((dead.holds, dead.begins, dead.fed_by.len()), (None, false, 0));
 }

@@ -4,16 +4,12 @@
 //! none, and one that does has one.
 
 use std::{
-    panic::catch_unwind,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, Sleep, sleep_until},
-};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 /// A timer that can be set to another time.
 #[derive(Debug, Default)]
@@ -23,7 +19,7 @@ impl Alarm {
     /// True from `due` on. Before that the waker is kept.
     ///
     /// # Panics
-    /// As tokio's timers do on a runtime without them. It happens in an operator's poll, where a panic is an error.
+    /// As tokio's timers do on a runtime without them. A flow is not run there: its check reports what needs timers.
     pub(crate) fn has_passed(&mut self, due: Instant, cx: &mut Context<'_>) -> bool {
         let now = Instant::now();
         if now >= due {
@@ -43,13 +39,6 @@ impl Alarm {
     pub(crate) fn rest(&mut self) {
         self.0 = None;
     }
-}
-
-/// Whether an [`Alarm`] can be set here: in a tokio runtime with timers. Tokio cannot be asked: it panics, having changed nothing.
-/// So where a panic would abort the process it is taken that there are none.
-pub(crate) fn there_are_timers() -> bool {
-    let try_one = || catch_unwind(|| drop(sleep_until(Instant::now()))).is_ok();
-    cfg!(panic = "unwind") && Handle::try_current().is_ok() && try_one()
 }
 
 /// Thirty years: far enough. Timers round up and would overflow at the clock's end.

@@ -64,6 +64,13 @@ pub fn all_of(one: impl IntoCondition, other: impl IntoCondition) -> When {
     When::several(false, one.into_condition(), other.into_condition())
 }
 
+/// Those of these conditions that set tokio's timers, in words.
+pub(crate) fn needing_timers(conditions: &[When]) -> Vec<Cow<'static, str>> {
+    let mut all = Vec::new();
+    conditions.iter().for_each(|when| when.needing_timers(&mut all));
+    all
+}
+
 /// What these conditions set apart for an operator's runs.
 pub(crate) fn reservations(conditions: &[When]) -> Vec<Arc<Reservation>> {
     let mut all = Vec::new();
@@ -260,7 +267,7 @@ impl When {
                         part.when.give_back();
                     }
                 };
-                let claimed = claim_all(all.make_contiguous(), claim, give_back);
+                let claimed = claim_all(all.make_contiguous(), claim, give_back).is_none();
                 claimed && (!any || all.iter().any(|part| part.ready))
             }
         }
@@ -329,6 +336,15 @@ impl When {
             Tree::Own(_) => false,
             Tree::Ports(_) => true,
             Tree::Several { all, .. } => all.iter().all(|part| part.when.is_on_ports()),
+        }
+    }
+
+    /// The conditions in it that set timers, in words.
+    fn needing_timers(&self, all: &mut Vec<Cow<'static, str>>) {
+        match &self.0 {
+            Tree::Own(own) => all.extend(own.condition.needs_timers().then(|| own.condition.describe())),
+            Tree::Ports(ports) => all.extend(ports.needs_timers().then(|| ports.describe())),
+            Tree::Several { all: parts, .. } => parts.iter().for_each(|part| part.when.needing_timers(all)),
         }
     }
 

@@ -155,6 +155,11 @@ impl Counted {
         ask()
     }
 
+    /// Of a port that was asked about one message.
+    pub(crate) fn of_one(self) -> Readiness {
+        if self.ready > 0 { Readiness::READY } else { self.more }
+    }
+
     /// Of two connections: of both together.
     pub(crate) fn and(self, other: Self) -> Self {
         // Open while one of them is.

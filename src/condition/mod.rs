@@ -60,11 +60,11 @@ mod told;
 use std::{borrow::Cow, task::Context};
 
 pub use crate::hub::Since;
-pub(crate) use alarm::{Alarm, after, there_are_timers};
+pub(crate) use alarm::{Alarm, after};
 pub use asynchronous::{AsyncState, Asynchronous};
 pub(crate) use buffer::{Awaited, buffers};
-pub(crate) use combine::reservations;
 pub use combine::{IntoCondition, When, all_of, any_of};
+pub(crate) use combine::{needing_timers, reservations};
 pub use count::{Count, count};
 pub use event::{EventField, EventNames, knows_event};
 pub(crate) use front::{Front, Wanted};
@@ -170,7 +170,7 @@ pub trait Condition: Send + 'static {
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status;
 
     /// A run begins, for which this and all other conditions were ready: takes what the run needs. False if that is not to
-    /// be had any more.
+    /// be had any more: then the condition is asked again. An operator whose condition is ready and refuses each claim fails.
     fn claim(&mut self) -> bool {
         true
     }
@@ -200,6 +200,12 @@ pub trait Condition: Send + 'static {
     /// What the operator waits for, as the rest of a sentence that begins with "waits for": "its gate to be resumed".
     fn describe(&self) -> Cow<'static, str> {
         std::any::type_name::<Self>().into()
+    }
+
+    /// It sets tokio's timers.
+    #[doc(hidden)]
+    fn needs_timers(&self) -> bool {
+        false
     }
 
     /// Memory that it sets apart for the operator's runs.

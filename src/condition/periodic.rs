@@ -53,7 +53,7 @@ pub struct Every {
 ///     .when(every(Duration::from_millis(10)).missed(MissedTicks::Skip));
 /// ```
 ///
-/// A period of 0 is an error when the flow is run. The runtime needs its timers (`enable_all`, or `enable_time`).
+/// A period of 0 is an error when the flow is run, and so is a runtime without timers (`enable_all` or `enable_time` has them).
 pub fn every(period: Duration) -> Every {
     Every { period, missed: MissedTicks::default(), due: None, before: None }
 }
@@ -98,6 +98,10 @@ impl Condition for Every {
 
     fn problem(&self) -> Option<String> {
         self.period.is_zero().then(|| "runs every 0 seconds: give it a period, or no such condition".into())
+    }
+
+    fn needs_timers(&self) -> bool {
+        true
     }
 
     fn describe(&self) -> Cow<'static, str> {

@@ -36,8 +36,12 @@ pub struct PortId {
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub trait PortState {
-    /// Messages at an input, asked about `most` of them; the waker is kept if there are fewer.
+    /// Messages at an input, asked about `most` of them; the waker is kept if there are fewer. A question: it promises nothing.
     fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted;
+    /// As `poll_count`, for a condition of the operator's next run: the messages that it finds are promised to that run.
+    fn poll_promised(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
+        self.poll_count(most, cx)
+    }
     /// Room for so many messages at an output.
     fn poll_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness;
     /// Since when the first message has waited, where its hub writes that down.
@@ -126,7 +130,7 @@ impl OnPorts {
             What::Messages(port, need) => {
                 let mut asked = Readiness::NEVER;
                 show(port.port, &mut |port| {
-                    let counted = port.poll_count(need.asks(), cx);
+                    let counted = port.poll_promised(need.asks(), cx);
                     let oldest = port.oldest();
                     asked = need.readiness(counted, || oldest, of_batch, cx);
                     due = oldest.zip(need.within).map(|(oldest, within)| after(oldest, within));
@@ -142,7 +146,7 @@ impl OnPorts {
                 let counted = Counted::of_all(|| {
                     let mut counted = Counted::NONE;
                     for port in ports {
-                        show(port.port, &mut |port| counted = counted.and(port.poll_count(*least, cx)));
+                        show(port.port, &mut |port| counted = counted.and(port.poll_promised(*least, cx)));
                     }
                     counted
                 });
@@ -152,7 +156,7 @@ impl OnPorts {
                 let mut asked = Readiness::READY;
                 for (port, least) in ports {
                     show(port.port, &mut |port| {
-                        let counted = port.poll_count(*least, cx);
+                        let counted = port.poll_promised(*least, cx);
                         asked = asked | Need::at_least(*least).readiness(counted, || None, &mut None, cx);
                     });
                 }
@@ -238,6 +242,10 @@ impl OnPorts {
         if self.or_after == Some(Duration::ZERO) {
             told.push("runs after 0 seconds without messages: give it an interval".into());
         }
+    }
+
+    pub(super) fn needs_timers(&self) -> bool {
+        self.or_after.is_some() || self.need().is_some_and(|need| need.within.is_some())
     }
 
     pub(super) fn describe(&self) -> Cow<'static, str> {

@@ -1,6 +1,7 @@
 //! [`Conditions`]: those that an operator was given when it was added, as its task asks them.
 
 use std::{
+    borrow::Cow,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     task::Context,
 };
@@ -20,6 +21,8 @@ pub(crate) struct Conditions {
     answers: Vec<Status>,
     /// A run has claimed what they promise.
     running: bool,
+    /// The one that has refused the last claim.
+    refused: Option<usize>,
 }
 
 /// Calls user code for each of them. A panic keeps none of the others from its call: the first panic is resumed after the last
@@ -38,13 +41,13 @@ pub(super) fn for_each<T>(all: impl IntoIterator<Item = T>, mut call: impl FnMut
     }
 }
 
-/// Claims one condition after the other. `claim` has false for the first that refuses; then, and after a panic, those before it
-/// give back, the last first.
+/// Claims one condition after the other. `claim` has false for the first that refuses, whose number this is; then, and after a
+/// panic, those before it give back, the last first. `None`: none has refused.
 pub(super) fn claim_all<T>(
     all: &mut [T],
     mut claim: impl FnMut(&mut T) -> bool,
     mut give_back: impl FnMut(&mut T),
-) -> bool {
+) -> Option<usize> {
     let mut claimed = 0;
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         all.iter_mut().all(|one| {
@@ -55,10 +58,10 @@ pub(super) fn claim_all<T>(
     }));
     let before = all.iter_mut().take(claimed).rev();
     match outcome {
-        Ok(true) => true,
+        Ok(true) => None,
         Ok(false) => {
             for_each(before, give_back);
-            false
+            Some(claimed)
         }
         Err(panic) => {
             before.for_each(|one| {
@@ -79,7 +82,7 @@ impl Conditions {
         let last = all.len();
         all.extend(asked_last);
         let answers = vec![Status::Ready; all.len()];
-        Some(Box::new(Self { all, last, answers, running: false }))
+        Some(Box::new(Self { all, last, answers, running: false, refused: None }))
     }
 
     /// The flow begins.
@@ -132,8 +135,14 @@ impl Conditions {
 
     /// A run begins, if all can give what it needs.
     pub(crate) fn claim(&mut self) -> bool {
-        self.running = claim_all(&mut self.all, When::claim, When::give_back);
+        self.refused = claim_all(&mut self.all, When::claim, When::give_back);
+        self.running = self.refused.is_none();
         self.running
+    }
+
+    /// What has refused the last claim, in words: `None` where that was a port, or nothing.
+    pub(crate) fn refused(&self) -> Option<Cow<'static, str>> {
+        self.refused.map(|at| self.all[at].describe())
     }
 
     /// The run that was claimed does not take place.

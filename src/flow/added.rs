@@ -118,6 +118,8 @@ impl<H> Added<H> {
     /// is doing, since it is dropped at its next `await`. Tokio's timers, sockets and `tokio::spawn` work there as
     /// anywhere, and so does what refuses to block on a worker, such as `blocking_recv`.
     ///
+    /// An operator without one that blocks its worker for 100 ms and more is named in the log, at the third time.
+    ///
     /// A flow that was [spawned](super::Flow::spawn) drops the operator there as well; [`Flow::run`](super::Flow::run) keeps it for the next
     /// run, on another thread. In a [`Simulation`](crate::device::Simulation), which has no threads, it is a task like
     /// any other.

@@ -8,7 +8,7 @@ use std::{
     thread::available_parallelism,
 };
 
-use super::{Checked, Connection, Flow, hubs, link, section, spawn, thread, wiring::Wiring};
+use super::{Checked, Connection, Flow, cycles, hubs, link, section, spawn, thread, wiring::Wiring};
 use crate::{
     condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
@@ -26,6 +26,8 @@ pub(super) struct Planned {
     /// What is worth telling.
     pub(super) checked: Checked,
     pub(super) sections: Vec<section::Plan>,
+    /// Operators of cycles that begin only by a `run` of their own.
+    pub(super) unbegun: Vec<Vec<usize>>,
 }
 
 /// Finds every problem, or plans the flow.
@@ -36,6 +38,7 @@ pub(super) fn plan(flow: &Flow) -> Result<Planned> {
     pools(flow, &mut problems);
     allocators(flow, &mut problems);
     conditions(flow, &mut problems);
+    timers(flow, &mut problems);
     own_threads(flow, &mut problems);
     concurrency(flow, &mut problems);
     links(flow, &mut problems);
@@ -44,8 +47,9 @@ pub(super) fn plan(flow: &Flow) -> Result<Planned> {
     if problems.is_empty() {
         warn_of_small_pools(flow);
         hubs::ends_with(flow, &mut plans);
-        let checked = Checked { copies: hubs::copies(flow, &plans) };
-        return Ok(Planned { links: plans, checked, sections });
+        let (cycles, unbegun) = cycles::find(flow);
+        let checked = Checked { copies: hubs::copies(flow, &plans), cycles };
+        return Ok(Planned { links: plans, checked, sections, unbegun });
     }
     let told = match &problems[..] {
         [one] => one.clone(),
@@ -275,6 +279,30 @@ fn allocators(flow: &Flow, problems: &mut Vec<String>) {
                  `concurrent` or `.when(memory(..))`"
             ));
         }
+    }
+}
+
+/// The runtime has timers, if operators wait for a time. A flow that is checked outside of a runtime is not run there.
+fn timers(flow: &Flow, problems: &mut Vec<String>) {
+    let mut waits = Vec::new();
+    for (operator, entry) in flow.entries.iter().enumerate() {
+        let ids = entry.ports.iter().enumerate();
+        let ids = ids.map(|(port, decl)| (PortId { flow: flow.id, operator, port, name: decl.name }, decl));
+        for (id, decl) in ids.filter(|(_, decl)| decl.need.within.is_some()) {
+            if !is_named(flow, id) {
+                waits.push((&entry.name, format!("{} at `{}`", decl.need.describe(), decl.name)));
+            }
+        }
+        let own = condition::needing_timers(&lock(&entry.place).conditions);
+        waits.extend(own.into_iter().map(|condition| (&entry.name, condition.into_owned())));
+    }
+    if !waits.is_empty() && !spawn::has_timers() {
+        problems.extend(waits.into_iter().map(|(name, condition)| {
+            format!(
+                "operator `{name}` waits for {condition}, and this tokio runtime has no timers: build it with `enable_time` or \
+                 `enable_all`"
+            )
+        }));
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is known of a flow before it runs, and may not be expected.
 
+use super::Cycle;
 use crate::sync::logged;
 use std::{fmt, sync::Arc};
 
@@ -11,6 +12,8 @@ use crate::device::{Device, human};
 pub struct Checked {
     /// The places where envelopes are copied only because several readers are given the same ones.
     pub copies: Vec<Copied>,
+    /// The operators whose messages lead back to them, in the order of adding.
+    pub cycles: Vec<Cycle>,
 }
 
 /// A hub whose envelopes are copied for its reader, who could use others' where they are: an envelope is its reader's
@@ -31,17 +34,22 @@ impl Checked {
         for Copied { hub, device, envelope_bytes } in &self.copies {
             logged(|| tracing::debug!(flow, %hub, %device, envelope_bytes, "envelopes are copied for one more reader"));
         }
+        for cycle in &self.cycles {
+            logged(|| tracing::debug!(flow, "{cycle}"));
+        }
     }
 }
 
 impl fmt::Display for Checked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.copies.is_empty() {
+        if self.copies.is_empty() && self.cycles.is_empty() {
             return write!(f, "in order; no envelope is copied for want of sharing");
         }
-        for (at, copied) in self.copies.iter().enumerate() {
-            let line = if at > 0 { "\n" } else { "" };
-            write!(f, "{line}{copied}")?;
+        let copies = self.copies.iter().map(|copied| copied as &dyn fmt::Display);
+        let lines = copies.chain(self.cycles.iter().map(|cycle| cycle as &dyn fmt::Display));
+        for (at, line) in lines.enumerate() {
+            let end = if at > 0 { "\n" } else { "" };
+            write!(f, "{end}{line}")?;
         }
         Ok(())
     }

@@ -28,6 +28,7 @@ use tokio::sync::oneshot;
 use super::{
     DeviceReport, HubReport, OnStall, Report, Running, SectionReport,
     connect::MakeLink,
+    cycles,
     keeper::Keeper,
     link::{self, Attached, Linking},
     section,
@@ -175,6 +176,8 @@ pub(super) struct Start {
     pub(super) joints: Vec<Joint>,
     pub(super) links: Vec<ToLink>,
     pub(super) sections: Vec<section::Start>,
+    /// Operators of cycles that begin only by a `run` of their own.
+    pub(super) unbegun: Vec<Vec<usize>>,
     /// The operators are wanted back. Otherwise each is dropped after its `stop`, where that ran.
     pub(super) keep: bool,
     pub(super) on_stall: OnStall,
@@ -210,7 +213,7 @@ impl Drop for Watched {
 }
 
 async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>) -> Finished {
-    let Start { control, mut crew, threads, own_threads, joints, links, sections, keep, on_stall } = start;
+    let Start { control, mut crew, threads, own_threads, joints, links, sections, unbegun, keep, on_stall } = start;
     let told: Vec<_> = sections.iter().map(|section| section.told.clone()).collect();
     let _watched = watched;
     let clock = TickClock::start();
@@ -276,6 +279,9 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
                 logged(|| tracing::warn!(%error, operator = &*member.name, "closing an operator's ports panicked"));
             }
         }
+    }
+    if failure.is_none() {
+        failure = cycles::unbegun(&unbegun, &crew, &control);
     }
     if failure.is_none() {
         failure = done(&mut crew, &told, &hubs, &control).await.err();

@@ -16,7 +16,8 @@
 //!                                     └──────────────────────────┘
 //! ```
 //!
-//! What is found at rest ends, or is a stall, as the whole flow is. On a runtime without timers only that is found.
+//! What is found at rest ends, or is a stall, as the whole flow is. On a runtime without timers only that is found; and where a
+//! panic would abort the process, since tokio says by a panic that it has none.
 
 use std::{
     collections::HashMap,
@@ -32,11 +33,11 @@ use super::{
     OnStall, closed,
     drive::{Ended, Member, aborted, blamed, gone, operator},
     link, section,
-    spawn::{Threads, guarded, spawn},
+    spawn::{Threads, guarded, has_timers, spawn},
     thread::OwnThread,
 };
 use crate::{
-    condition::{Alarm, after, there_are_timers},
+    condition::{Alarm, after},
     error::{Error, ErrorKind},
     operator::{
         attend::attended,
@@ -331,7 +332,8 @@ struct TimeLimit {
 
 impl TimeLimit {
     fn there_are_timers(&mut self) -> bool {
-        *self.there_are_timers.get_or_insert_with(there_are_timers)
+        // Tokio is asked by way of a panic, which ends here.
+        *self.there_are_timers.get_or_insert_with(|| cfg!(panic = "unwind") && has_timers())
     }
 
     /// True from `due` on. Until then the waker is kept.

@@ -16,6 +16,7 @@ mod check;
 mod checked;
 mod closed;
 mod connect;
+mod cycles;
 mod door;
 mod drive;
 mod egress;
@@ -47,6 +48,7 @@ pub use checked::{Checked, Copied};
 #[doc(hidden)]
 pub use connect::Target;
 pub use connect::{Branch, Targets};
+pub use cycles::Cycle;
 pub use egress::Egress;
 pub use ingress::{Ingress, SendError};
 pub use local::LocalFlow;
@@ -296,7 +298,7 @@ impl Flow {
     /// `keep`: the operators are wanted back.
     /// `stepped`: no run begins, and no hub moves anything, but by hand.
     fn launch(&mut self, keep: bool, stepped: bool) -> Result<Running> {
-        let (check::Planned { links: plans, checked, sections }, conditions) = self.planned()?;
+        let (check::Planned { links: plans, checked, sections, unbegun }, conditions) = self.planned()?;
         spawn::require_runtime(self.threads)?;
         checked.trace(&self.name);
         if self.entries.iter().any(|entry| entry.seat.is_none()) {
@@ -333,6 +335,7 @@ impl Flow {
                 allocator: place.allocator.clone(),
                 conditions: place.conditions.drain(..own).collect(),
                 merge: place.merge,
+                may_block: place.own_thread.is_some(),
             };
             // Conditions of the user's are asked there.
             drop(place);
@@ -376,6 +379,7 @@ impl Flow {
             joints,
             links,
             sections,
+            unbegun,
             keep,
             on_stall: self.on_stall,
         }))

@@ -4,6 +4,7 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Duration,
 };
 
 use futures::FutureExt;
@@ -38,6 +39,13 @@ pub(super) fn require_runtime(threads: Threads) -> Result<()> {
         return Err(Error::new(ErrorKind::Usage, text));
     }
     Ok(())
+}
+
+/// False if the present tokio runtime has no timers. True where there is none, and so no flow is run.
+pub(super) fn has_timers() -> bool {
+    // As for `spawn_local` above: tokio cannot be asked, and panics.
+    let unknown = tokio::runtime::Handle::try_current().is_err() && !in_simulation();
+    unknown || catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok()
 }
 
 /// True where there are no threads.

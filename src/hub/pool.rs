@@ -167,16 +167,27 @@ impl Pool {
         Waiter { pool: self.clone(), number: self.home.waiter() }
     }
 
-    /// `2 of the 2 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c``
+    /// `3 of the 3 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c`; if operators keep 2 of them, give it
+    /// `.envelopes(5)``
+    ///
+    /// The latter where `hubs` include the pool's own: what no hub of the flow holds is with operators.
     pub(crate) fn whereabouts(self: &Arc<Self>, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> String {
         let count = self.count();
         let out = count - self.idle().min(count);
         let mut told = format!("{out} of the {count} envelopes of hub `{}` there are in use", self.hub);
-        for hub in hubs.filter(|hub| *hub.name() != self.hub) {
-            let held = hub.holds(self);
-            if held > 0 {
+        let (mut queued, mut has_own) = (0, false);
+        for hub in hubs {
+            let (held, is_own) = (hub.holds(self), *hub.name() == self.hub);
+            queued += held;
+            has_own |= is_own;
+            if held > 0 && !is_own {
                 told.push_str(&format!(", {held} of them in hub `{}`", hub.name()));
             }
+        }
+        let kept = out.saturating_sub(queued);
+        if has_own && kept > 0 {
+            let enough = count.saturating_add(kept);
+            told.push_str(&format!("; if operators keep {kept} of them, give it `.envelopes({enough})`"));
         }
         told
     }

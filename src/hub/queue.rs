@@ -92,6 +92,15 @@ pub(crate) struct Counts {
     pub(crate) untaken: u64,
 }
 
+/// A state of a queue: it differs after a push, and after a message was moved, taken or dropped.
+#[cfg(debug_assertions)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    pushed: u64,
+    first: Option<u64>,
+    ready: usize,
+}
+
 /// A bounded queue, one writer, one reader.
 #[derive(Debug)]
 pub(crate) struct Queue<M> {
@@ -402,6 +411,14 @@ impl<M: 'static> Queue<M> {
         let mut state = lock(&self.state);
         state.held = self.ready();
         state.held
+    }
+
+    /// What a claim by the reader depends on: while two answers are equal, it succeeds both times or neither.
+    #[cfg(debug_assertions)]
+    pub(crate) fn version(&self) -> Version {
+        let state = lock(&self.state);
+        let first = state.messages.front().map(|slot| slot.number);
+        Version { pushed: state.number, first, ready: self.ready() }
     }
 
     /// The number of the first message.

@@ -128,6 +128,12 @@ impl<M: Message> Receiver<M> {
         }
     }
 
+    /// See [`Queue::version`](super::queue::Queue::version).
+    #[cfg(debug_assertions)]
+    pub(crate) fn version(&self) -> super::queue::Version {
+        self.0.queue.version()
+    }
+
     /// The number of the first message.
     pub(crate) fn first(&self) -> Option<u64> {
         self.0.queue.first()

@@ -24,10 +24,14 @@ pub(super) struct Arrivals<M: Message> {
     front: Option<Box<Front>>,
     /// The hub may drop what was promised, unless it is held.
     lossy: bool,
-    /// So many were, where the hub is lossy.
+    /// Messages that the next run, or the present one, is promised of a lossy hub. Made by
+    /// [`poll_promised`](Self::poll_promised) alone, and void once the next wait begins.
     promised: usize,
     /// The number of the message that was taken last.
     last: u64,
+    /// The state of the hub at the last claim that failed.
+    #[cfg(debug_assertions)]
+    failed_at: Option<crate::hub::queue::Version>,
 }
 
 impl<M: Message> Arrivals<M> {
@@ -35,10 +39,18 @@ impl<M: Message> Arrivals<M> {
         let front = Front::new(wanted);
         // The newest of a hub that keeps it may become a newer one, and that is as good.
         let lossy = receiver.is_lossy() && (front.is_some() || !receiver.reads_again());
-        Self { receiver, front, lossy, promised: 0, last: 0 }
+        Self {
+            receiver,
+            front,
+            lossy,
+            promised: 0,
+            last: 0,
+            #[cfg(debug_assertions)]
+            failed_at: None,
+        }
     }
 
-    /// Is there a message that may be taken, or an error to give?
+    /// For the next run: is there a message that may be taken, or an error to give?
     #[inline]
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Readiness {
         if self.lossy || self.front.is_some() {
@@ -48,15 +60,31 @@ impl<M: Message> Arrivals<M> {
     }
 
     fn poll_one(&mut self, cx: &mut Context<'_>) -> Readiness {
-        let counted = self.poll_count(1, cx);
-        if counted.ready > 0 { Readiness::READY } else { counted.more }
+        self.release();
+        self.poll_promised(1, cx).of_one()
     }
 
-    /// How many messages may be taken, asked about so many?
-    pub(super) fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
+    /// As [`poll_count`](Self::poll_count), for the next run: up to `most` of the messages that are there are promised to it.
+    pub(super) fn poll_promised(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
+        let counted = self.poll_count(most, cx);
         if self.lossy {
+            self.promised = self.promised.max(counted.ready.min(most));
+        }
+        counted
+    }
+
+    /// A wait for a run begins, or is given up: nothing is promised, and messages that the last run held and did not take are
+    /// the hub's again.
+    pub(super) fn release(&mut self) {
+        if self.lossy {
+            self.promised = 0;
             self.receiver.let_go();
         }
+    }
+
+    /// How many messages may be taken, asked about `most` of them? Registers the waker, and changes nothing else: no run is
+    /// promised anything by it, and a present run keeps what it holds.
+    pub(super) fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
         let mut counted = match &mut self.front {
             None => loop {
                 let more = Readiness::from(self.receiver.poll_messages(most, cx.waker()));
@@ -71,7 +99,6 @@ impl<M: Message> Arrivals<M> {
         if self.reads_again() {
             counted = self.kept(counted);
         }
-        self.promised = if self.lossy { counted.ready.min(most) } else { 0 };
         counted
     }
 
@@ -105,7 +132,8 @@ impl<M: Message> Arrivals<M> {
         self.receiver.look_for_message(cx.waker()).into()
     }
 
-    /// Is there a message that was not taken before?
+    /// Is there a message that was not taken before? Asked in the middle of a run as well: see
+    /// [`poll_count`](Self::poll_count).
     pub(super) fn poll_new(&mut self, cx: &mut Context<'_>) -> Readiness {
         if self.reads_again() {
             let new = Readiness::from(self.receiver.poll_new(cx.waker()));
@@ -113,13 +141,21 @@ impl<M: Message> Arrivals<M> {
                 return new;
             }
         }
-        self.poll(cx)
+        self.poll_count(1, cx).of_one()
     }
 
     /// A run begins: what was promised is there, and stays. False if it is not there any more.
     #[inline]
     pub(super) fn claim(&mut self) -> bool {
-        self.promised == 0 || self.hold(self.promised)
+        self.promised == 0 || self.claim_promised()
+    }
+
+    #[cold]
+    fn claim_promised(&mut self) -> bool {
+        let holds = self.hold(self.promised);
+        #[cfg(debug_assertions)]
+        self.note_claim(holds);
+        holds
     }
 
     #[cold]
@@ -132,11 +168,19 @@ impl<M: Message> Arrivals<M> {
         is_there || self.receiver.check().is_err()
     }
 
-    /// What the run was to have may be dropped again.
-    pub(super) fn unclaim(&self) {
-        if self.lossy {
-            self.receiver.let_go();
-        }
+    /// A claim that fails finds its hub changed since the promise; one that fails again without a change will fail for ever, and
+    /// its operator wakes itself for ever. Panics then, within the operator's task.
+    #[cfg(debug_assertions)]
+    fn note_claim(&mut self, holds: bool) {
+        let now = (!holds).then(|| self.receiver.version());
+        assert!(
+            now.is_none() || now != self.failed_at,
+            "internal error: a run is promised messages of hub `{}`, {} of them, and its claim fails again though nothing has \
+             changed there (please report)",
+            self.hub(),
+            self.promised
+        );
+        self.failed_at = now;
     }
 
     /// Does `take` give a message, or an error?
@@ -169,7 +213,12 @@ impl<M: Message> Arrivals<M> {
         if self.lossy {
             self.receiver.hold();
         }
-        front.take(&self.receiver, place, again)
+        let taken = front.take(&self.receiver, place, again);
+        if self.promised == 0 {
+            // Held for this alone.
+            self.release();
+        }
+        taken
     }
 
     /// Drops what is there, of a worker's run that has ended: what it was.
@@ -252,7 +301,6 @@ impl<M: Message> Arrivals<M> {
 
     /// Waits for no device, until it is polled again.
     pub(super) fn rest(&mut self) {
-        self.unclaim();
         if let Some(front) = &mut self.front {
             front.rest();
         }
@@ -461,13 +509,17 @@ impl Waits {
 
     pub(super) fn poll<M: Message>(&mut self, connections: &mut [Arrivals<M>], cx: &mut Context<'_>) -> Readiness {
         if self.off || self.need.optional {
-            // Hubs that keep the latest for the operator's other inputs learn here that these have ended.
-            for kept in connections.iter().filter(|connection| connection.reads_again()) {
-                let _ = kept.has_ended();
+            for connection in connections {
+                connection.release();
+                // Hubs that keep the latest for the operator's other inputs learn here that these have ended.
+                if connection.reads_again() {
+                    let _ = connection.has_ended();
+                }
             }
             return Readiness::READY;
         }
-        let counted = poll_count(connections, self.need.asks(), cx);
+        connections.iter_mut().for_each(Arrivals::release);
+        let counted = poll_promised(connections, self.need.asks(), cx);
         self.asked = self.need.readiness(counted, || oldest(connections), &mut self.alarm, cx);
         let waits = self.need.within.filter(|_| self.asked == Readiness::WAIT_TIME);
         self.due = waits.and_then(|within| Some(after(oldest(connections)?, within)));
@@ -514,9 +566,33 @@ impl<M: Message> Arrivals<M> {
 
 /// Of all connections of one port. All are asked, so that each keeps the waker.
 pub(super) fn poll_count<M: Message>(connections: &mut [Arrivals<M>], most: usize, cx: &mut Context<'_>) -> Counted {
-    Counted::of_all(|| {
-        connections.iter_mut().map(|connection| connection.poll_count(most, cx)).fold(Counted::NONE, Counted::and)
-    })
+    of_all(connections, |connection| connection.poll_count(most, cx))
+}
+
+/// As [`poll_count`], for the next run.
+pub(super) fn poll_promised<M: Message>(connections: &mut [Arrivals<M>], most: usize, cx: &mut Context<'_>) -> Counted {
+    of_all(connections, |connection| connection.poll_promised(most, cx))
+}
+
+fn of_all<M: Message>(connections: &mut [Arrivals<M>], mut ask: impl FnMut(&mut Arrivals<M>) -> Counted) -> Counted {
+    Counted::of_all(|| connections.iter_mut().map(&mut ask).fold(Counted::NONE, Counted::and))
+}
+
+/// Messages lie at these connections of one port that allow the operator's runs for as long as it takes none of them. A
+/// question: see [`Arrivals::poll_count`].
+#[cold]
+pub(super) fn allows_runs<M: Message>(
+    connections: &mut [Arrivals<M>],
+    waits: Option<&Waits>,
+    cx: &mut Context<'_>,
+) -> bool {
+    let need = waits.map_or_else(Need::default, |waits| waits.need);
+    // The newest of a hub that keeps it is there whether it is taken or not.
+    if need.optional || connections.iter().any(Arrivals::reads_again) {
+        return false;
+    }
+    let counted = poll_count(connections, need.asks(), cx);
+    need.readiness(counted, || None, &mut None, cx).is_ready()
 }
 
 pub(super) fn oldest<M: Message>(connections: &[Arrivals<M>]) -> Option<Instant> {
@@ -529,5 +605,37 @@ pub(super) struct Wait<'a, M: Message>(pub(super) &'a mut [Arrivals<M>]);
 impl<M: Message> Drop for Wait<'_, M> {
     fn drop(&mut self) {
         self.0.iter_mut().for_each(Arrivals::rest);
+    }
+}
+
+#[cfg(all(test, debug_assertions))]
+mod tests {
+    use super::*;
+
+    /// An input with a promise that is never renewed, and what sends to it.
+    fn promised(messages: usize) -> (Inlet<u64>, Arrivals<u64>) {
+        let (sender, receiver) = link::private("any");
+        let arrivals = Arrivals { lossy: true, promised: messages, ..Arrivals::new(receiver, Wanted::default()) };
+        (Inlet(sender), arrivals)
+    }
+
+    #[test]
+    #[should_panic(
+        expected = "internal error: a run is promised messages of hub `any`, 1 of them, and its claim fails again"
+    )]
+    fn a_claim_that_fails_twice_for_the_same_reason_is_found() {
+        let (_inlet, mut arrivals) = promised(1);
+        assert!(!arrivals.claim());
+        let _ = arrivals.claim();
+    }
+
+    #[test]
+    fn a_claim_that_fails_again_after_a_change_is_not_taken_for_one() {
+        let (mut inlet, mut arrivals) = promised(3);
+        assert!(!arrivals.claim());
+        for claimed in [false, false, true, true] {
+            inlet.put(1).unwrap();
+            assert_eq!(arrivals.claim(), claimed);
+        }
     }
 }

@@ -14,6 +14,7 @@ use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
 use super::{
+    blocking::Blocking,
     carry::Carry,
     control::Handle,
     fruitless::Fruitless,
@@ -79,6 +80,9 @@ pub struct Cx {
     /// Runs since it last let others have a turn.
     streak: u32,
     fruitless: Fruitless,
+    blocking: Blocking,
+    /// What it has failed with between two runs.
+    failure: Option<Error>,
     pub(crate) runs: u64,
     /// In ticks.
     pub(crate) busy: u64,
@@ -90,7 +94,7 @@ pub struct Cx {
 
 impl Cx {
     pub(crate) fn new(setting: Setting, node: Arc<Node>, flow: Arc<Surroundings>) -> Self {
-        let Setting { name, device, streams, allocator, conditions, merge } = setting;
+        let Setting { name, device, streams, allocator, conditions, merge, may_block } = setting;
         let How { mode, timed } = flow.how;
         let reservations = condition::reservations(&conditions);
         let number = Arc::as_ptr(&flow.control).addr();
@@ -125,6 +129,8 @@ impl Cx {
             calls_after: true,
             streak: 0,
             fruitless: Fruitless::default(),
+            blocking: Blocking::new(may_block),
+            failure: None,
             runs: 0,
             busy: 0,
             running: false,
@@ -394,6 +400,11 @@ impl Cx {
         if self.timed { self.lane.as_ref()?.own() } else { None }
     }
 
+    /// What it has failed with between two runs, if it has.
+    pub(super) fn take_failure(&mut self) -> Option<Error> {
+        self.failure.take()
+    }
+
     /// The last work of each stream that it has used.
     pub(crate) fn last(&self) -> Vec<Ticket> {
         self.lane.iter().chain(&self.lanes).flat_map(|lane| lane.last()).collect()
@@ -408,6 +419,7 @@ impl Cx {
             allocator: self.allocator.clone(),
             conditions: Vec::new(),
             merge: self.carry.policy(),
+            may_block: false,
         };
         let mut worker = Self::new(setting, Node::of_worker(&self.node), self.flow.clone());
         worker.account = self.account.clone();

@@ -1,21 +1,39 @@
-//! [`Fruitless`]: notices an operator that runs again and again to no purpose.
+//! [`Fruitless`]: notices an operator that keeps its worker busy to no purpose.
 //!
 //! Conditions are level-triggered: a message that a run leaves where it is allows the next run at once, and so does a port
-//! that is not waited at. That is what an operator wants that takes one message a run of several; one that takes and sends
-//! nothing spins. Nothing is wrong with it as far as anybody can tell, so it is told, not stopped: once, in the log.
+//! that is not waited at. An operator that takes one message in several runs relies on that; one that takes and sends
+//! nothing spins. After a thousand runs in a row a warning is logged. If a message lies at an input that the operator waits
+//! at, only taking it can end this: after a hundred times as many runs that is an error.
 //!
-//! It is looked at where the operator lets others have a turn anyway, once in [`LONGEST_STREAK`] turns.
+//! An operator whose condition is ready and refuses each claim spins as well, without a run: the same number of claims in a
+//! row is an error.
+//!
+//! ```text
+//!   runs or claims in a row     1,024           131,072
+//!   nothing moves               warning
+//!   nor is a message taken      warning         error
+//!   each claim is refused                       error
+//! ```
+//!
+//! Runs are looked at where the operator yields anyway, once in [`LONGEST_STREAK`] turns. Runs that take their time, or wait
+//! in the middle, do something beside their ports: they are no spin.
 
-use crate::sync::logged;
-use std::{
-    task::Context,
-    time::{Duration, Instant},
-};
+use std::{borrow::Cow, task::Context, time::Duration};
+
+use tokio::time::Instant;
 
 use super::{Ports, cx::runs::LONGEST_STREAK};
+use crate::{
+    clock,
+    error::{Error, ErrorKind},
+    sync::logged,
+};
 
-/// As many looks in a row that find nothing moved make a thousand runs.
+/// Looks in a row that find nothing moved, before a warning: a thousand runs.
 const LOOKS: u32 = 1000_u32.div_ceil(LONGEST_STREAK);
+
+/// Runs, or refused claims, in a row before an error.
+const MOST: u32 = LOOKS * LONGEST_STREAK * 128;
 
 /// A run that has nothing to do takes less.
 const QUICK: Duration = Duration::from_millis(1);
@@ -25,15 +43,29 @@ pub(super) struct Fruitless {
     /// Runs, and messages taken and sent, at the last look.
     runs: u64,
     moved: u64,
-    /// Looks in a row that found nothing moved.
+    /// Looks in a row that found nothing moved; and of those the last in a row that found a message left, and no run that had
+    /// waited.
     looks: u32,
+    left: u32,
     looked: Option<Instant>,
+    /// Claims refused in a row: the operator has neither run nor waited since the first.
+    refused: u32,
+    /// Runs at the last of them.
+    refused_after: u64,
 }
 
 impl Fruitless {
+    /// Once in [`LONGEST_STREAK`] turns. `in_one_poll`: no run has waited in its middle since the operator waited last.
     #[cold]
-    pub(super) fn look<P: Ports>(&mut self, operator: &str, runs: u64, ports: &mut P, task: &mut Context<'_>) {
-        let (mut moved, mut left) = (0, None);
+    pub(super) fn look<P: Ports>(
+        &mut self,
+        operator: &str,
+        runs: u64,
+        in_one_poll: bool,
+        ports: &mut P,
+        task: &mut Context<'_>,
+    ) -> Option<Error> {
+        let (mut moved, mut left, mut allows) = (0, None, None);
         let (mut inputs, mut over) = (false, true);
         ports.visit(&mut |name, port| {
             moved += port.traffic().messages;
@@ -43,41 +75,86 @@ impl Fruitless {
                 if left.is_none() && port.state().poll_count(1, task).ready > 0 {
                     left = Some(name);
                 }
+                if allows.is_none() && port.allows_runs(task) {
+                    allows = Some(name);
+                }
             }
         });
         let ran = runs - std::mem::replace(&mut self.runs, runs);
         let stands_still = std::mem::replace(&mut self.moved, moved) == moved;
         // One that waits in between has at most one run for each turn that it waits.
         let never_waits = ran > u64::from(LONGEST_STREAK) * 3 / 4;
-        // One whose runs take their time waits for something in them.
-        let now = Instant::now();
+        // Tokio's clock: a run that waits for a time takes some also where the clock is paused.
+        let now = clock::now();
         let quick = self.looked.replace(now).is_some_and(|before| now - before < LONGEST_STREAK * QUICK);
         if !stands_still || !never_waits || !quick {
-            self.looks = 0;
-            return;
+            (self.looks, self.left) = (0, 0);
+            return None;
         }
         self.looks = self.looks.saturating_add(1);
-        if self.looks != LOOKS {
-            return;
+        self.left = if in_one_poll && allows.is_some() { self.left + 1 } else { 0 };
+        if self.left == MOST / LONGEST_STREAK
+            && let Some(port) = allows
+        {
+            let text = format!(
+                "{MOST} runs in a row have left the messages there, and sent none: take one in each run, or say with \
+                 `.when(..)` when it is to run"
+            );
+            return Some(Error::new(ErrorKind::Usage, text).at(format!("input `{port}`")));
         }
-        let times = LOOKS * LONGEST_STREAK;
-        logged(|| match left {
-            Some(port) => tracing::warn!(
-                operator,
-                port,
-                "an operator has run {times} times in a row and taken nothing new, though there is a message: take it, or \
-                 say with `.when(..)` when it is to run"
-            ),
-            None if inputs && over => tracing::warn!(
-                operator,
-                "an operator has run {times} times in a row since nothing will come to it any more: it waits for none of \
-                 its inputs, so call `cx.finish()` once they have ended"
-            ),
-            None => tracing::warn!(
-                operator,
-                "an operator has run {times} times in a row and had nothing to take and nothing to send: all that it waits \
-                 for is always there, so say with `.when(..)` when it is to run"
-            ),
-        });
+        if self.looks == LOOKS {
+            warn(operator, allows.or(left), inputs && over);
+        }
+        None
     }
+
+    /// The claim of `what` was refused, after so many runs. An error once that is all that happens.
+    #[cold]
+    pub(super) fn refused(&mut self, runs: u64, what: Option<Cow<'_, str>>) -> Option<Error> {
+        if std::mem::replace(&mut self.refused_after, runs) != runs {
+            self.refused = 0;
+        }
+        self.refused += 1;
+        if self.refused < MOST {
+            return None;
+        }
+        let text = match what {
+            Some(what) => format!(
+                "its condition ({what}) is ready, and has refused {MOST} claims in a row: what `poll_status` says is there, \
+                 `claim` has to give; what is not to be had any more, `poll_status` has to wait for"
+            ),
+            None => {
+                format!("internal error: its ports are ready, and have refused {MOST} claims in a row (please report)")
+            }
+        };
+        Some(Error::new(ErrorKind::Usage, text))
+    }
+
+    /// The operator waits: what happens next has another reason.
+    #[inline]
+    pub(super) fn waits(&mut self) {
+        self.refused = 0;
+    }
+}
+
+fn warn(operator: &str, left: Option<&str>, over: bool) {
+    let times = LOOKS * LONGEST_STREAK;
+    logged(|| match left {
+        Some(port) => tracing::warn!(
+            operator,
+            port,
+            "an operator has run {times} times in a row and taken nothing new, though there is a message: take it, or \
+             say with `.when(..)` when it is to run"
+        ),
+        None if over => tracing::warn!(
+            operator,
+            "an operator has run {times} times in a row since nothing will come to it any more: it waits for none of \
+             its inputs, so call `cx.finish()` once they have ended"
+        ),
+        None => tracing::warn!(
+            operator,
+            "an operator has run {times} times in a row and had nothing to take and nothing to send: all that it waits \
+             for is always there, so say with `.when(..)` when it is to run"
+        ),
+    });
 }

@@ -11,7 +11,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    arrivals::{Arrivals, Intake, Wait, Waits},
+    arrivals::{self, Arrivals, Intake, Wait, Waits},
     edge::{self, Entry, Passing},
     handle::InputHandle,
     plan::{Binder, Plan, PortKind, PortOptions},
@@ -177,6 +177,10 @@ impl<M: Message> PortState for Input<M> {
         self.arrivals.poll_count(most, cx)
     }
 
+    fn poll_promised(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
+        self.arrivals.poll_promised(most, cx)
+    }
+
     fn poll_room(&mut self, _count: usize, _cx: &mut Context<'_>) -> Readiness {
         Readiness::READY
     }
@@ -215,11 +219,20 @@ impl<M: Message> AnyPort for Input<M> {
         self.intake.traffic()
     }
 
+    fn allows_runs(&mut self, cx: &mut Context<'_>) -> bool {
+        arrivals::allows_runs(slice::from_mut(&mut self.arrivals), self.waits.as_deref(), cx)
+    }
+
     fn reader_gone(&self) -> bool {
         false
     }
 
+    fn let_go(&mut self) {
+        self.arrivals.release();
+    }
+
     fn rest(&mut self) {
+        self.arrivals.release();
         self.arrivals.rest();
         self.waits.iter_mut().for_each(|waits| waits.rest());
     }
@@ -308,6 +321,6 @@ impl<M: Message> Port for Input<M> {
     }
 
     fn unclaim(&mut self) {
-        self.arrivals.unclaim();
+        self.arrivals.release();
     }
 }

@@ -299,6 +299,10 @@ impl<M: Message> PortState for Inputs<M> {
         arrivals::poll_count(&mut self.connections, most, cx)
     }
 
+    fn poll_promised(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
+        arrivals::poll_promised(&mut self.connections, most, cx)
+    }
+
     fn poll_room(&mut self, _count: usize, _cx: &mut Context<'_>) -> Readiness {
         Readiness::READY
     }
@@ -341,11 +345,20 @@ impl<M: Message> AnyPort for Inputs<M> {
         self.intake.traffic()
     }
 
+    fn allows_runs(&mut self, cx: &mut Context<'_>) -> bool {
+        arrivals::allows_runs(&mut self.connections, self.waits.as_deref(), cx)
+    }
+
     fn reader_gone(&self) -> bool {
         false
     }
 
+    fn let_go(&mut self) {
+        self.connections.iter_mut().for_each(Arrivals::release);
+    }
+
     fn rest(&mut self) {
+        self.let_go();
         self.connections.iter_mut().for_each(Arrivals::rest);
         self.waits.iter_mut().for_each(|waits| waits.rest());
     }
@@ -456,6 +469,6 @@ impl<M: Message> Port for Inputs<M> {
     }
 
     fn unclaim(&mut self) {
-        self.connections.iter().for_each(Arrivals::unclaim);
+        self.connections.iter_mut().for_each(Arrivals::release);
     }
 }

@@ -115,7 +115,7 @@ impl<P: Port> Port for Lent<P> {
     type Handle = P::Handle;
 
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> P::Handle {
-        P::declare(plan, name, options.optional())
+        P::declare(plan, name, options.lent())
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {

@@ -9,6 +9,7 @@
 
 mod arrivals;
 pub(crate) mod attend;
+mod blocking;
 pub(crate) mod carry;
 mod concurrent;
 pub(crate) mod control;
@@ -149,7 +150,10 @@ pub trait Operator: Send + 'static {
 
     /// One run. The messages and the room that its conditions promised are there. It takes what it likes of them; while
     /// its conditions are ready with what it leaves, it runs again at once. One that has run a thousand times so and moved
-    /// nothing is warned of in the log.
+    /// nothing is warned of in the log; one that leaves a message that it waits for where it is, run after run, fails.
+    ///
+    /// A run that blocks its thread for 100 ms and more is warned of as well: see
+    /// [`on_own_thread`](crate::flow::Added::on_own_thread).
     ///
     /// # Errors
     /// Stops the flow: the first failure is what `run` returns, with this operator's name.

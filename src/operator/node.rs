@@ -84,6 +84,8 @@ pub(crate) struct Node {
     only_others: OnlyOthers,
     /// Nothing comes to it any more, though the other end of its hub is there.
     released: AtomicBool,
+    /// The runs that it is at, one after the other, began in its present poll. Its own task's.
+    began_here: AtomicBool,
     operator: usize,
     pub(super) shown: Shown,
     /// How many had come to watch when it was polled last.
@@ -195,6 +197,7 @@ impl Node {
             face: AtomicUsize::new(0),
             only_others: OnlyOthers::new(),
             released: AtomicBool::new(false),
+            began_here: AtomicBool::new(false),
             operator,
             shown: Shown::new(),
             watched: AtomicUsize::new(0),
@@ -271,6 +274,17 @@ impl Node {
             self.asked.store(asked::REFUSED_AGAIN, Ordering::Release);
         }
         self.park();
+    }
+
+    /// A run begins, the first since it waited.
+    #[inline]
+    pub(super) fn begin_busy(&self) {
+        self.began_here.store(true, Ordering::Relaxed);
+    }
+
+    /// None of its runs since then has waited in its middle.
+    pub(super) fn began_in_this_poll(&self) -> bool {
+        self.began_here.load(Ordering::Relaxed)
     }
 
     /// For all to see: why it does not run.
@@ -385,7 +399,7 @@ impl Node {
         self.defaults.store(0, Ordering::Relaxed);
     }
 
-    pub(super) fn is_default(&self, method: Method) -> bool {
+    pub(crate) fn is_default(&self, method: Method) -> bool {
         self.defaults.load(Ordering::Relaxed) & method as u8 != 0
     }
 
@@ -446,6 +460,7 @@ impl Node {
             self.changed.store(true, Ordering::Release);
             self.other.register(task.waker());
         }
+        self.began_here.store(false, Ordering::Relaxed);
         // From here on a wake is a reason for another poll. After the waker is kept: one that came before is seen below.
         self.parking.begin(&self.rest.tokens);
         self.rest.watchers.look(self.operator, &self.watched);

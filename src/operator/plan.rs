@@ -36,6 +36,8 @@ pub(crate) struct PortDecl {
     pub(crate) wanted: Wanted,
     /// What an output waits for.
     pub(crate) room: Room,
+    /// It is used from outside of the flow, and not by its operator.
+    pub(crate) lent: bool,
 }
 
 /// Gathers an operator's ports when it is added.
@@ -61,6 +63,7 @@ impl Plan {
             need: options.need,
             wanted: options.wanted,
             room: options.room,
+            lent: options.lent,
         });
         PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1, name }
     }
@@ -76,6 +79,7 @@ impl Plan {
             need: options.need,
             wanted: options.wanted,
             room: options.room,
+            lent: false,
         });
         PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1, name }
     }
@@ -97,6 +101,7 @@ pub struct PortOptions {
     pub(super) wanted: Wanted,
     pub(super) need: Need,
     pub(super) by_hand: bool,
+    lent: bool,
 }
 
 #[allow(missing_docs)]
@@ -159,6 +164,11 @@ impl PortOptions {
     pub fn by_hand(mut self) -> Self {
         self.by_hand = true;
         self
+    }
+
+    /// The port is used from outside of the flow: its operator does not wait at it.
+    pub(super) fn lent(self) -> Self {
+        Self { lent: true, ..self.optional() }
     }
 
     pub(super) fn is_optional(&self) -> bool {

@@ -217,6 +217,11 @@ pub trait AnyPort: PortState {
         false
     }
     fn traffic(&self) -> Traffic;
+    /// True for an input with messages that allow the operator's runs until it takes one.
+    fn allows_runs(&mut self, cx: &mut Context<'_>) -> bool {
+        let _ = cx;
+        false
+    }
     /// True for an output whose reader has ended.
     fn reader_gone(&self) -> bool;
     /// It waits for more than a message. What an output waits for is for its hubs to say.
@@ -235,7 +240,7 @@ pub trait AnyPort: PortState {
     fn run_ended(&mut self) -> Result<()> {
         Ok(())
     }
-    /// What the last run was given and nobody committed goes back.
+    /// What the last run was given goes back: a chunk that it did not commit, messages that it was promised and did not take.
     fn let_go(&mut self) {}
     /// It is not waited at any longer.
     fn rest(&mut self) {}

@@ -57,6 +57,8 @@ pub(crate) struct Setting {
     pub(crate) allocator: Option<Allocator>,
     pub(crate) conditions: Vec<When>,
     pub(crate) merge: MergePolicy,
+    /// It has a thread of its own.
+    pub(crate) may_block: bool,
 }
 
 /// What a flow says to all of its operators.
@@ -229,6 +231,7 @@ impl<O: Operator> Seat for Place<O> {
             let mut run = pin!(caught(self.operator.run(ports, cx)));
             poll_fn(|task| carry.within(|| run.as_mut().poll(task))).await
         };
+        ran = cx.take_failure().map_or(Ok(()), Err).and(ran);
         if ran.is_ok() {
             // Of one with a loop of its own, which ended in a run.
             ran = cx.commit(ports);

@@ -212,9 +212,13 @@ impl Running {
                 for edge in edges {
                     members[edge.member].seat.visit(&mut |name, port| {
                         if name == edge.port {
-                            let port = port.state();
-                            asked =
-                                asked | if is_output { port.poll_room(1, task) } else { port.poll_count(1, task).more };
+                            asked = asked
+                                | if is_output {
+                                    port.state().poll_room(1, task)
+                                } else {
+                                    port.let_go();
+                                    port.state().poll_promised(1, task).more
+                                };
                         }
                     });
                 }

@@ -18,10 +18,10 @@ use super::Cx;
 use crate::{
     condition::{self, PortState, Readiness, Status},
     device::ticks::Ticks,
-    error::Result,
+    error::{Error, Result},
     memory::HostAccess,
     operator::{
-        Ports,
+        Ports, blocking,
         node::{Method, Node},
         permit::Permit,
     },
@@ -136,7 +136,10 @@ impl Cx {
         self.streak += 1;
         if self.streak == LONGEST_STREAK {
             self.streak = 0;
-            self.fruitless.look(&self.name, self.runs, ports, task);
+            let in_one_poll = self.node.began_in_this_poll();
+            if let Some(error) = self.fruitless.look(&self.name, self.runs, in_one_poll, ports, task) {
+                return self.fail(error);
+            }
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -163,6 +166,10 @@ impl Cx {
         }
         if !self.claim(ports) {
             // Another task was quicker: look again, after it.
+            let what = self.conditions.as_ref().and_then(|conditions| conditions.refused());
+            if let Some(error) = self.fruitless.refused(self.runs, what) {
+                return self.fail(error);
+            }
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -222,6 +229,7 @@ impl Cx {
         self.node.show_running();
         self.running = true;
         if self.busy_since.is_none() {
+            self.node.begin_busy();
             self.busy_since = Some(Ticks::now());
         }
     }
@@ -256,12 +264,20 @@ impl Cx {
         asked
     }
 
+    /// It ends with an error of its own, whatever its `run` returns.
+    #[cold]
+    fn fail(&mut self, error: Error) -> Poll<bool> {
+        self.failure = Some(error);
+        Poll::Ready(false)
+    }
+
     /// It may not run yet, or never again.
     #[inline]
     fn wait<P: Ports>(&mut self, asked: Readiness, ports: &mut P) -> Poll<bool> {
         if asked.is_never() {
             return Poll::Ready(false);
         }
+        self.fruitless.waits();
         match asked {
             Readiness::WAIT if self.conditions.is_none() && !self.ports_tell => {
                 self.tell(Vec::new(), false);
@@ -387,7 +403,20 @@ impl Cx {
     #[inline]
     pub(in crate::operator) fn stop_clock(&mut self) {
         if let Some(since) = self.busy_since.take() {
-            self.busy += Ticks::now().since(since);
+            let busy = Ticks::now().since(since);
+            self.busy += busy;
+            if busy > blocking::LONG {
+                self.was_busy_for_long(busy);
+            }
+        }
+    }
+
+    /// It may have blocked its worker.
+    #[cold]
+    fn was_busy_for_long(&mut self, busy: u64) {
+        // Else it has waited in between, and others had their turn.
+        if self.node.began_in_this_poll() {
+            self.blocking.note(&self.name, busy);
         }
     }
 }
