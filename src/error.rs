@@ -204,6 +204,17 @@ impl Error {
         self
     }
 
+    /// The same error, which was met here and is not of this place's making.
+    pub(crate) fn noticed_by(mut self, place: &str) -> Self {
+        let noticed = format!(" (noticed by {place})");
+        match &mut self.0.message {
+            Some(message) if message.contains("(noticed by ") => {}
+            Some(message) => *message += &noticed,
+            none => *none = Some(noticed.trim_start().into()),
+        }
+        self
+    }
+
     /// The same error with a cause below it. In a chain of causes the text has the first 64 errors;
     /// [`source`](std::error::Error::source) has all.
     #[must_use]

@@ -800,3 +800,62 @@ async fn a_consumer_that_is_held_up_by_something_else_is_in_no_other_ones_way() 
         }
     }
 }
+
+/// An operator that goes on with something else once it never runs again keeps no chunk from others.
+#[tokio::test]
+async fn a_link_of_an_operator_that_never_runs_again_is_in_no_other_ones_way() {
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(2).build().unwrap();
+    let mut produce = hub.produce(&host()).unwrap();
+    let (never, goes_on) = tokio::sync::oneshot::channel();
+    let (ends, end) = tokio::sync::oneshot::channel::<()>();
+    let (mut never, mut end) = (Some(never), Some(end));
+    let gate = condition::Gate::open();
+    let mut flow = Flow::new("ends");
+    let last = flow.add(
+        "last",
+        common::task(move |ports: &mut DrainPorts, cx| {
+            let (never, end) = (never.take().unwrap(), end.take().unwrap());
+            async move {
+                assert!(!cx.ready(ports).await);
+                never.send(()).unwrap();
+                end.await.unwrap();
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    flow.link(last.when(gate.clone()).numbers, &hub);
+    let running = flow.spawn().unwrap();
+    let handle = running.handle();
+    until("it waits for a chunk", || !handle.status()[0].waits_for.is_empty()).await;
+    gate.end();
+    within(goes_on).await.unwrap();
+    let mut consume = hub.consume(&host()).unwrap();
+    produce.with(async |blank| blank.fill_from(&[7]).await).await.unwrap().unwrap();
+    within(consume.next()).await.unwrap().unwrap().commit().unwrap();
+    ends.send(()).unwrap();
+    drop((produce, consume));
+    within(running).await.unwrap();
+}
+
+/// A link that looks at a copy and does not take it leaves the envelope to a producer that has asked before.
+#[tokio::test]
+async fn a_copy_that_was_looked_at_and_not_taken_makes_room_for_a_producer() {
+    let device = emulated();
+    let builder = ChunkHub::<u32>::builder("numbers").elements(1).queue(3);
+    let hub = builder.host_envelopes(1).envelopes(&device, 1).build().unwrap();
+    let (mut on_host, mut on_device) = (hub.produce(&host()).unwrap(), hub.produce(&device).unwrap());
+    let gate = condition::Gate::paused();
+    let mut flow = Flow::new("looks");
+    let sees = flow.add("sees", See(1, shared())).on(&device).when(gate.clone());
+    flow.link(sees.numbers, &hub);
+    let running = flow.spawn().unwrap();
+    let handle = running.handle();
+    until("it waits for a chunk", || !handle.status()[0].waits_for.is_empty()).await;
+    // Copied to the device, and not looked at before this task waits.
+    on_host.with(async |blank| blank.fill_from(&[7]).await).await.unwrap().unwrap();
+    assert!(within(on_device.next()).await.unwrap().is_some());
+    running.abort();
+    drop(gate);
+    let _ = within(running).await;
+}

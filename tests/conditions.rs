@@ -291,7 +291,7 @@ async fn c8_stream_a_lost_device_is_told_through_take() {
     let told = lock(&told).clone();
     assert_eq!(told.len(), 1, "once, and then it goes on: {told:?}");
     assert!(told[0].starts_with("a message of hub `send.output -> take.input`: device lost"), "{told:?}");
-    assert!(told[0].contains("unfinished was the work of `writer`"), "{told:?}");
+    assert!(told[0].contains("unfinished work on: `writer`"), "{told:?}");
 }
 
 /// Whatever the order of events, and whoever is aborted where: see also `f4_abort_at_every_await_point`.

@@ -79,7 +79,7 @@ async fn body(device: Device) {
     assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
     assert!(error.is_device_lost() && waiter.is_device_lost(), "{error}, {waiter}");
     let told = error.to_string();
-    assert!(told.contains("unfinished was the work of") && told.contains("`net (one, two)`"), "{told}");
+    assert!(told.contains("unfinished work on:") && told.contains("`net (one, two)`"), "{told}");
     // The seventh message, which traps, is long replayed.
     let arrived = lock(&seen).len() as u32;
     assert!(arrived <= 6, "what faulted has not arrived");

@@ -283,3 +283,105 @@ async fn a_flow_that_does_not_end_in_time_is_aborted_and_says_who_was_left() {
     assert!(text.contains("`never` is in a run") && text.contains("`reads` waits for a message"), "{text}");
     assert!(!text.contains("`done`") && !text.contains("`also`"), "{text}");
 }
+
+#[derive(Ports)]
+struct AskPorts {
+    #[input(optional)]
+    answers: Input<u32>,
+    #[output(optional)]
+    slow: Output<u32>,
+    #[output(optional)]
+    asks: Output<u32>,
+}
+
+#[derive(Ports)]
+struct AnswerPorts {
+    #[input(optional)]
+    asks: Input<u32>,
+    #[output(optional)]
+    answers: Output<u32>,
+}
+
+/// `asks` waits in a run for a message of `answers` and for room at `slow`, which has some every 700 ms; `answers` waits for `asks`.
+async fn asks_and_waits<A>(asks: A) -> Result<wakeline::Report>
+where
+    A: for<'p> FnMut(&'p mut AskPorts, &'p mut Cx) -> futures::future::BoxFuture<'p, Result<()>> + Send + 'static,
+{
+    let mut flow = Flow::new("asks");
+    let asks = flow.add("asks", task(asks));
+    let answers = task(|ports: &mut AnswerPorts, _cx| {
+        async move {
+            ports.asks.recv().await?;
+            ports.asks.recv().await?;
+            ports.answers.send(5).await
+        }
+        .boxed()
+    });
+    let answers = flow.add("answers", answers);
+    let slow = flow.add("slow", sink(|_: u32| ready(Ok(())))).when(every(Duration::from_millis(700)));
+    flow.connect(asks.asks, answers.asks);
+    flow.connect(answers.answers, asks.answers);
+    flow.connect(asks.slow, slow.input);
+    within(flow.run()).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn q8_a_run_that_waits_for_a_message_or_for_room_waits_for_both() {
+    for message_first in [false, true] {
+        asks_and_waits(move |ports, _cx| {
+            async move {
+                ports.asks.send(0).await?;
+                // The first is taken at once, the second lies in the hub.
+                ports.slow.send(1).await?;
+                ports.slow.send(2).await?;
+                {
+                    let (message, room) = (ports.answers.recv(), ports.slow.send(3));
+                    let (mut message, mut room) = (std::pin::pin!(message), std::pin::pin!(room));
+                    std::future::poll_fn(|task| {
+                        if message_first {
+                            assert!(message.as_mut().poll(task).is_pending(), "none was sent");
+                        }
+                        let sent = room.as_mut().poll(task);
+                        if !message_first && sent.is_pending() {
+                            assert!(message.as_mut().poll(task).is_pending(), "none was sent");
+                        }
+                        sent
+                    })
+                    .await?;
+                }
+                ports.asks.send(1).await?;
+                assert_eq!(ports.answers.recv().await?, Some(5));
+                Ok(())
+            }
+            .boxed()
+        })
+        .await
+        .unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn q8_one_of_two_waits_in_a_run_that_is_over_hides_no_deadlock() {
+    let heard = shared();
+    let hears = heard.clone();
+    asks_and_waits(move |ports, _cx| {
+        let hears = hears.clone();
+        async move {
+            ports.asks.send(0).await?;
+            let slow = async {
+                ports.slow.send(1).await?;
+                ports.slow.send(2).await?;
+                ports.slow.send(3).await
+            };
+            let (message, sent) = futures::join!(ports.answers.recv(), slow);
+            sent?;
+            // Nothing can come: `answers` waits for this one.
+            lock(&hears).push(message?);
+            Ok(())
+        }
+        .boxed()
+    })
+    .await
+    .unwrap();
+    assert_eq!(*lock(&heard), [None]);
+}

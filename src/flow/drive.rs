@@ -426,12 +426,14 @@ async fn build(crew: &mut [Member], joints: Vec<Joint>, links: Vec<ToLink>, cont
 async fn done(crew: &mut [Member], sections: &[Arc<section::Told>], hubs: &Hubs, control: &Control) -> Result<()> {
     for section in sections {
         if let Some(last) = section.last() {
-            until_abort(control, last.completed()).await.map_err(|error| error.at(section::place(&section.name)))?;
+            let done = until_abort(control, last.completed()).await;
+            done.map_err(|error| blamed(control, error, &section::place(&section.name)))?;
         }
     }
     for member in crew {
         for last in member.seat.last() {
-            until_abort(control, last.completed()).await.map_err(|error| error.at(operator(&member.name)))?;
+            let done = until_abort(control, last.completed()).await;
+            done.map_err(|error| blamed(control, error, &operator(&member.name)))?;
         }
     }
     let of_chunks = link::hubs(&hubs.links).into_iter().flat_map(|hub| hub.last_copies());
@@ -489,9 +491,14 @@ async fn abortable<T>(control: &Control, node: &Arc<Node>, work: impl Future<Out
     .await
 }
 
-/// Of what has failed at this place; an abort is nobody's failure.
+/// Of what has failed at this place. An abort is no operator's failure; and a lost device is known to those that use it next: its
+/// error says which work was unfinished, and this place only noticed it.
 pub(super) fn blamed(control: &Control, error: Error, place: &str) -> Error {
-    if control.is_aborted() && error.is_cancelled() { aborted(control) } else { error.at(place) }
+    match error.kind() {
+        ErrorKind::Cancelled if control.is_aborted() => aborted(control),
+        ErrorKind::DeviceLost => error.noticed_by(place),
+        _ => error.at(place),
+    }
 }
 
 pub(super) fn aborted(control: &Control) -> Error {

@@ -196,8 +196,8 @@ pub(crate) enum ReaderWait {
     Message,
     /// An envelope comes home that a message is copied to.
     Envelope,
-    /// The hub is stepped through.
-    Step,
+    /// The hub moves one: it is stepped through, or about to.
+    Move,
 }
 
 /// What a flow asks of a hub, whatever its messages are.
@@ -587,8 +587,7 @@ impl<M: Message> HubState for Link<M> {
             return Some(ReaderWait::Message);
         }
         let arrivals = self.arrivals.as_ref()?;
-        let steps = self.stepped.load(Ordering::Acquire) && arrivals.has(1);
-        Some(if steps { ReaderWait::Step } else { ReaderWait::Envelope })
+        Some(if arrivals.has(1) { ReaderWait::Move } else { ReaderWait::Envelope })
     }
 
     fn writer_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {
@@ -619,7 +618,7 @@ impl<M: Message> HubState for Link<M> {
         let name = &self.name;
         match self.reader_waits()? {
             ReaderWait::Message => Some(format!("a message in hub `{name}`")),
-            ReaderWait::Step => Some(format!("hub `{name}` to move a message")),
+            ReaderWait::Move => Some(format!("hub `{name}` to move a message")),
             ReaderWait::Envelope => {
                 let whereabouts = self.arrivals.as_ref()?.whereabouts(hubs);
                 Some(format!("an envelope {}: {whereabouts}", self.at_reader()))

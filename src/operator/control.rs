@@ -326,8 +326,8 @@ impl Control {
         let all = || hubs.all.iter().map(|hub| &*hub.state);
         // In the middle of a run it is not what its ports were declared to wait for, but one of the two.
         let in_run = self.nodes[operator].shown().in_run();
-        let sends = |declared| in_run.map_or(declared, |waits| waits == InRun::Sends);
-        let receives = |declared| in_run.map_or(declared, |waits| waits == InRun::Receives);
+        let sends = |declared| in_run.map_or(declared, InRun::sends);
+        let receives = |declared| in_run.map_or(declared, InRun::receives);
         let from = hubs.of(operator).filter(|hub| hub.from == operator && sends(hub.writer_waits));
         let to = hubs.of(operator).filter(|hub| hub.to == operator && receives(hub.reader_waits));
         let mut room: Vec<_> = from.filter_map(|hub| hub.state.writer_lacks(&mut all())).collect();

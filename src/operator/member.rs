@@ -116,6 +116,7 @@ fn waits(for_what: Option<InRun>) -> Error {
     let what = match for_what {
         Some(InRun::Receives) => "for a message",
         Some(InRun::Sends) => "for room, or for a blank envelope",
+        Some(InRun::Either) => "for a message, or for room",
         None => "for something of the host's: a look at data, a timer, a channel, another task",
     };
     let text = format!(

@@ -20,14 +20,14 @@ use super::{
     only_others::OnlyOthers,
     permit::Permit,
     quiet::{Parking, Tokens, Woken},
-    shown::Shown,
+    shown::{InRun, Shown},
     watchers::Watchers,
 };
 use crate::{
     condition::Status,
     error::{Error, ErrorKind, Result},
     hub::abroad::Lender,
-    sync::{WakerCell, wake_shared},
+    sync::{Mutex, WakerCell, wake_shared},
 };
 
 /// What all nodes of a flow share.
@@ -82,6 +82,8 @@ pub(crate) struct Node {
     face: AtomicUsize,
     /// Whether it waits for others alone in the middle of a run.
     only_others: OnlyOthers,
+    /// What the present poll waits for in the middle of a run. Its own task's.
+    in_poll: Mutex<Option<InRun>>,
     /// Nothing comes to it any more, though the other end of its hub is there.
     released: AtomicBool,
     /// The runs that it is at, one after the other, began in its present poll. Its own task's.
@@ -196,6 +198,7 @@ impl Node {
             agreed: AtomicBool::new(false),
             face: AtomicUsize::new(0),
             only_others: OnlyOthers::new(),
+            in_poll: Mutex::new(None),
             released: AtomicBool::new(false),
             began_here: AtomicBool::new(false),
             operator,

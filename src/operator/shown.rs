@@ -40,7 +40,8 @@ mod code {
     pub(super) const RUNNING: u64 = 5;
     pub(super) const SENDS: u64 = 6;
     pub(super) const RECEIVES: u64 = 7;
-    pub(super) const BITS: u32 = 3;
+    pub(super) const EITHER: u64 = 8;
+    pub(super) const BITS: u32 = 4;
 }
 
 /// What an operator waits for in the middle of a run.
@@ -50,6 +51,22 @@ pub(crate) enum InRun {
     Sends,
     /// A message.
     Receives,
+    /// Both at the same time: in a `select!`, say.
+    Either,
+}
+
+impl InRun {
+    pub(crate) fn sends(self) -> bool {
+        self != Self::Receives
+    }
+
+    pub(crate) fn receives(self) -> bool {
+        self != Self::Sends
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        if self == other { self } else { Self::Either }
+    }
 }
 
 impl Shown {
@@ -85,6 +102,7 @@ impl Shown {
         self.set(match what {
             InRun::Sends => code::SENDS,
             InRun::Receives => code::RECEIVES,
+            InRun::Either => code::EITHER,
         })
     }
 
@@ -93,6 +111,7 @@ impl Shown {
         match self.state.load(Ordering::Acquire) {
             code::SENDS => Some(InRun::Sends),
             code::RECEIVES => Some(InRun::Receives),
+            code::EITHER => Some(InRun::Either),
             _ => None,
         }
     }
@@ -154,7 +173,7 @@ impl Shown {
             code::NEVER => Status::Never,
             code::WAIT_TIME => Status::WaitTime(self.made + Duration::from_nanos(state >> code::BITS)),
             code::RUNNING => return (Status::Ready, true),
-            code::SENDS | code::RECEIVES => return (Status::Wait, true),
+            code::SENDS | code::RECEIVES | code::EITHER => return (Status::Wait, true),
             _ => Status::Ready,
         };
         (status, false)

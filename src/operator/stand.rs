@@ -44,6 +44,8 @@ struct Found<'a> {
     on: Vec<usize>,
     /// It lacks an envelope.
     envelope: bool,
+    /// A hub is about to bring it a message.
+    moves: bool,
 }
 
 impl Control {
@@ -70,12 +72,12 @@ impl Control {
         if !node.is_parked() || node.has_refused() || shown.waits_elsewhere() {
             return Stand::Active;
         }
-        let mut found = Found { control: self, hubs, on: Vec::new(), envelope: false };
+        let mut found = Found { control: self, hubs, on: Vec::new(), envelope: false, moves: false };
         match self.section(operator) {
             None => found.add(operator),
             Some(section) => self.operators_of(section).iter().for_each(|&member| found.add(member)),
         }
-        if found.envelope && self.rest.outside() > 0 {
+        if found.moves || (found.envelope && self.rest.outside() > 0) {
             return Stand::Active;
         }
         // An envelope may be with an operator that is in a run, whichever way it came there.
@@ -107,8 +109,8 @@ impl Found<'_> {
     fn add(&mut self, operator: usize) {
         let shown = self.control.nodes[operator].shown();
         let in_run = shown.in_run();
-        let sends = |declared| in_run.map_or(declared, |waits| waits == InRun::Sends);
-        let receives = |declared| in_run.map_or(declared, |waits| waits == InRun::Receives);
+        let sends = |declared| in_run.map_or(declared, InRun::sends);
+        let receives = |declared| in_run.map_or(declared, InRun::receives);
         // What its workers wait for is not known; nor which input it is that has too few messages, or too many.
         let workers = shown.has_workers();
         let any = workers || (in_run.is_none() && !shown.lacks().is_empty());
@@ -126,8 +128,9 @@ impl Found<'_> {
                 match hub.state.reader_waits() {
                     Some(ReaderWait::Envelope) => holders.push(operator),
                     Some(ReaderWait::Message) => self.on.push(hub.from),
-                    Some(ReaderWait::Step) | None if any => self.on.push(hub.from),
-                    Some(ReaderWait::Step) | None => {}
+                    Some(ReaderWait::Move) => self.moves = true,
+                    None if any => self.on.push(hub.from),
+                    None => {}
                 }
             }
         }

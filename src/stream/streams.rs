@@ -229,8 +229,8 @@ impl Streams {
             .map(|stream| format!("`{}`", stream.name()))
             .collect();
         let whose = match unfinished.len() {
-            0 => "no work was unfinished".to_string(),
-            _ => format!("unfinished was the work of {}", unfinished.join(", ")),
+            0 => "no unfinished work".to_string(),
+            _ => format!("unfinished work on: {}", unfinished.join(", ")),
         };
         let told = Error::new(
             ErrorKind::DeviceLost,

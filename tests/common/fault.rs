@@ -153,8 +153,8 @@ pub(crate) async fn fault(device: Device, beside: bool, launch: Launch) {
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
     let told = error.to_string();
     eprintln!("{told}");
-    assert!(told.starts_with("operator `"), "{told}");
-    assert!(told.contains("unfinished was the work of"), "{told}");
+    assert!(told.contains("(noticed by operator `"), "{told}");
+    assert!(told.contains("unfinished work on:"), "{told}");
     assert!(told.contains("`faulty`"), "whose work is not done: {told}");
     assert!(!beside || told.contains("`bystander`"), "whose work is not done: {told}");
     assert!(told.contains("start again in a new process"), "what to do: {told}");

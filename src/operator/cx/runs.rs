@@ -97,13 +97,11 @@ impl Cx {
             }
             let task = &mut Context::from_waker(own.unwrap_or(task.waker()));
             let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
-            asking.waits = asked.is_pending();
+            // One that never runs again waits no more, either: what its ports keep for it goes to others.
+            asking.waits = asked != Poll::Ready(true);
             // The end of one run is the beginning of the next, if it does not have to wait.
             if asked != Poll::Ready(true) {
                 asking.cx.stop_clock();
-            }
-            if asked == Poll::Ready(false) {
-                asking.cx.goes_away();
             }
             asked
         })

@@ -14,7 +14,7 @@ use super::{
     super::{only_others::Decision, shown::InRun},
     Node,
 };
-use crate::condition::Readiness;
+use crate::{condition::Readiness, sync::lock};
 
 /// What an operator's future is polled with, in place of the node's own waker.
 struct Face(Arc<Node>);
@@ -85,7 +85,12 @@ impl Node {
         match answer {
             Ok(answer) => {
                 if self.shown.in_run().is_some() {
-                    self.show_running();
+                    // Beside this one the present poll may have come to other waits.
+                    let others = *lock(&self.in_poll);
+                    match others {
+                        None => self.show_running(),
+                        Some(others) => self.show_in_run(others),
+                    }
                     self.end_of_wait();
                 }
                 Poll::Ready(answer)
@@ -93,11 +98,19 @@ impl Node {
             Err(asked) => {
                 let alone = ours && asked.needs_others();
                 self.note_wait(alone);
-                if self.shown.show_in_run(what) {
-                    self.rest.watchers.tell(self.operator);
-                }
+                let mut in_poll = lock(&self.in_poll);
+                let all = in_poll.map_or(what, |others| others.and(what));
+                *in_poll = Some(all);
+                drop(in_poll);
+                self.show_in_run(all);
                 Poll::Pending
             }
+        }
+    }
+
+    fn show_in_run(&self, what: InRun) {
+        if self.shown.show_in_run(what) {
+            self.rest.watchers.tell(self.operator);
         }
     }
 
@@ -131,6 +144,8 @@ impl Node {
     /// The poll in which it came to wait at a port is over.
     #[cold]
     pub(super) fn end_wait(&self, pending: bool, worn: &mut Worn) {
+        // The next poll comes to all waits again that are still waited for.
+        *lock(&self.in_poll) = None;
         match self.only_others.decide(pending, || worn.clones()) {
             Decision::KeepToken => {}
             Decision::Park => self.park(),

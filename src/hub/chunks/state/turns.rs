@@ -110,7 +110,11 @@ impl<E: Clone, S: Clone> State<E, S> {
     /// One who could go may not do so: whoever waits behind it, or for the envelope that it waits for, asks again.
     fn wake_those_behind(&mut self, blanks: &impl Blanks<E>, out: &mut Actions<E>) {
         self.wake(blanks, out, |state, snapshot, id, link, waits| {
-            let lacks = || state.next_for(id, link).is_some_and(|at| state.chunks[at].copy(link.place).is_none());
+            let lacks = || match link.role {
+                // The copy that was looked at may make room for it.
+                Role::Produce => waits.blank && blanks.count(link.place) == 0 && state.room() > 0,
+                _ => state.next_for(id, link).is_some_and(|at| state.chunks[at].copy(link.place).is_none()),
+            };
             !waits.told && (snapshot.may_go(id, link, waits.blank) || lacks())
         });
     }
