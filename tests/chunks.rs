@@ -176,6 +176,8 @@ on_both!(h5_uncommitted_leaves_things_as_they_were, async |device: Device| {
 
 on_both!(h5_a_committed_modification_frees_the_other_copies, async |device: Device| {
     let hub = hub(&device, 1, 2, 1);
+    // Two chunks that stay need three.
+    hub.add_envelopes(&device, 1).unwrap();
     let stream = Stream::new(&device).unwrap();
     let (mut produce, mut modify) = (hub.produce(&host()).unwrap(), hub.modify(&device).unwrap());
     put(&mut produce, &[1]).await;

@@ -8,6 +8,7 @@ use common::{
 };
 use futures::FutureExt;
 use wakeline::{
+    device::Simulation,
     flow::Added,
     operator::{Consume, LinkHandle, Modify, Peek, Produce, concurrent, map},
     prelude::*,
@@ -238,6 +239,31 @@ async fn h10_what_cannot_work_is_told_before_running_all_at_once() {
         assert!(error.to_string().contains(told), "{told}: {error}");
     }
     assert!(!error.to_string().contains("`round.sums` and `round.sums`"), "linked twice is told once: {error}");
+}
+
+/// In whatever order the operators run.
+#[tokio::test]
+async fn h10_too_few_envelopes_for_chunks_that_stay_fail_every_run() {
+    for seed in 0..20 {
+        let simulation = Simulation::new(seed);
+        let ran = simulation.run(async {
+            let device = Device::simulated(&simulation, Emulated::new());
+            let mut flow = Flow::new("stays");
+            let hub = hub(&device, 4, 1);
+            let fill = flow.add("fill", Fill::each(0..2));
+            let near = flow.add("near", See(100, shared()));
+            let far = flow.add("far", AddOne(100)).on(&device);
+            flow.link(fill.numbers, &hub);
+            flow.link(near.numbers, &hub);
+            flow.link(far.numbers, &hub);
+            flow.run().await
+        });
+        let error = ran.await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Setup);
+        for text in ["operator `fill`", "has 2 envelopes, too few for 2 chunks that stay in it", "3 suffice"] {
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
 }
 
 #[derive(Ports)]

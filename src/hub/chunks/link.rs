@@ -88,7 +88,8 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     /// [`read`](Envelope::read).
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) if the hub has no envelopes where the link is, and nothing can come to lie there without;
+    /// [`Setup`](ErrorKind::Setup) if the hub has no envelopes where the link is, and nothing can come to lie there without, or
+    /// [too few](super::ChunkHub#envelopes) for one more chunk that stays;
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the chunk cannot come here without [one more](super::ChunkHub#envelopes) and
     /// there is no memory for that; [`DeviceLost`](ErrorKind::DeviceLost) if the link's device is lost, or was lost with
     /// [the chunk's only copy](super::ChunkHub#a-device-that-is-lost); what else went wrong with a copy, if something did.

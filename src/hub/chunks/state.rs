@@ -31,11 +31,17 @@
 //! Who came first is served first; a peek waits for no one but for who would modify, and that only for its second turn.
 //!
 //! **No chunk holds another up for ever.** They are as old as the blanks that they were made of. A younger chunk takes an
-//! envelope only where enough are left for all that the older ones still need there. Where the links or the flow of data
+//! envelope only where enough are left for all that the older ones still need there: for each link that is still to modify or
+//! peek, and for one consumer, the chunk's goal. So of the envelopes at each such place at least one is left to the chunk
+//! itself and to older ones, which leave the hub first. The goal follows the consumers that wait only to places where that
+//! is true as well; elsewhere a younger chunk could have the envelope that the older one needs, and wait for that one's. Where the links or the flow of data
 //! were changed meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones.
 //! Where no place has an envelope free for that and none is on its way home, one more envelope is allocated ([`Spare`]):
 //! by the link that waits, as it is polled. That leaves no place with more envelopes than it was given or the queue has
 //! chunks.
+//!
+//! **Chunks that stay** need an envelope each, and one more to move them where there are several places. A producer of one
+//! chunk more than that is [refused](TooFew), wherever the chunks lie at that time.
 //!
 //! **A device that is lost.** Its links are served no more, and no chunk waits for them. Nothing is copied to its place, and
 //! the copies there are gone. A chunk that had no other keeps its place in the queue: each link that comes to it takes the
@@ -84,6 +90,20 @@ pub(super) struct Grant<E, S> {
     pub(super) structure: Option<S>,
     /// The chunk's only copy was lost there: the link is given no envelope.
     pub(super) lost: Option<Place>,
+}
+
+/// Of a hub whose chunks stay: so many chunks, and so many envelopes, which do not suffice for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TooFew {
+    pub(super) chunks: usize,
+    pub(super) made: usize,
+}
+
+impl TooFew {
+    /// How many envelopes suffice.
+    pub(super) fn needed(self) -> usize {
+        self.chunks.saturating_add(1)
+    }
 }
 
 /// A copy to be enqueued. Both come back with [`State::arrived`].
@@ -155,6 +175,10 @@ struct Chunk<E, S> {
     seen: SmallVec<[LinkId; 4]>,
     /// Where a copy of it was lost, if one was.
     lost_at: Option<Place>,
+    /// The place of the consumer that it goes to: envelopes there are reserved for it.
+    goal: Option<Place>,
+    /// The user's own envelope was sent: it is none of the hub's.
+    is_sent: bool,
 }
 
 /// Whose turn it is at a chunk that is to be consumed.
@@ -514,10 +538,12 @@ impl<E: Clone, S: Clone> State<E, S> {
 
     /// A new chunk, in the place of the queue that was taken for it: in the order of taking.
     pub(super) fn produced(&mut self, number: u64, place: Place, envelope: E, structure: S) {
+        let is_sent = self.open.iter().any(|(open, place)| *open == number && place.is_none());
         self.unproduced(number);
         let copies = SmallVec::from_iter([Copy { place, slot: Slot::There(envelope), peeks: 0 }]);
         let at = self.chunks.partition_point(|chunk| chunk.number < number);
-        let chunk = Chunk { number, structure, copies, alone: None, moving: 0, seen: SmallVec::new(), lost_at: None };
+        let (seen, lost_at, goal) = (SmallVec::new(), None, None);
+        let chunk = Chunk { number, structure, copies, alone: None, moving: 0, seen, lost_at, goal, is_sent };
         self.chunks.insert(at, chunk);
         self.lose_again(number);
     }

@@ -100,6 +100,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
 
     /// An error if nothing can ever come to where this link is.
     fn can_come(&self, state: &State<Envelopes<T>, Structure<S>>, places: &Places<T>) -> Result<()> {
+        if self.role == Role::Produce
+            && let Some(too_few) = state.too_few(0, places)
+        {
+            return Err(self.core.too_few_envelopes(too_few, &self.device));
+        }
         if places.count(self.place) > 0 {
             return Ok(());
         }

@@ -51,13 +51,13 @@ impl<E: Clone, S: Clone> State<E, S> {
         }
     }
 
-    /// It waits for a blank, and all that there are lie in chunks that stay where they are.
+    /// It waits for a blank, and each envelope of the hub is the only copy of a chunk that stays.
     fn is_out_of_blanks(&self, link: &Link, blanks: &impl Blanks<E>) -> bool {
         let stays = |chunk: &&Chunk<E, S>| {
-            chunk.copy(link.place).is_some() && chunk.copies.len() == 1 && chunk.alone.is_none() && chunk.moving == 0
+            chunk.copies.len() == 1 && chunk.alone.is_none() && chunk.moving == 0 && !chunk.is_sent
         };
         let waits = link.waits.as_ref().is_some_and(|waits| waits.blank);
-        waits && self.chunks.iter().filter(stays).count() >= blanks.made(link.place)
+        waits && self.chunks.iter().filter(stays).count() >= self.envelopes(blanks).1
     }
 
     /// Asks, and changes nothing but that the link waits now. `blank`: a producer wants one, beside a place in the queue.
