@@ -241,6 +241,57 @@ async fn h10_what_cannot_work_is_told_before_running_all_at_once() {
     assert!(!error.to_string().contains("`round.sums` and `round.sums`"), "linked twice is told once: {error}");
 }
 
+/// Puts one chunk into a hub as it starts, and then adds to it.
+struct Begin(Option<u32>, ChunkHub<u32>, u32);
+
+impl Operator for Begin {
+    type Ports = ChangePorts;
+
+    async fn start(&mut self, _cx: &mut Cx) -> Result<()> {
+        let Some(number) = self.0 else { return Ok(()) };
+        self.1.produce(&host())?.with(async |blank| blank.fill_from(&[number]).await).await?;
+        Ok(())
+    }
+
+    async fn compute(&mut self, ports: &mut ChangePorts, cx: &mut Cx) -> Result<()> {
+        self.2 -= 1;
+        if self.2 == 0 {
+            cx.finish();
+        }
+        increment::launch(cx.stream()?, ports.numbers.get_mut()?)
+    }
+}
+
+on_both!(an_operator_fills_a_hub_as_it_starts, async |device: Device| {
+    for (number, says) in [(Some(7), true), (None, true), (Some(7), false)] {
+        let hub = hub(&device, 1, 1);
+        let mut flow = Flow::new("begin");
+        let mut begin = flow.add("begin", Begin(number, hub.clone(), 5)).on(&device);
+        if says {
+            begin = begin.fills(&hub);
+        }
+        flow.link(begin.numbers, &hub);
+        let ran = within(flow.run()).await;
+        match (number, says) {
+            (Some(_), true) => {
+                ran.unwrap();
+                let seen = hub.peek(&host()).unwrap().next().await.unwrap().unwrap();
+                assert_eq!(seen.read().await.unwrap(), [12]);
+            }
+            (_, says) => {
+                let error = ran.unwrap_err();
+                let text = if says {
+                    "operator `begin`: wrong use: `start` committed no chunk to hub `numbers`, which `.fills(&hub)` says"
+                } else {
+                    "or say which operator's `start` puts chunks there, `.fills(&hub)`"
+                };
+                assert!(error.to_string().contains(text), "{error}");
+                assert_eq!(error.kind(), if says { ErrorKind::Usage } else { ErrorKind::Setup });
+            }
+        }
+    }
+});
+
 /// In whatever order the operators run.
 #[tokio::test]
 async fn h10_too_few_envelopes_for_chunks_that_stay_fail_every_run() {

@@ -327,10 +327,12 @@ impl Flow {
                 conditions: place.conditions.drain(..own).collect(),
                 merge: place.merge,
             };
+            let fills = place.fills.clone();
             // Conditions of the user's are asked there.
             drop(place);
             seat.enter(setting, node.clone(), surroundings.clone());
-            crew.push(drive::Member { index, name: entry.name.clone(), device, seat: drive::OwnSeat::new(seat) });
+            let seat = drive::OwnSeat::new(seat);
+            crew.push(drive::Member { index, name: entry.name.clone(), device, seat, fills });
         }
         let joints: Vec<_> = plans
             .into_iter()
