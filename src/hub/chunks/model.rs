@@ -522,7 +522,7 @@ impl World {
         match self.tasks[at].role {
             Role::Produce if commits => {
                 envelope.data.set(data);
-                self.act(|state, _, _| state.produced(number, place, envelope, ()));
+                self.act(|state, _, _| state.produced(number, place, envelope, (), false));
                 assert!(self.chunks.insert(number, Known { data, ..Known::default() }).is_none());
                 self.tasks[at].left -= 1;
             }

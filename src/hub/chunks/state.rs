@@ -43,6 +43,9 @@
 //! **Chunks that stay** need an envelope each, and one more to move them where there are several places. A producer of one
 //! chunk more than that is [refused](TooFew), wherever the chunks lie at that time.
 //!
+//! **A user's own envelope** goes back to the user once no link needs the chunk there, unless the chunk is to
+//! [return](Chunk::returns_to) in it: then it is kept beside the chunk, and is the blank for the copy that comes back.
+//!
 //! **A device that is lost.** Its links are served no more, and no chunk waits for them. Nothing is copied to its place, and
 //! the copies there are gone. A chunk that had no other keeps its place in the queue: each link that comes to it takes the
 //! loss, [`Grant::lost`], in its stead, and it leaves the queue as a consumer does.
@@ -179,6 +182,9 @@ struct Chunk<E, S> {
     goal: Option<Place>,
     /// The user's own envelope was sent: it is none of the hub's.
     is_sent: bool,
+    /// The place of the user's own envelope, which the chunk is to come back into; and that envelope, while no copy lies there.
+    returns_to: Option<Place>,
+    returns_in: Option<E>,
 }
 
 /// Whose turn it is at a chunk that is to be consumed.
@@ -340,6 +346,9 @@ impl<E, S> Chunk<E, S> {
 
     /// The copy that lies at that place is lost, if one does.
     fn lose(&mut self, place: Place, freed: &mut Vec<E>) {
+        if self.returns_to == Some(place) {
+            self.ends_return(freed);
+        }
         let Some(at) = self.copies.iter().position(|copy| copy.place == place && copy.there().is_some()) else {
             return;
         };
@@ -356,8 +365,28 @@ impl<E, S> Chunk<E, S> {
         if let Some(at) = self.copies.iter().position(|copy| copy.place == place)
             && let Slot::There(envelope) = self.copies.swap_remove(at).slot
         {
+            self.release(place, envelope, freed);
+        }
+    }
+
+    /// An envelope of this chunk is not needed at its place: it goes home, unless the chunk is to come back into it.
+    fn release(&mut self, place: Place, envelope: E, freed: &mut Vec<E>) {
+        if self.returns_to == Some(place) {
+            self.returns_in = Some(envelope);
+        } else {
             freed.push(envelope);
         }
+    }
+
+    /// It has an envelope there, with what it is or was.
+    fn has_envelope(&self, place: Place) -> bool {
+        self.copy(place).is_some() || (self.returns_to == Some(place) && self.returns_in.is_some())
+    }
+
+    /// It comes back into no envelope any more.
+    fn ends_return(&mut self, freed: &mut Vec<E>) {
+        self.returns_to = None;
+        freed.extend(self.returns_in.take());
     }
 }
 
@@ -537,13 +566,25 @@ impl<E: Clone, S: Clone> State<E, S> {
     // --- what becomes of it
 
     /// A new chunk, in the place of the queue that was taken for it: in the order of taking.
-    pub(super) fn produced(&mut self, number: u64, place: Place, envelope: E, structure: S) {
+    /// `returns`: to the place of this envelope it comes in this envelope alone.
+    pub(super) fn produced(&mut self, number: u64, place: Place, envelope: E, structure: S, returns: bool) {
         let is_sent = self.open.iter().any(|(open, place)| *open == number && place.is_none());
         self.unproduced(number);
         let copies = SmallVec::from_iter([Copy { place, slot: Slot::There(envelope), peeks: 0 }]);
         let at = self.chunks.partition_point(|chunk| chunk.number < number);
-        let (seen, lost_at, goal) = (SmallVec::new(), None, None);
-        let chunk = Chunk { number, structure, copies, alone: None, moving: 0, seen, lost_at, goal, is_sent };
+        let chunk = Chunk {
+            number,
+            structure,
+            copies,
+            alone: None,
+            moving: 0,
+            seen: SmallVec::new(),
+            lost_at: None,
+            goal: None,
+            is_sent,
+            returns_to: returns.then_some(place),
+            returns_in: None,
+        };
         self.chunks.insert(at, chunk);
         self.lose_again(number);
     }
@@ -565,6 +606,7 @@ impl<E: Clone, S: Clone> State<E, S> {
     pub(super) fn consumed(&mut self, number: u64, out: &mut Actions<E>) -> Option<S> {
         let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()?;
         let mut chunk = self.chunks.remove(at)?;
+        chunk.ends_return(&mut out.freed);
         let idle: SmallVec<[Place; 2]> =
             chunk.copies.iter().filter(|copy| copy.peeks == 0).map(|copy| copy.place).collect();
         idle.into_iter().for_each(|place| chunk.remove(place, &mut out.freed));
@@ -595,7 +637,7 @@ impl<E: Clone, S: Clone> State<E, S> {
             match copy.slot {
                 Slot::Lent | Slot::Lost => chunk.copies.push(copy),
                 Slot::There(_) if planted::is(Planted::StaleCopy) => chunk.copies.push(copy),
-                Slot::There(old) => out.freed.push(old),
+                Slot::There(old) => chunk.release(copy.place, old, &mut out.freed),
                 // Not so: nobody copies what somebody has alone.
                 Slot::Arriving => {}
             }
@@ -610,8 +652,11 @@ impl<E: Clone, S: Clone> State<E, S> {
         let Some(chunk) = self.find(number) else { return out.freed.push(envelope) };
         chunk.alone = None;
         if written && chunk.spare() > 0 {
-            chunk.copies.retain(|copy| !matches!(copy.slot, Slot::Lent));
-            out.freed.push(envelope);
+            let lent = chunk.copies.iter().position(|copy| matches!(copy.slot, Slot::Lent));
+            match lent.map(|at| chunk.copies.swap_remove(at).place) {
+                Some(place) => chunk.release(place, envelope, &mut out.freed),
+                None => out.freed.push(envelope),
+            }
         } else {
             Self::put_back(chunk, envelope);
         }
@@ -702,7 +747,13 @@ impl<E: Clone, S: Clone> State<E, S> {
         chunk.moving -= 1;
         match (envelope, chunk.copies.iter().position(|copy| copy.place == to)) {
             (Some(envelope), Some(at)) => chunk.copies[at].slot = Slot::There(envelope),
-            (None, Some(at)) => _ = chunk.copies.swap_remove(at),
+            (None, Some(at)) => {
+                chunk.copies.swap_remove(at);
+                if chunk.returns_to == Some(to) {
+                    // That envelope is gone with the copy that failed.
+                    chunk.ends_return(&mut out.freed);
+                }
+            }
             (envelope, None) => out.freed.extend(envelope),
         }
         self.lose_again(number);
@@ -763,7 +814,7 @@ impl<E: Clone, S: Clone> State<E, S> {
 
     /// Something can come to lie at that place without a copy: it lies there, or a producer is there.
     pub(super) fn may_lie_at(&self, place: Place) -> bool {
-        let lies = self.chunks.iter().any(|chunk| chunk.copy(place).is_some());
+        let lies = self.chunks.iter().any(|chunk| chunk.has_envelope(place));
         lies || self.links.values().any(|link| link.role == Role::Produce && link.place == place)
     }
 

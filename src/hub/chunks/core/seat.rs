@@ -186,14 +186,20 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
 
     // --- what becomes of what it was given
 
-    pub(in crate::hub::chunks) fn produced(&self, number: u64, envelope: Envelope<T>, structure: Structure<S>) {
+    pub(in crate::hub::chunks) fn produced(
+        &self,
+        number: u64,
+        envelope: Envelope<T>,
+        structure: Structure<S>,
+        returns: bool,
+    ) {
         let (device, bytes) = (self.core.device_of(&envelope), envelope.raw().bytes());
         self.core.counts.produced.fetch_add(1, Ordering::Relaxed);
         let size = || human::bytes(bytes as u64);
         self.core.tell(|| format!("chunk {number}: produced on {}, {}", place_name(&device), size()));
         self.core.act(|state, places, _| {
             let place = places.number(&device);
-            state.produced(number, place, Arc::new(envelope), structure);
+            state.produced(number, place, Arc::new(envelope), structure, returns);
         });
     }
 

@@ -142,7 +142,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         };
         let younger = self.chunks.iter().skip(at + 1).filter(holds).count();
         let to_come = self.open.iter().filter(|(number, at)| *number > chunk.number && *at == Some(place)).count();
-        chunk.copy(place).is_some() || younger + to_come < blanks.made(place)
+        chunk.has_envelope(place) || younger + to_come < blanks.made(place)
     }
 
     /// Where a chunk that is to be consumed is wanted next: each place once.
@@ -170,7 +170,7 @@ impl<E: Clone, S: Clone> State<E, S> {
                 chunk.alone.and_then(|id| self.links.get(&id)).is_some_and(|link| link.role == Role::Consume);
             let roles = [Role::Modify, Role::Peek].into_iter().flat_map(|role| self.pending(chunk, role));
             let mut places = roles.map(|(_, link)| link.place).chain(chunk.goal);
-            !is_consumed && !chunk.is_lost() && chunk.copy(place).is_none() && places.any(|needed| needed == place)
+            !is_consumed && !chunk.is_lost() && !chunk.has_envelope(place) && places.any(|needed| needed == place)
         };
         let older = self.chunks.iter().take(before).filter(needs).count();
         let next = self.chunks.get(before).map_or(u64::MAX, |chunk| chunk.number);
@@ -289,17 +289,19 @@ impl<E: Clone, S: Clone> State<E, S> {
             return;
         };
         let left = blanks.count(place);
+        let returns = chunk.has_envelope(place);
         let since = demands.and_then(|demands| demanded_since(demands, at, place)).unwrap_or(u64::MAX);
         // How many are kept takes a while to find out.
-        if left == 0 || left <= self.kept(at, place, since, blanks) {
+        if !returns && (left == 0 || left <= self.kept(at, place, since, blanks)) {
             if let Some(demands) = demands.filter(|_| left == 0) {
                 drop(source);
                 self.make_room(at, place, demands, blanks, out);
             }
             return;
         }
-        let Some(blank) = blanks.take(place) else { return };
         let chunk = &mut self.chunks[at];
+        let own = if returns { chunk.returns_in.take() } else { None };
+        let Some(blank) = own.or_else(|| blanks.take(place)) else { return };
         chunk.copies.push(Copy { place, slot: Slot::Arriving, peeks: 0 });
         chunk.moving += 1;
         out.moves.push(Move { number: chunk.number, from, to: place, source, blank });
