@@ -176,6 +176,8 @@ on_both!(h5_uncommitted_leaves_things_as_they_were, async |device: Device| {
 
 on_both!(h5_a_committed_modification_frees_the_other_copies, async |device: Device| {
     let hub = hub(&device, 1, 2, 1);
+    // Two chunks that stay need three.
+    hub.add_envelopes(&device, 1).unwrap();
     let stream = Stream::new(&device).unwrap();
     let (mut produce, mut modify) = (hub.produce(&host()).unwrap(), hub.modify(&device).unwrap());
     put(&mut produce, &[1]).await;
@@ -258,6 +260,37 @@ on_both!(h6_a_users_vector_passes_and_comes_back, async |device: Device| {
     assert_eq!(all(&mut consume).await, [[2, 3, 4], [5, 6, 7]]);
     assert_eq!(within(back.into_inner()).await.unwrap(), [1, 2, 3], "it was copied, and changed elsewhere");
     assert_eq!(*within(bytes.into_inner()).await.unwrap(), [4, 5, 6]);
+});
+
+on_both!(h6_what_a_device_makes_of_a_users_memory_comes_back_into_it, async |device: Device| {
+    for on_host in [0, 1] {
+        let hub = ChunkHub::<u32>::builder("mine").elements(3).queue(2).envelopes(&device, 1);
+        let hub = hub.host_envelopes(on_host).build().unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let (mut produce, mut modify) = (hub.produce(&host()).unwrap(), hub.modify(&device).unwrap());
+        let mut consume = hub.consume(&host()).unwrap();
+        let (mine, back) = Buffer::wrap(vec![1_u32, 2, 3]).unwrap();
+        let mut pinned = Buffer::<u32>::pinned(&device, 3).unwrap();
+        pinned.as_mut_slice().unwrap().copy_from_slice(&[4, 5, 6]);
+        let address = pinned.as_slice().unwrap().as_ptr();
+        let (only_read, _bytes) = Buffer::wrap_read_only(Arc::<[u32]>::from([4, 5, 6])).unwrap();
+        let unsent = produce.send_in_place(only_read, ()).await.unwrap_err();
+        assert_eq!(unsent.error().kind(), ErrorKind::Usage);
+        produce.send_in_place(mine, ()).await.unwrap();
+        produce.send_in_place(pinned, ()).await.unwrap();
+        drop(produce);
+        // What is given up is not in it.
+        let mut chunk = within(modify.next()).await.unwrap().unwrap();
+        increment::launch(&stream, &mut chunk).unwrap();
+        drop(chunk);
+        add_one(&mut modify, &stream).await;
+        within(consume.next()).await.unwrap().unwrap().commit().unwrap();
+        assert_eq!(within(back.into_inner()).await.unwrap(), [2, 3, 4]);
+        add_one(&mut modify, &stream).await;
+        let pinned = within(consume.next()).await.unwrap().unwrap().into_envelope().unwrap();
+        assert_eq!(pinned.read().await.unwrap(), [5, 6, 7]);
+        assert_eq!(pinned.as_slice().unwrap().as_ptr(), address, "the same memory");
+    }
 });
 
 on_both!(h7_envelopes_are_added_while_running, async |device: Device| {

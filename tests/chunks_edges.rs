@@ -448,6 +448,36 @@ async fn h14_a_link_is_told_that_there_is_no_memory_for_one_more_envelope() {
     }
 }
 
+/// Wherever the first chunk lies: two could not change places.
+#[tokio::test]
+async fn h10_too_few_envelopes_for_chunks_that_stay_are_told() {
+    let device = emulated();
+    for reader in [host(), device.clone()] {
+        let hub = ChunkHub::<u32>::builder("stays").elements(1).queue(4).host_envelopes(1).envelopes(&device, 1);
+        let hub = hub.build().unwrap();
+        let mut produce = hub.produce(&host()).unwrap();
+        put(&mut produce, &[1]).await;
+        // The link that reads comes while the producer waits.
+        let mut waits = Box::pin(produce.next());
+        assert!(futures::poll!(waits.as_mut()).is_pending());
+        let mut modify = hub.modify(&reader).unwrap();
+        let error = within(waits).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Setup);
+        let text =
+            "hub `stays` has 2 envelopes, too few for 2 chunks that stay in it, since no link consumes them: 3 suffice";
+        assert!(error.to_string().contains(text), "{error}");
+        // The chunk may leave a blank behind.
+        within(modify.next()).await.unwrap().unwrap().commit().unwrap();
+        assert!(within(produce.next()).await.is_err());
+        hub.add_envelopes(&host(), 1).unwrap();
+        put(&mut produce, &[2]).await;
+        for _ in 0..4 {
+            within(modify.next()).await.unwrap().unwrap().commit().unwrap();
+        }
+        assert_eq!((hub.envelopes(&host()), hub.envelopes(&device)), (2, 1));
+    }
+}
+
 #[tokio::test]
 async fn h4_what_data_cannot_flow_to_is_refused() {
     let (hub, other) = (of_host(1, 1), of_host(1, 1));

@@ -9,6 +9,7 @@ use common::{
 use futures::FutureExt;
 use wakeline::{
     condition,
+    device::Simulation,
     flow::Added,
     operator::{Consume, LinkHandle, Modify, Peek, Produce, concurrent, map},
     prelude::*,
@@ -239,6 +240,82 @@ async fn h10_what_cannot_work_is_told_before_running_all_at_once() {
         assert!(error.to_string().contains(told), "{told}: {error}");
     }
     assert!(!error.to_string().contains("`round.sums` and `round.sums`"), "linked twice is told once: {error}");
+}
+
+/// Puts one chunk into a hub as it starts, and then adds to it.
+struct Begin(Option<u32>, ChunkHub<u32>, u32);
+
+impl Operator for Begin {
+    type Ports = ChangePorts;
+
+    async fn start(&mut self, _cx: &mut Cx) -> Result<()> {
+        let Some(number) = self.0 else { return Ok(()) };
+        self.1.produce(&host())?.with(async |blank| blank.fill_from(&[number]).await).await?;
+        Ok(())
+    }
+
+    async fn compute(&mut self, ports: &mut ChangePorts, cx: &mut Cx) -> Result<()> {
+        self.2 -= 1;
+        if self.2 == 0 {
+            cx.finish();
+        }
+        increment::launch(cx.stream()?, ports.numbers.get_mut()?)
+    }
+}
+
+on_both!(an_operator_fills_a_hub_as_it_starts, async |device: Device| {
+    for (number, says) in [(Some(7), true), (None, true), (Some(7), false)] {
+        let hub = hub(&device, 1, 1);
+        let mut flow = Flow::new("begin");
+        let mut begin = flow.add("begin", Begin(number, hub.clone(), 5)).on(&device);
+        if says {
+            begin = begin.fills(&hub);
+        }
+        flow.link(begin.numbers, &hub);
+        let ran = within(flow.run()).await;
+        match (number, says) {
+            (Some(_), true) => {
+                ran.unwrap();
+                let seen = hub.peek(&host()).unwrap().next().await.unwrap().unwrap();
+                assert_eq!(seen.read().await.unwrap(), [12]);
+            }
+            (_, says) => {
+                let error = ran.unwrap_err();
+                let text = if says {
+                    "operator `begin`: wrong use: `start` committed no chunk to hub `numbers`, which `.fills(&hub)` says"
+                } else {
+                    "or say which operator's `start` puts chunks there, `.fills(&hub)`"
+                };
+                assert!(error.to_string().contains(text), "{error}");
+                assert_eq!(error.kind(), if says { ErrorKind::Usage } else { ErrorKind::Setup });
+            }
+        }
+    }
+});
+
+/// In whatever order the operators run.
+#[tokio::test]
+async fn h10_too_few_envelopes_for_chunks_that_stay_fail_every_run() {
+    for seed in 0..20 {
+        let simulation = Simulation::new(seed);
+        let ran = simulation.run(async {
+            let device = Device::simulated(&simulation, Emulated::new());
+            let mut flow = Flow::new("stays");
+            let hub = hub(&device, 4, 1);
+            let fill = flow.add("fill", Fill::each(0..2));
+            let near = flow.add("near", See(100, shared()));
+            let far = flow.add("far", AddOne(100)).on(&device);
+            flow.link(fill.numbers, &hub);
+            flow.link(near.numbers, &hub);
+            flow.link(far.numbers, &hub);
+            flow.run().await
+        });
+        let error = ran.await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Setup);
+        for text in ["operator `fill`", "has 2 envelopes, too few for 2 chunks that stay in it", "3 suffice"] {
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
 }
 
 #[derive(Ports)]
@@ -843,7 +920,7 @@ async fn a_link_of_an_operator_that_never_runs_again_is_in_no_other_ones_way() {
 async fn a_copy_that_was_looked_at_and_not_taken_makes_room_for_a_producer() {
     let device = emulated();
     let builder = ChunkHub::<u32>::builder("numbers").elements(1).queue(3);
-    let hub = builder.host_envelopes(1).envelopes(&device, 1).build().unwrap();
+    let hub = builder.host_envelopes(2).envelopes(&device, 1).build().unwrap();
     let (mut on_host, mut on_device) = (hub.produce(&host()).unwrap(), hub.produce(&device).unwrap());
     let gate = condition::Gate::paused();
     let mut flow = Flow::new("looks");

@@ -11,9 +11,18 @@ use std::{
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::sync::ProxyWaker;
+
 /// A timer that can be set to another time.
 #[derive(Debug, Default)]
-pub(crate) struct Alarm(Option<Pin<Box<Sleep>>>);
+pub(crate) struct Alarm(Option<Box<Timer>>);
+
+/// Tokio wakes by the proxy: a waker of the user's that panics ends no worker of the runtime, and keeps no other timer from its wake.
+#[derive(Debug)]
+struct Timer {
+    sleep: Pin<Box<Sleep>>,
+    proxy: ProxyWaker,
+}
 
 impl Alarm {
     /// True from `due` on. Before that the waker is kept.
@@ -26,13 +35,14 @@ impl Alarm {
             return true;
         }
         let due = due.min(after(now, FAR));
-        let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        let make = || Box::new(Timer { sleep: Box::pin(sleep_until(due)), proxy: ProxyWaker::new() });
+        let Timer { sleep, proxy } = &mut **self.0.get_or_insert_with(make);
         if sleep.deadline() != due {
             sleep.as_mut().reset(due);
         }
         // Not a matter of the task's budget: a condition is asked again and again without anything being done.
         let mut sleep = std::pin::pin!(tokio::task::coop::unconstrained(sleep.as_mut()));
-        sleep.as_mut().poll(cx) == Poll::Ready(())
+        sleep.as_mut().poll(&mut proxy.stand_in(cx)) == Poll::Ready(())
     }
 
     /// Wakes nobody any more.

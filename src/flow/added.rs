@@ -5,8 +5,8 @@ use std::{fmt, ops::Deref, sync::Arc};
 use crate::{
     condition::{IntoCondition, When},
     device::Device,
-    hub::MergePolicy,
-    memory::Allocator,
+    hub::{ChunkHub, MergePolicy, chunks::core::ChunkState},
+    memory::{Allocator, Plain},
     operator::lane::OwnStreams,
     stream::StreamPool,
     sync::{Mutex, lock},
@@ -109,6 +109,56 @@ impl<H> Added<H> {
         self
     }
 
+    /// The operator puts the first chunks into this hub in its [`start`](crate::Operator::start), by a link of its own, and has no
+    /// port that produces chunks there. Without it a flow whose operators read an empty hub that has no producer is refused.
+    ///
+    /// A `start` that leaves the hub empty, and without a link that produces, fails the flow.
+    ///
+    /// ```
+    /// use wakeline::{operator::Modify, prelude::*};
+    ///
+    /// #[derive(Ports)]
+    /// struct CountPorts {
+    ///     #[modify]
+    ///     number: Modify<u32>,
+    /// }
+    ///
+    /// /// Counts to ten, from zero.
+    /// struct Count(ChunkHub<u32>);
+    ///
+    /// impl Operator for Count {
+    ///     type Ports = CountPorts;
+    ///
+    ///     async fn start(&mut self, _cx: &mut Cx) -> Result<()> {
+    ///         self.0.produce(&Device::host())?.with(async |blank| blank.fill_from(&[0]).await).await?;
+    ///         Ok(())
+    ///     }
+    ///
+    ///     async fn compute(&mut self, ports: &mut CountPorts, cx: &mut Cx) -> Result<()> {
+    ///         let number = ports.number.get_mut()?.write().await?;
+    ///         number[0] += 1;
+    ///         if number[0] == 10 {
+    ///             cx.finish();
+    ///         }
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let number = ChunkHub::<u32>::builder("number").elements(1).host_envelopes(1).build()?;
+    /// let mut flow = Flow::new("count");
+    /// let count = flow.add("count", Count(number.clone())).fills(&number);
+    /// flow.link(count.number, &number);
+    /// flow.run().await?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn fills<T: Plain, S: Clone + Send + Sync + 'static>(self, hub: &ChunkHub<T, S>) -> Self {
+        lock(&self.place).fills.push(hub.state());
+        self
+    }
+
     /// Runs the operator on a thread of its own, which has its name: `start`, every run, `may_run`, `after` and `stop`, and
     /// the drop of what an abort interrupts. For one that blocks, or whose library wants to be called from one thread
     /// alone. The thread begins with the flow and is gone when the flow has ended.
@@ -188,6 +238,8 @@ pub(super) struct Place {
     pub(super) conditions: Vec<When>,
     pub(super) merge: MergePolicy,
     pub(super) own_thread: Option<ThreadPlan>,
+    /// Hubs that the operator's `start` puts chunks into.
+    pub(super) fills: Vec<Arc<dyn ChunkState>>,
 }
 
 impl Place {

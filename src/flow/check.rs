@@ -127,7 +127,8 @@ fn links(flow: &Wiring<'_>, problems: &mut Vec<String>) {
         return;
     }
     let optional = |port| decl(flow, port).need.optional;
-    link::problems(&flow.links, |port| port_name(flow, port), |port| device(flow, port), optional, problems);
+    let filled: Vec<_> = flow.entries.iter().flat_map(|entry| lock(&entry.place).fills.clone()).collect();
+    link::problems(&flow.links, |port| port_name(flow, port), |port| device(flow, port), optional, &filled, problems);
     for link in &flow.links {
         let (port, entry) = (port_name(flow, link.port), &flow.entries[link.port.operator]);
         if entry.workers > 0 {

@@ -38,7 +38,7 @@ use super::{
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result, said},
-    hub::{link::LinkPlan, queue::Counts},
+    hub::{chunks::core::ChunkState, link::LinkPlan, queue::Counts},
     kernel::Kernel,
     memory::memory_passes,
     operator::{
@@ -57,6 +57,8 @@ pub(super) struct Member {
     pub(super) name: Arc<str>,
     pub(super) device: Device,
     pub(super) seat: OwnSeat,
+    /// Hubs that its `start` puts chunks into.
+    pub(super) fills: Vec<Arc<dyn ChunkState>>,
 }
 
 /// An operator of a flow. Several are dropped together: with their flow, where the runtime ends, or where a flow's outcome is
@@ -337,7 +339,8 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
 async fn first_phase(mut member: Member, node: Arc<Node>) -> (Member, Result<()>) {
     let Member { device, seat, .. } = &mut member;
     let outcome = caught(attended(&node, device, seat.start())).await;
-    (member, outcome)
+    let filled = outcome.and_then(|()| link::are_filled(&member.fills));
+    (member, filled)
 }
 
 /// An operator's `stop`. It comes back if it is to be kept, and is dropped here if not.

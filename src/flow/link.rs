@@ -13,7 +13,7 @@ use super::Flow;
 use crate::{
     condition::PortId,
     device::Device,
-    error::Result,
+    error::{Error, ErrorKind, Result},
     hub::{
         ChunkHub,
         abroad::Lender,
@@ -159,6 +159,19 @@ impl Flow {
     }
 }
 
+/// After the `start` of an operator that was to put the first chunks there.
+pub(super) fn are_filled(hubs: &[Arc<dyn ChunkState>]) -> Result<()> {
+    let lacks = |hub: &&Arc<dyn ChunkState>| hub.is_empty() && hub.links_that(Role::Produce) == 0;
+    hubs.iter().find(lacks).map_or(Ok(()), |hub| {
+        let text = format!(
+            "`start` committed no chunk to hub `{}`, which `.fills(&hub)` says it does: produce one there, \
+             `hub.produce(..)?.with(..)`, or leave `fills` out",
+            hub.name()
+        );
+        Err(Error::new(ErrorKind::Usage, text))
+    })
+}
+
 /// Operators that do not end by themselves when the flow is to be drained: readers of chunks that come from others. Each
 /// with those that it is behind.
 pub(super) fn drained_through(links: &[Linking]) -> impl Iterator<Item = (usize, usize)> + '_ {
@@ -230,12 +243,14 @@ impl Group<'_> {
     }
 }
 
-/// What is wrong with a flow's links. `port`: its name; `device`: where it is; `optional`: it runs without a chunk.
+/// What is wrong with a flow's links. `port`: its name; `device`: where it is; `optional`: it runs without a chunk; `filled`: the
+/// hubs that operators put chunks into as they start.
 pub(super) fn problems(
     links: &[Linking],
     port: impl Fn(PortId) -> String,
     device: impl Fn(PortId) -> Device,
     optional: impl Fn(PortId) -> bool,
+    filled: &[Arc<dyn ChunkState>],
     problems: &mut Vec<String>,
 ) {
     let groups = by_hub(links).into_iter().filter_map(|group| {
@@ -295,10 +310,11 @@ pub(super) fn problems(
                 ));
             }
         }
-        if !group.produced && link.hub.links_that(Role::Produce) == 0 && link.hub.is_empty() {
+        let is_filled = || filled.iter().any(|hub| key(hub) == key(&link.hub));
+        if !group.produced && link.hub.links_that(Role::Produce) == 0 && link.hub.is_empty() && !is_filled() {
             problems.push(format!(
-                "nobody produces chunks for hub `{hub}`, and `{name}` would wait for ever: link a port that does, or have \
-                 a link by hand, `hub.produce(..)`"
+                "nobody produces chunks for hub `{hub}`, and `{name}` would wait for ever: link a port that does, have a \
+                 link by hand, `hub.produce(..)`, or say which operator's `start` puts chunks there, `.fills(&hub)`"
             ));
         }
     }

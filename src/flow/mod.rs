@@ -337,10 +337,11 @@ impl Flow {
                 merge: place.merge,
                 may_block: place.own_thread.is_some(),
             };
+            let fills = place.fills.clone();
             // Conditions of the user's are asked there.
             drop(place);
             seat.enter(setting, node.clone(), surroundings.clone());
-            crew.push(drive::Member { index, name: entry.name.clone(), device, seat });
+            crew.push(drive::Member { index, name: entry.name.clone(), device, seat, fills });
         }
         let joints: Vec<_> = plans
             .into_iter()

@@ -50,8 +50,8 @@ use crate::{
 pub(crate) struct Execution {
     device: Device,
     raw: RawExec,
-    /// One thread launches or changes it at a time.
-    uses: Mutex<Uses>,
+    /// One thread launches or changes it at a time. Shared with the lookout, which lets go what a change has replaced.
+    uses: Arc<Mutex<Uses>>,
 }
 
 /// What launches use.
@@ -65,6 +65,8 @@ struct Uses {
     nodes: Vec<(usize, Use)>,
     /// What only launches before a change use: those that were open then.
     before: Vec<(Use, Open)>,
+    /// The lookout looks after these.
+    is_swept: bool,
     /// All that launches from now on use: each once.
     holds: SmallVec<[Arc<Hold>; 2]>,
     /// How often these have changed.
@@ -116,6 +118,18 @@ impl Uses {
         }));
     }
 
+    /// Drops what no launch uses any more. True if some is left; if not, the lookout no longer looks after it.
+    fn tidy(this: &Mutex<Self>) -> bool {
+        let _later = Deferred::new();
+        let mut uses = lock(this);
+        let gone = uses.take_over(are_over);
+        let is_left = !uses.before.is_empty();
+        uses.is_swept &= is_left;
+        drop(uses);
+        discard_all(gone);
+        is_left
+    }
+
     /// What no launch uses any more, to be dropped without a lock.
     fn take_over(&mut self, mut is_over: impl FnMut(&mut Open) -> bool) -> Vec<Use> {
         self.before.extract_if(.., |(_, open)| is_over(open)).map(|(gone, _)| gone).collect()
@@ -132,7 +146,7 @@ impl Execution {
             device.backend().graph_instantiate(state.graph)
         };
         let raw = Streams::of(device).heed(made)?;
-        Ok(Self { device: device.clone(), raw, uses: Mutex::at(Level::ExecUses, Uses::new(graph, ends)) })
+        Ok(Self { device: device.clone(), raw, uses: Arc::new(Mutex::at(Level::ExecUses, Uses::new(graph, ends))) })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -273,11 +287,23 @@ impl Execution {
         Streams::of(&self.device).heed(done)
     }
 
-    /// Lets go what was used before a change by launches that are done now.
+    /// Lets go what was used before a change by launches that are done now. What others still use goes at the lookout's beat that
+    /// finds them done, if no launch or change comes before.
     fn tidy(&self) {
-        let _later = Deferred::new();
-        let gone = lock(&self.uses).take_over(are_over);
-        discard_all(gone);
+        if !Uses::tidy(&self.uses) {
+            return;
+        }
+        let (uses, ledger) = (Arc::downgrade(&self.uses), Arc::downgrade(&Arena::of(&self.device).ledger));
+        let begins = !std::mem::replace(&mut lock(&self.uses).is_swept, true);
+        if begins {
+            let sweep = move || {
+                let (Some(uses), Some(ledger)) = (uses.upgrade(), ledger.upgrade()) else { return false };
+                let goes_on = Uses::tidy(&uses);
+                ledger.tell_later();
+                goes_on
+            };
+            Streams::of(&self.device).lookout().sweep(Box::new(sweep));
+        }
     }
 
     /// Launches that are not known to be done.
@@ -476,7 +502,7 @@ pub(super) fn end_what_is_over(device: &Device) {
 impl Drop for Execution {
     fn drop(&mut self) {
         let open = self.open_launches();
-        let uses = std::mem::take(self.uses.get_mut());
+        let uses = std::mem::take(&mut *lock(&self.uses));
         let (backend, ledger) = (self.device.backend().clone(), Arena::of(&self.device).ledger.clone());
         ledger.exec_ends();
         let ending = Ending { backend, ledger, raw: Some(self.raw), uses, open, counts: true };

@@ -212,18 +212,33 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
     /// # Cancel safety
     /// Dropping the future drops the envelope, unsent.
     pub async fn send(&mut self, envelope: impl Into<Envelope<T>>, structure: S) -> Result<(), Unsent<T>> {
-        let envelope = envelope.into();
+        self.send_as(envelope.into(), structure, false).await
+    }
+
+    /// As [`send`](Self::send), and what other links make of the chunk comes back into this memory; see
+    /// [`Link::send_in_place`].
+    ///
+    /// # Errors
+    /// As [`Link::send_in_place`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the envelope, unsent.
+    pub async fn send_in_place(&mut self, envelope: impl Into<Envelope<T>>, structure: S) -> Result<(), Unsent<T>> {
+        self.send_as(envelope.into(), structure, true).await
+    }
+
+    async fn send_as(&mut self, envelope: Envelope<T>, structure: S, returns: bool) -> Result<(), Unsent<T>> {
         let bytes = envelope.len() * size_of::<T>();
         let (carry, waiting) = (self.carry.clone(), self.link.waiting());
         let place = poll_fn(|task| {
-            carry.poll_port(InRun::Sends, task, |task| match self.link.poll_place(&envelope, task) {
+            carry.poll_port(InRun::Sends, task, |task| match self.link.poll_place(&envelope, returns, task) {
                 Poll::Ready(place) => Ok(place),
                 Poll::Pending => Err(Readiness::WAIT),
             })
         });
         let place = place.await;
         drop(waiting);
-        self.link.put(place, envelope, structure)?;
+        self.link.put(place, envelope, structure, returns)?;
         self.traffic.add(bytes as u64);
         Ok(())
     }

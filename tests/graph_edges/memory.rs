@@ -317,3 +317,21 @@ on_both!(memory_of_a_capture_that_another_graph_uses_is_not_used_again, async |d
         assert_eq!(kept.to_vec(&stream).await.unwrap(), [2; 64], "{way}");
     }
 });
+
+// What a change of an exec has replaced while a launch was under way goes when that is done, though the exec is left alone then.
+on_both!(what_was_replaced_in_an_exec_goes_when_its_last_launch_is_done, async |device: Device| {
+    let stream = Stream::new(&device).unwrap();
+    let blocks = Allocator::blocks(&device, 256, 1).unwrap();
+    let mut replaced = blocks.alloc::<u32>(&stream, 64).unwrap();
+    let mut other = Buffer::from_slice(&stream, &[0_u32; 64]).unwrap();
+    let (graph, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut other, 5)).unwrap();
+    let exec = graph.instantiate().unwrap();
+    let node = graph.nodes()[0].node;
+    exec.set(node, |stream| stream.fill(&mut replaced, 6)).unwrap();
+    let held = hold(&stream);
+    exec.launch(&stream).unwrap();
+    exec.set(node, |stream| stream.fill(&mut other, 7)).unwrap();
+    drop((replaced, held));
+    within(blocks.alloc_when_free::<u32>(&stream, 64)).await.unwrap();
+    drop(exec);
+});

@@ -34,7 +34,7 @@ use tracing::Instrument;
 use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
 use wakeline::{
     ChunkHub, Error, ErrorKind,
-    condition::{Condition, Gate, Status, at_least, count, until},
+    condition::{Condition, Gate, Status, at_least, count, every, until},
     device::Emulated,
     hub::{MergePolicy, Producer, RawEnvelope},
     operator::{MapPorts, Reply, SinkPorts, SourcePorts, concurrent, map, sink, source},

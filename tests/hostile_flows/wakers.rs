@@ -149,3 +149,66 @@ fn a_waker_that_is_replaced_sends_into_the_hub_that_drops_it() {
         assert!(sent.load(Ordering::SeqCst));
     });
 }
+
+/// Wakes another one, and panics.
+struct WakesAndPanics(Option<Waker>);
+
+impl Wake for WakesAndPanics {
+    fn wake(self: Arc<Self>) {
+        self.0.iter().for_each(Waker::wake_by_ref);
+        panic!("a waker");
+    }
+}
+
+/// A link that is polled until tokio's budget is spent: tokio's worker, which would abort the process, is given no such waker.
+#[test]
+fn a_waker_that_panics_is_not_given_to_tokio_as_the_budget_is_spent() {
+    alone("wakers::a_waker_that_panics_is_not_given_to_tokio_as_the_budget_is_spent", async {
+        let polls = tokio::spawn(async {
+            let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(2).build().unwrap();
+            put(&mut hub.produce(&host()).unwrap(), 1).await;
+            let mut peek = hub.peek(&host()).unwrap();
+            let waker = Waker::from(Arc::new(WakesAndPanics(None)));
+            // A chunk that stays is there each time.
+            (0..1_000).any(|_| std::pin::pin!(peek.next()).poll(&mut Context::from_waker(&waker)).is_pending())
+        });
+        assert!(polls.await.unwrap(), "the budget is spent");
+        tokio::task::yield_now().await;
+    });
+}
+
+/// Waits for its runs in a combinator of its own, whose wakers panic.
+struct PanickingWakers(u32);
+
+impl Operator for PanickingWakers {
+    type Ports = ();
+
+    async fn run(&mut self, ports: &mut (), cx: &mut Cx) -> Result<()> {
+        while self.0 > 0 {
+            let mut ready = std::pin::pin!(cx.ready(ports));
+            let begins = std::future::poll_fn(|task| {
+                let waker = Waker::from(Arc::new(WakesAndPanics(Some(task.waker().clone()))));
+                ready.as_mut().poll(&mut Context::from_waker(&waker))
+            });
+            if !begins.await {
+                break;
+            }
+            self.0 -= 1;
+        }
+        Ok(())
+    }
+
+    async fn compute(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_waker_that_panics_is_not_given_to_tokios_timers() {
+    alone("wakers::a_waker_that_panics_is_not_given_to_tokios_timers", async {
+        let mut flow = Flow::new("f");
+        let _ = flow.add("ticks", PanickingWakers(20)).when(every(std::time::Duration::from_millis(1)));
+        let _ = flow.add("spends", PanickingWakers(1_000));
+        flow.run().await.unwrap();
+    });
+}

@@ -44,6 +44,8 @@ pub struct Chunk<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static = ()> {
     structure: Option<Structure<S>>,
     /// Of a blank: anything was said about it at all.
     written: bool,
+    /// The user's own envelope was sent, for the chunk to come back into it.
+    returns: bool,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -68,7 +70,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         };
         // Of a hub without structures nobody need say that there is none.
         let structure = structure.or_else(|| (&() as &dyn Any).downcast_ref::<S>().cloned().map(beside));
-        Ok(Self { seat, number, held: Some(held), structure, written: false, kind: PhantomData })
+        Ok(Self { seat, number, held: Some(held), structure, written: false, returns: false, kind: PhantomData })
     }
 
     fn envelope(&self) -> &Envelope<T> {
@@ -119,7 +121,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         envelope.raw_mut().depart(None)?;
         let structure = structure.clone();
         if let Some(Held::Alone(envelope)) = self.held.take() {
-            self.seat.produced(self.number, envelope, structure);
+            self.seat.produced(self.number, envelope, structure, self.returns);
         }
         Ok(())
     }
@@ -234,7 +236,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Produce, T, S> {
     }
 
     /// Puts an envelope in the place that was kept for one.
-    pub(super) fn fill_with(&mut self, envelope: Envelope<T>, structure: Structure<S>) {
+    pub(super) fn fill_with(&mut self, envelope: Envelope<T>, structure: Structure<S>, returns: bool) {
+        self.returns = returns;
         (self.held, self.structure) = (Some(Held::Alone(envelope)), Some(structure));
     }
 }

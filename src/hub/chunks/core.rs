@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use super::{
     roles::{LinkName, Role},
-    state::{Actions, Blanks, LinkId, Move, Place, State},
+    state::{Actions, Blanks, LinkId, Move, Place, State, TooFew},
 };
 use crate::{
     device::{Device, HearsOfLoss, human},
@@ -576,6 +576,19 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     /// Where an envelope lies.
     pub(super) fn device_of(&self, envelope: &Envelope<T>) -> Device {
         if envelope.is_host() { Device::host() } else { envelope.device().clone() }
+    }
+
+    /// Its chunks stay, and a producer asks for one more than there are envelopes for.
+    pub(super) fn too_few_envelopes(&self, too_few: TooFew, device: &Device) -> Error {
+        let TooFew { chunks, made } = too_few;
+        let (name, needed, more) = (&self.name, too_few.needed(), too_few.needed() - made);
+        let place = if device.is_host() { "&Device::host()" } else { "&device" };
+        let text = format!(
+            "hub `{name}` has {made} envelopes, too few for {chunks} chunks that stay in it, since no link consumes them: \
+             {needed} suffice, one for each chunk and one to move them from place to place; \
+             `hub.add_envelopes({place}, {more})`, or link the consumer before"
+        );
+        Error::new(ErrorKind::Setup, text)
     }
 
     pub(super) fn no_envelopes(&self, role: Role, device: &Device) -> Error {

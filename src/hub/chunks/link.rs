@@ -19,6 +19,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{envelope::Envelope, queue::Answer},
     memory::Plain,
+    sync::wake_again,
 };
 
 /// A link to a [`ChunkHub`](super::ChunkHub), from [`produce`](super::ChunkHub::produce),
@@ -88,7 +89,8 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     /// [`read`](Envelope::read).
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) if the hub has no envelopes where the link is, and nothing can come to lie there without;
+    /// [`Setup`](ErrorKind::Setup) if the hub has no envelopes where the link is, and nothing can come to lie there without, or
+    /// [too few](super::ChunkHub#envelopes) for one more chunk that stays;
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the chunk cannot come here without [one more](super::ChunkHub#envelopes) and
     /// there is no memory for that; [`DeviceLost`](ErrorKind::DeviceLost) if the link's device is lost, or was lost with
     /// [the chunk's only copy](super::ChunkHub#a-device-that-is-lost); what else went wrong with a copy, if something did.
@@ -99,7 +101,11 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     pub async fn next(&mut self) -> Result<Option<Chunk<K, T, S>>> {
         let _waiting = self.waiting();
         poll_fn(|task| {
-            // A chunk that stays is always there: others have their turns all the same.
+            // A chunk that stays is always there: others have their turns all the same. Tokio is not given the user's waker.
+            if !tokio::task::coop::has_budget_remaining() {
+                wake_again(task.waker());
+                return Poll::Pending;
+            }
             let budget = ready!(tokio::task::coop::poll_proceed(task));
             let next = self.seat.poll_next(true, task);
             if next.is_ready() {
@@ -216,19 +222,60 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     /// # Cancel safety
     /// Dropping the future drops the envelope, unsent. One that is kept and not polled keeps its turn, as in [`next`](Self::next).
     pub async fn send(&mut self, envelope: impl Into<Envelope<T>>, structure: S) -> Result<(), Unsent<T>> {
-        let (envelope, waiting) = (envelope.into(), self.waiting());
-        let place = poll_fn(|task| self.poll_place(&envelope, task)).await;
+        self.send_as(envelope.into(), structure, false).await
+    }
+
+    /// As [`send`](Self::send), and what other links make of the chunk comes back into this envelope: where the chunk comes to a
+    /// link at this place, after a link elsewhere has modified it, it is copied into this memory and into no other. So with a
+    /// consumer at this place the user has the result in the memory that was sent.
+    ///
+    /// A chunk that is consumed elsewhere leaves in this memory what was last here.
+    ///
+    /// ```
+    /// use wakeline::{Buffer, ChunkHub, prelude::*};
+    ///
+    /// # #[kernel]
+    /// # fn double(numbers: &mut [u32]) { numbers.iter_mut().for_each(|n| *n *= 2); }
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let gpu = Device::emulated(Emulated::new());
+    /// let hub = ChunkHub::<u32>::builder("numbers").elements(3).envelopes(&gpu, 1).build()?;
+    /// let (mut produce, mut modify, mut consume) =
+    ///     (hub.produce(&Device::host())?, hub.modify(&gpu)?, hub.consume(&Device::host())?);
+    /// let (numbers, mine) = Buffer::wrap(vec![1_u32, 2, 3])?;
+    /// produce.send_in_place(numbers, ()).await?;
+    ///
+    /// let stream = Stream::new(&gpu)?;
+    /// modify.with(async |chunk| double::launch(&stream, chunk)).await?;
+    /// consume.with(async |_| Ok(())).await?;
+    /// assert_eq!(mine.into_inner().await?, [2, 4, 6]);
+    /// # Ok::<(), Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); [`Usage`](ErrorKind::Usage) if the memory is read only.
+    ///
+    /// # Cancel safety
+    /// As [`send`](Self::send).
+    pub async fn send_in_place(&mut self, envelope: impl Into<Envelope<T>>, structure: S) -> Result<(), Unsent<T>> {
+        self.send_as(envelope.into(), structure, true).await
+    }
+
+    async fn send_as(&mut self, envelope: Envelope<T>, structure: S, returns: bool) -> Result<(), Unsent<T>> {
+        let waiting = self.waiting();
+        let place = poll_fn(|task| self.poll_place(&envelope, returns, task)).await;
         drop(waiting);
-        self.put(place, envelope, structure)
+        self.put(place, envelope, structure, returns)
     }
 
     /// A place in the queue for an envelope that fits.
     pub(crate) fn poll_place(
         &self,
         envelope: &Envelope<T>,
+        returns: bool,
         task: &mut Context<'_>,
     ) -> Poll<Result<Option<Chunk<Produce, T, S>>>> {
-        self.fits(envelope)?;
+        self.fits(envelope, returns)?;
         self.seat.poll_next(false, task)
     }
 
@@ -238,6 +285,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         place: Result<Option<Chunk<Produce, T, S>>>,
         mut envelope: Envelope<T>,
         structure: S,
+        returns: bool,
     ) -> Result<(), Unsent<T>> {
         // Discarded where it is not used: were a panic of its destructor to leave this function, the envelope that is
         // returned would be leaked (rust-lang/rust#47949).
@@ -250,7 +298,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         match place {
             Ok(mut place) => {
                 let came_back = self.seat.comes_in(&mut envelope);
-                place.fill_with(envelope, structure);
+                place.fill_with(envelope, structure, returns);
                 // It has both by now.
                 let _ = place.commit_any();
                 drop(came_back);
@@ -260,7 +308,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         }
     }
 
-    fn fits(&self, envelope: &Envelope<T>) -> Result<()> {
+    fn fits(&self, envelope: &Envelope<T>, returns: bool) -> Result<()> {
         let (bytes, wanted) = (envelope.raw().memory().bytes(), self.seat.core.bytes);
         let (name, of) = (&self.seat.core.name, size_of::<T>());
         let refuse = |why: String| Err(Error::new(ErrorKind::Usage, format!("hub `{name}`: {why}")));
@@ -274,6 +322,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         if self.seat.core.device_of(envelope) != self.seat.device {
             let (lies, link) = (envelope.location(), place_name(&self.seat.device));
             return refuse(format!("an envelope on {lies} is sent by a link on {link}: link where it lies"));
+        }
+        if returns && envelope.raw().memory().is_read_only() {
+            return refuse("`send_in_place` writes to what it sends, and this is read only: `send` it".into());
         }
         Ok(())
     }

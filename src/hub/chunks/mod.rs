@@ -97,8 +97,13 @@ use crate::{
 /// an envelope that the links need for an older one. But a link may come when the chunks are there, and data may be made to flow
 /// elsewhere: then all envelopes of a place may hold chunks that come after the one that is wanted there, with no envelope free
 /// at another place. Where nothing else can go on, the hub allocates one more envelope for the link that waits, so that links
-/// may come in any order. No place gets more in this way than the queue has places. An envelope that is taken out of the hub,
+/// may come in any order. Where all links are there before the chunks and go on asking, one envelope at each place suffices,
+/// whatever the number of links and the memory. No place gets more in this way than the queue has places. An envelope that is taken out of the hub,
 /// and a chunk that is not committed, is waited for first.
+///
+/// Chunks that stay, since no link consumes them, need more: in a hub with envelopes at several places one for each chunk, and
+/// one to move chunks from place to place. A producer that asks for a blank beyond that, while a link reads, has an
+/// [error](ErrorKind::Setup) that says how many suffice. So link the consumer before the producer asks for that many.
 ///
 /// # A device that is lost
 ///

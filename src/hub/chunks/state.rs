@@ -31,11 +31,20 @@
 //! Who came first is served first; a peek waits for no one but for who would modify, and that only for its second turn.
 //!
 //! **No chunk holds another up for ever.** They are as old as the blanks that they were made of. A younger chunk takes an
-//! envelope only where enough are left for all that the older ones still need there. Where the links or the flow of data
+//! envelope only where enough are left for all that the older ones still need there: for each link that is still to modify or
+//! peek, and for one consumer, the chunk's goal. So of the envelopes at each such place at least one is left to the chunk
+//! itself and to older ones, which leave the hub first. The goal follows the consumers that wait only to places where that
+//! is true as well; elsewhere a younger chunk could have the envelope that the older one needs, and wait for that one's. Where the links or the flow of data
 //! were changed meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones.
 //! Where no place has an envelope free for that and none is on its way home, one more envelope is allocated ([`Spare`]):
 //! by the link that waits, as it is polled. That leaves no place with more envelopes than it was given or the queue has
 //! chunks.
+//!
+//! **Chunks that stay** need an envelope each, and one more to move them where there are several places. A producer of one
+//! chunk more than that is [refused](TooFew), wherever the chunks lie at that time.
+//!
+//! **A user's own envelope** goes back to the user once no link needs the chunk there, unless the chunk is to
+//! [return](Chunk::returns_to) in it: then it is kept beside the chunk, and is the blank for the copy that comes back.
 //!
 //! **A device that is lost.** Its links are served no more, and no chunk waits for them. Nothing is copied to its place, and
 //! the copies there are gone. A chunk that had no other keeps its place in the queue: each link that comes to it takes the
@@ -86,6 +95,20 @@ pub(super) struct Grant<E, S> {
     pub(super) lost: Option<Place>,
 }
 
+/// Of a hub whose chunks stay: so many chunks, and so many envelopes, which do not suffice for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TooFew {
+    pub(super) chunks: usize,
+    pub(super) made: usize,
+}
+
+impl TooFew {
+    /// How many envelopes suffice.
+    pub(super) fn needed(self) -> usize {
+        self.chunks.saturating_add(1)
+    }
+}
+
 /// A copy to be enqueued. Both come back with [`State::arrived`].
 #[derive(Debug)]
 pub(super) struct Move<E> {
@@ -128,6 +151,8 @@ struct Link {
     served: u64,
     /// The chunk that it was given last.
     last: u64,
+    /// A chunk that it had looked at has gone to another consumer, and it was given none since.
+    passed_over: bool,
 }
 
 #[derive(Debug)]
@@ -140,6 +165,8 @@ struct Waits {
     told: bool,
     /// It could have had what it waits for, and did not take it: it waits for something else, too.
     looked: bool,
+    /// It has looked again after it was passed over.
+    insists: bool,
 }
 
 #[derive(Debug)]
@@ -155,6 +182,13 @@ struct Chunk<E, S> {
     seen: SmallVec<[LinkId; 4]>,
     /// Where a copy of it was lost, if one was.
     lost_at: Option<Place>,
+    /// The place of the consumer that it goes to: envelopes there are reserved for it.
+    goal: Option<Place>,
+    /// The user's own envelope was sent: it is none of the hub's.
+    is_sent: bool,
+    /// The place of the user's own envelope, which the chunk is to come back into; and that envelope, while no copy lies there.
+    returns_to: Option<Place>,
+    returns_in: Option<E>,
 }
 
 /// Whose turn it is at a chunk that is to be consumed.
@@ -316,6 +350,9 @@ impl<E, S> Chunk<E, S> {
 
     /// The copy that lies at that place is lost, if one does.
     fn lose(&mut self, place: Place, freed: &mut Vec<E>) {
+        if self.returns_to == Some(place) {
+            self.ends_return(freed);
+        }
         let Some(at) = self.copies.iter().position(|copy| copy.place == place && copy.there().is_some()) else {
             return;
         };
@@ -332,8 +369,28 @@ impl<E, S> Chunk<E, S> {
         if let Some(at) = self.copies.iter().position(|copy| copy.place == place)
             && let Slot::There(envelope) = self.copies.swap_remove(at).slot
         {
+            self.release(place, envelope, freed);
+        }
+    }
+
+    /// An envelope of this chunk is not needed at its place: it goes home, unless the chunk is to come back into it.
+    fn release(&mut self, place: Place, envelope: E, freed: &mut Vec<E>) {
+        if self.returns_to == Some(place) {
+            self.returns_in = Some(envelope);
+        } else {
             freed.push(envelope);
         }
+    }
+
+    /// It has an envelope there, with what it is or was.
+    fn has_envelope(&self, place: Place) -> bool {
+        self.copy(place).is_some() || (self.returns_to == Some(place) && self.returns_in.is_some())
+    }
+
+    /// It comes back into no envelope any more.
+    fn ends_return(&mut self, freed: &mut Vec<E>) {
+        self.returns_to = None;
+        freed.extend(self.returns_in.take());
     }
 }
 
@@ -385,8 +442,18 @@ impl<E: Clone, S: Clone> State<E, S> {
             self.served.add(role);
         }
         // What is there already is as new to it as to anybody.
-        let link =
-            Link { role, name, place, retired: false, is_served, waits: None, watcher: None, served: 0, last: 0 };
+        let link = Link {
+            role,
+            name,
+            place,
+            retired: false,
+            is_served,
+            waits: None,
+            watcher: None,
+            served: 0,
+            last: 0,
+            passed_over: false,
+        };
         self.links.insert(id, link);
         (id, name)
     }
@@ -513,11 +580,25 @@ impl<E: Clone, S: Clone> State<E, S> {
     // --- what becomes of it
 
     /// A new chunk, in the place of the queue that was taken for it: in the order of taking.
-    pub(super) fn produced(&mut self, number: u64, place: Place, envelope: E, structure: S) {
+    /// `returns`: to the place of this envelope it comes in this envelope alone.
+    pub(super) fn produced(&mut self, number: u64, place: Place, envelope: E, structure: S, returns: bool) {
+        let is_sent = self.open.iter().any(|(open, place)| *open == number && place.is_none());
         self.unproduced(number);
         let copies = SmallVec::from_iter([Copy { place, slot: Slot::There(envelope), peeks: 0 }]);
         let at = self.chunks.partition_point(|chunk| chunk.number < number);
-        let chunk = Chunk { number, structure, copies, alone: None, moving: 0, seen: SmallVec::new(), lost_at: None };
+        let chunk = Chunk {
+            number,
+            structure,
+            copies,
+            alone: None,
+            moving: 0,
+            seen: SmallVec::new(),
+            lost_at: None,
+            goal: None,
+            is_sent,
+            returns_to: returns.then_some(place),
+            returns_in: None,
+        };
         self.chunks.insert(at, chunk);
         self.lose_again(number);
     }
@@ -539,6 +620,7 @@ impl<E: Clone, S: Clone> State<E, S> {
     pub(super) fn consumed(&mut self, number: u64, out: &mut Actions<E>) -> Option<S> {
         let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()?;
         let mut chunk = self.chunks.remove(at)?;
+        chunk.ends_return(&mut out.freed);
         let idle: SmallVec<[Place; 2]> =
             chunk.copies.iter().filter(|copy| copy.peeks == 0).map(|copy| copy.place).collect();
         idle.into_iter().for_each(|place| chunk.remove(place, &mut out.freed));
@@ -569,7 +651,7 @@ impl<E: Clone, S: Clone> State<E, S> {
             match copy.slot {
                 Slot::Lent | Slot::Lost => chunk.copies.push(copy),
                 Slot::There(_) if planted::is(Planted::StaleCopy) => chunk.copies.push(copy),
-                Slot::There(old) => out.freed.push(old),
+                Slot::There(old) => chunk.release(copy.place, old, &mut out.freed),
                 // Not so: nobody copies what somebody has alone.
                 Slot::Arriving => {}
             }
@@ -584,8 +666,11 @@ impl<E: Clone, S: Clone> State<E, S> {
         let Some(chunk) = self.find(number) else { return out.freed.push(envelope) };
         chunk.alone = None;
         if written && chunk.spare() > 0 {
-            chunk.copies.retain(|copy| !matches!(copy.slot, Slot::Lent));
-            out.freed.push(envelope);
+            let lent = chunk.copies.iter().position(|copy| matches!(copy.slot, Slot::Lent));
+            match lent.map(|at| chunk.copies.swap_remove(at).place) {
+                Some(place) => chunk.release(place, envelope, &mut out.freed),
+                None => out.freed.push(envelope),
+            }
         } else {
             Self::put_back(chunk, envelope);
         }
@@ -676,7 +761,13 @@ impl<E: Clone, S: Clone> State<E, S> {
         chunk.moving -= 1;
         match (envelope, chunk.copies.iter().position(|copy| copy.place == to)) {
             (Some(envelope), Some(at)) => chunk.copies[at].slot = Slot::There(envelope),
-            (None, Some(at)) => _ = chunk.copies.swap_remove(at),
+            (None, Some(at)) => {
+                chunk.copies.swap_remove(at);
+                if chunk.returns_to == Some(to) {
+                    // That envelope is gone with the copy that failed.
+                    chunk.ends_return(&mut out.freed);
+                }
+            }
             (envelope, None) => out.freed.extend(envelope),
         }
         self.lose_again(number);
@@ -737,7 +828,7 @@ impl<E: Clone, S: Clone> State<E, S> {
 
     /// Something can come to lie at that place without a copy: it lies there, or a producer is there.
     pub(super) fn may_lie_at(&self, place: Place) -> bool {
-        let lies = self.chunks.iter().any(|chunk| chunk.copy(place).is_some());
+        let lies = self.chunks.iter().any(|chunk| chunk.has_envelope(place));
         lies || self.links.values().any(|link| link.role == Role::Produce && link.place == place)
     }
 

@@ -27,7 +27,7 @@ use crate::{
     },
     planted::{self, Planted},
     stream::Ticket,
-    sync::contained,
+    sync::{contained, wake_again},
 };
 
 /// As many runs as tokio lets a task have operations at a stretch.
@@ -94,6 +94,11 @@ impl Cx {
             let own = asking.waker.as_ref().filter(|_| asking.cx.node.is_face(task.waker()));
             if own.is_none() {
                 asking.cx.node.register_within(task.waker());
+                // Tokio is not given the user's waker.
+                if !tokio::task::coop::has_budget_remaining() {
+                    wake_again(task.waker());
+                    return Poll::Pending;
+                }
             }
             let task = &mut Context::from_waker(own.unwrap_or(task.waker()));
             let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
@@ -138,12 +143,12 @@ impl Cx {
             if let Some(error) = self.fruitless.look(&self.name, self.runs, in_one_poll, ports, task) {
                 return self.fail(error);
             }
-            task.waker().wake_by_ref();
+            wake_again(task.waker());
             return Poll::Pending;
         }
         if self.node.is_aborted() {
             // What it does is dropped at the next poll.
-            task.waker().wake_by_ref();
+            wake_again(task.waker());
             return Poll::Pending;
         }
         let budget = ready!(tokio::task::coop::poll_proceed(task));
@@ -168,7 +173,7 @@ impl Cx {
             if let Some(error) = self.fruitless.refused(self.runs, what) {
                 return self.fail(error);
             }
-            task.waker().wake_by_ref();
+            wake_again(task.waker());
             return Poll::Pending;
         }
         if let Some(permit) = self.held_by() {

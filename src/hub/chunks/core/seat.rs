@@ -100,6 +100,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
 
     /// An error if nothing can ever come to where this link is.
     fn can_come(&self, state: &State<Envelopes<T>, Structure<S>>, places: &Places<T>) -> Result<()> {
+        if self.role == Role::Produce
+            && let Some(too_few) = state.too_few(0, places)
+        {
+            return Err(self.core.too_few_envelopes(too_few, &self.device));
+        }
         if places.count(self.place) > 0 {
             return Ok(());
         }
@@ -181,14 +186,20 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
 
     // --- what becomes of what it was given
 
-    pub(in crate::hub::chunks) fn produced(&self, number: u64, envelope: Envelope<T>, structure: Structure<S>) {
+    pub(in crate::hub::chunks) fn produced(
+        &self,
+        number: u64,
+        envelope: Envelope<T>,
+        structure: Structure<S>,
+        returns: bool,
+    ) {
         let (device, bytes) = (self.core.device_of(&envelope), envelope.raw().bytes());
         self.core.counts.produced.fetch_add(1, Ordering::Relaxed);
         let size = || human::bytes(bytes as u64);
         self.core.tell(|| format!("chunk {number}: produced on {}, {}", place_name(&device), size()));
         self.core.act(|state, places, _| {
             let place = places.number(&device);
-            state.produced(number, place, Arc::new(envelope), structure);
+            state.produced(number, place, Arc::new(envelope), structure, returns);
         });
     }
 

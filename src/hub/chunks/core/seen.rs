@@ -1,6 +1,9 @@
 //! [`ChunkState`]: what a flow sees of a hub of chunks.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+};
 
 use super::{Core, Inner, place_name};
 use crate::{
@@ -19,7 +22,7 @@ use crate::{
 };
 
 /// What a flow sees of a hub of chunks, whatever is in them.
-pub(crate) trait ChunkState: Send + Sync {
+pub(crate) trait ChunkState: fmt::Debug + Send + Sync {
     fn name(&self) -> &Arc<str>;
     /// Chunks that are to be consumed, and were not.
     fn queued(&self) -> usize;

@@ -11,7 +11,8 @@
 use smallvec::SmallVec;
 
 use super::{
-    Actions, Blanks, Chunk, Copy, Link, LinkId, Move, Place, Role, Slot, Spare, State, Waits, snapshot::Snapshot,
+    Actions, Blanks, Chunk, Copy, Link, LinkId, Move, Place, Role, Slot, Spare, State, TooFew, Waits,
+    snapshot::Snapshot,
 };
 
 /// A chunk is wanted at a place.
@@ -23,16 +24,28 @@ struct Wanted {
     demanded: bool,
 }
 
-/// Chunks, and the places where links wait for them.
-type Demands = SmallVec<[(usize, Place); 4]>;
+/// Chunks, the places where links wait for them, and since when the first of those waits.
+type Demands = SmallVec<[(usize, Place, u64); 4]>;
+
+/// Since when a link waits there for that chunk, if one does.
+fn demanded_since(demands: &Demands, chunk: usize, at: Place) -> Option<u64> {
+    demands.iter().find(|(of, place, _)| (*of, *place) == (chunk, at)).map(|(.., since)| *since)
+}
+
+/// Places where consumers are, and since when the first of them waits: [`u64::MAX`] where none does.
+type Consumers = SmallVec<[(Place, u64); 2]>;
 
 impl<E: Clone, S: Clone> State<E, S> {
     /// Says what follows from what has happened.
     pub(in crate::hub::chunks) fn settle(&mut self, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
         out.freed.append(&mut self.freed);
         let mut lacking = None;
+        let consumers = self.consumers();
+        self.choose_goals(&consumers, blanks);
         let demands = self.demands();
-        for Wanted { chunk, place, demanded } in self.wanted(&demands) {
+        // Before copies that no link waits for yet.
+        self.clear_for_producers(&demands, blanks, out);
+        for Wanted { chunk, place, demanded } in self.wanted(&demands, &consumers) {
             self.bring(chunk, place, demanded.then_some(&demands), blanks, out);
             if demanded && lacking.is_none() && self.chunks[chunk].copy(place).is_none() && blanks.count(place) == 0 {
                 lacking = Some((chunk, place));
@@ -40,14 +53,17 @@ impl<E: Clone, S: Clone> State<E, S> {
         }
         // After that: a copy that was made to make room elsewhere has served by now.
         self.trim(out);
-        self.clear_for_producers(&demands, blanks, out);
         if self.spare != Spare::Coming {
             let stuck = lacking.filter(|(at, place)| !self.is_used_before(*at, *place) && self.is_at_rest(blanks));
             self.spare = stuck.map_or(Spare::No, |(at, place)| Spare::Needed(self.chunks[at].number, place));
         }
         out.wakes.extend(self.links.values_mut().filter_map(|link| link.watcher.take()));
         self.wake(blanks, out, |state, snapshot, id, link, waits| {
-            let may_go = || snapshot.may_go(id, link, waits.blank) || state.needs_spare(id, link);
+            let may_go = || {
+                snapshot.may_go(id, link, waits.blank)
+                    || state.needs_spare(id, link)
+                    || (waits.blank && snapshot.is_refused(link))
+            };
             state.has_ended(id, blanks) || (!waits.told && may_go())
         });
     }
@@ -69,7 +85,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         due.sort_unstable();
         for (_, id) in due {
             if let Some(waits) = self.links.get_mut(&id).and_then(|link| link.waits.as_mut()) {
-                (waits.told, waits.looked) = (true, false);
+                (waits.told, waits.looked, waits.insists) = (true, false, false);
                 out.wakes.push(waits.waker.clone());
             }
         }
@@ -80,20 +96,69 @@ impl<E: Clone, S: Clone> State<E, S> {
         self.links.values().any(|link| link.waits.is_some())
     }
 
-    /// Wakes all, to look again whatever they wait for.
+    /// Wakes all that were not woken yet, to look again whatever they wait for.
     pub(in crate::hub::chunks) fn wake_all(&mut self, out: &mut Actions<E>) {
-        let waits = self.links.values().filter_map(|link| link.waits.as_ref());
-        out.wakes.extend(waits.map(|waits| waits.waker.clone()));
+        let waits = self.links.values_mut().filter_map(|link| link.waits.as_mut());
+        for waits in waits.filter(|waits| !waits.told || waits.looked) {
+            (waits.told, waits.looked, waits.insists) = (true, false, false);
+            out.wakes.push(waits.waker.clone());
+        }
     }
 
-    /// The consumer that a chunk goes to: of those that wait one that is where it lies, or that has waited longest; of the
-    /// others the same. One that has looked and taken nothing is among the others.
-    fn consumer(&self, chunk: &Chunk<E, S>) -> Option<Place> {
-        let rank = |link: &Link| {
-            let since = link.waits.as_ref().filter(|waits| !waits.looked).map(|waits| waits.since);
-            (since.is_none(), chunk.copy(link.place).is_none(), since)
+    /// The places of consumers, and since when the first consumer of each place waits. One that has looked and taken nothing, as it
+    /// waits for something else, too, does not: others are not held up by it. But of two that each have what the other one lacks,
+    /// in two hubs, both would lose it to the other again and again: so one that was passed over and looks again waits.
+    fn consumers(&self) -> Consumers {
+        let mut places = Consumers::new();
+        for (_, link) in self.of_role(Role::Consume) {
+            let waits = link.waits.as_ref().filter(|waits| !waits.looked || waits.insists);
+            let since = waits.map_or(u64::MAX, |waits| waits.since);
+            match places.iter_mut().find(|(place, _)| *place == link.place) {
+                Some((_, first)) => *first = since.min(*first),
+                None => places.push((link.place, since)),
+            }
+        }
+        places
+    }
+
+    /// Chooses the consumer that each chunk goes to, the first of: one that waits, one where the chunk lies, the one that has
+    /// waited longest. A later change of that choice is made only where it is [safe](Self::is_safe).
+    fn choose_goals(&mut self, consumers: &Consumers, blanks: &impl Blanks<E>) {
+        for at in 0..self.chunks.len() {
+            let chunk = &self.chunks[at];
+            let rank = |(place, since): &(Place, u64)| (*since == u64::MAX, chunk.copy(*place).is_none(), *since);
+            let kept = chunk.goal.filter(|goal| consumers.iter().any(|(place, _)| place == goal));
+            let first = consumers.iter().min_by_key(|consumer| rank(consumer));
+            let goal = match (kept, first) {
+                (None, _) => {
+                    let safe = |place: Place| self.is_safe(at, place, blanks);
+                    consumers.iter().min_by_key(|consumer| (!safe(consumer.0), rank(consumer))).map(|(place, _)| *place)
+                }
+                (Some(kept), Some((first, _))) if *first != kept && self.is_safe(at, *first, blanks) => Some(*first),
+                _ => kept,
+            };
+            if let Some(before) = kept.filter(|_| goal != kept) {
+                let passed_over = |link: &&mut Link| {
+                    let looked = link.waits.as_ref().is_some_and(|waits| waits.looked);
+                    link.role == Role::Consume && link.place == before && looked
+                };
+                self.links.values_mut().filter(passed_over).for_each(|link| link.passed_over = true);
+            }
+            self.chunks[at].goal = goal;
+        }
+    }
+
+    /// Of the envelopes at that place at least one is left to this chunk and to older ones: it comes here once those are gone.
+    /// What [`reserved`](Self::reserved) keeps is enough to keep this true for each place where the chunk is wanted.
+    fn is_safe(&self, at: usize, place: Place, blanks: &impl Blanks<E>) -> bool {
+        let chunk = &self.chunks[at];
+        let holds = |chunk: &&Chunk<E, S>| {
+            let copy = chunk.copy(place);
+            copy.is_some_and(|copy| copy.there().is_none_or(|envelope| blanks.is_own(place, envelope)))
         };
-        self.of_role(Role::Consume).min_by_key(|(_, link)| rank(link)).map(|(_, link)| link.place)
+        let younger = self.chunks.iter().skip(at + 1).filter(holds).count();
+        let to_come = self.open.iter().filter(|(number, at)| *number > chunk.number && *at == Some(place)).count();
+        chunk.has_envelope(place) || younger + to_come < blanks.made(place)
     }
 
     /// Where a chunk that is to be consumed is wanted next: each place once.
@@ -103,7 +168,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         }
         let mut places = SmallVec::new();
         let peeks = self.pending(chunk, Role::Peek).map(|(_, link)| link.place);
-        for place in peeks.chain(self.consumer(chunk)) {
+        for place in peeks.chain(chunk.goal) {
             if !places.contains(&place) {
                 places.push(place);
             }
@@ -111,7 +176,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         places
     }
 
-    /// Envelopes at a place that chunks before this one will still need.
+    /// Envelopes at a place that chunks before this one will still need: for links that are to modify or peek, and at the goal.
     pub(super) fn reserved(&self, before: usize, place: Place) -> usize {
         if !self.consumes() {
             return 0;
@@ -120,14 +185,32 @@ impl<E: Clone, S: Clone> State<E, S> {
             let is_consumed =
                 chunk.alone.and_then(|id| self.links.get(&id)).is_some_and(|link| link.role == Role::Consume);
             let roles = [Role::Modify, Role::Peek].into_iter().flat_map(|role| self.pending(chunk, role));
-            let mut places = roles.map(|(_, link)| link.place).chain(self.consumer(chunk));
-            !is_consumed && !chunk.is_lost() && chunk.copy(place).is_none() && places.any(|needed| needed == place)
+            let mut places = roles.map(|(_, link)| link.place).chain(chunk.goal);
+            !is_consumed && !chunk.is_lost() && !chunk.has_envelope(place) && places.any(|needed| needed == place)
         };
         let older = self.chunks.iter().take(before).filter(needs).count();
         let next = self.chunks.get(before).map_or(u64::MAX, |chunk| chunk.number);
         let to_come = self.open.iter().filter(|(number, at)| *number < next && *at != Some(place)).count();
         let is_read = || self.each().any(|(_, link)| link.role != Role::Produce && link.place == place);
         older + if to_come > 0 && is_read() { to_come } else { 0 }
+    }
+
+    /// Blanks at a place that are not for this chunk, which a link waits for since then: others have them first.
+    fn kept(&self, at: usize, place: Place, since: u64, blanks: &impl Blanks<E>) -> usize {
+        if self.consumes() {
+            return self.reserved(at, place);
+        }
+        let before = self.starved().filter(|(first, of)| *of == place && *first < since).count();
+        if before > 0 && self.room() > 0 && self.too_few(self.open.len(), blanks).is_none() { before } else { 0 }
+    }
+
+    /// Producers that wait for a blank: since when, and where.
+    fn starved(&self) -> impl Iterator<Item = (u64, Place)> {
+        self.each().filter_map(|(_, link)| {
+            let waits =
+                link.waits.as_ref().filter(|waits| waits.blank && !waits.looked && link.role == Role::Produce)?;
+            Some((waits.since, link.place))
+        })
     }
 
     /// Copies that nobody needs any more go home. Until a modification is committed all others stay: it may be given up.
@@ -153,7 +236,7 @@ impl<E: Clone, S: Clone> State<E, S> {
 
     /// The chunks that links wait for, and where: each once, by the link that came first.
     fn demands(&self) -> Demands {
-        let mut waiting: SmallVec<[(usize, Place, u64); 4]> = SmallVec::new();
+        let mut waiting = Demands::new();
         for (id, link) in self.each() {
             if let Some(waits) = link.waits.as_ref().filter(|waits| !waits.looked && link.role != Role::Produce)
                 && let Some(at) = self.next_for(id, link)
@@ -164,27 +247,34 @@ impl<E: Clone, S: Clone> State<E, S> {
         waiting.sort_unstable();
         waiting.dedup_by_key(|(at, place, _)| (*at, *place));
         waiting.sort_unstable_by_key(|(.., since)| *since);
-        waiting.into_iter().map(|(at, place, _)| (at, place)).collect()
+        waiting
     }
 
     /// Where chunks are wanted and are not, the most urgent first.
-    fn wanted(&self, demands: &Demands) -> Vec<Wanted> {
+    fn wanted(&self, demands: &Demands, consumers: &Consumers) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         if self.consumes() {
             for (at, chunk) in self.chunks.iter().enumerate() {
                 for place in self.next_places(chunk) {
-                    let demanded = demands.contains(&(at, place));
+                    let demanded = demanded_since(demands, at, place).is_some();
                     wanted.push(Wanted { chunk: at, place, demanded });
+                }
+                // A consumer waits, and none where the chunk goes: the goal changes once an envelope is free there.
+                let waits = |place: Place| consumers.iter().any(|(at, since)| *at == place && *since != u64::MAX);
+                if let Some(goal) = chunk.goal.filter(|goal| !waits(*goal)) {
+                    let elsewhere =
+                        demands.iter().filter(|(of, place, _)| *of == at && *place != goal && waits(*place));
+                    wanted.extend(elsewhere.map(|(_, place, _)| Wanted { chunk: at, place: *place, demanded: true }));
                 }
             }
         } else {
-            wanted.extend(demands.iter().map(|(chunk, place)| Wanted { chunk: *chunk, place: *place, demanded: true }));
-            // Whoever goes round them and is at work on one has another one coming; not in the envelope that a producer waits
-            // for, which would be taken from there again, and again.
-            let starving = self.starving();
-            let reads_ahead =
-                |link: &Link| link.role != Role::Produce && link.served > 0 && !starving.contains(&link.place);
-            for (id, link) in self.each().filter(|(_, link)| reads_ahead(link)) {
+            wanted.extend(demands.iter().map(|(chunk, place, _)| Wanted {
+                chunk: *chunk,
+                place: *place,
+                demanded: true,
+            }));
+            // Whoever goes round them and is at work on one has another one coming.
+            for (id, link) in self.each().filter(|(_, link)| link.role != Role::Produce && link.served > 0) {
                 if let Some(at) = self.next_for(id, link).filter(|at| self.chunks[*at].number != link.last) {
                     wanted.push(Wanted { chunk: at, place: link.place, demanded: false });
                 }
@@ -215,16 +305,19 @@ impl<E: Clone, S: Clone> State<E, S> {
             return;
         };
         let left = blanks.count(place);
-        // How many are reserved takes a while to find out.
-        if left == 0 || left <= self.reserved(at, place) {
+        let returns = chunk.has_envelope(place);
+        let since = demands.and_then(|demands| demanded_since(demands, at, place)).unwrap_or(u64::MAX);
+        // How many are kept takes a while to find out.
+        if !returns && (left == 0 || left <= self.kept(at, place, since, blanks)) {
             if let Some(demands) = demands.filter(|_| left == 0) {
                 drop(source);
                 self.make_room(at, place, demands, blanks, out);
             }
             return;
         }
-        let Some(blank) = blanks.take(place) else { return };
         let chunk = &mut self.chunks[at];
+        let own = if returns { chunk.returns_in.take() } else { None };
+        let Some(blank) = own.or_else(|| blanks.take(place)) else { return };
         chunk.copies.push(Copy { place, slot: Slot::Arriving, peeks: 0 });
         chunk.moving += 1;
         out.moves.push(Move { number: chunk.number, from, to: place, source, blank });
@@ -246,26 +339,42 @@ impl<E: Clone, S: Clone> State<E, S> {
             let wanted = if self.consumes() {
                 *at < for_chunk && self.next_places(chunk).contains(&place)
             } else {
-                demands.contains(&(*at, place))
+                demanded_since(demands, *at, place).is_some()
             };
             *at != for_chunk && idle && !wanted
         };
+        // Of the youngest: it is wanted last.
+        if let Some(at) = (0..self.chunks.len()).rev().find(in_the_way) {
+            self.evict(at, place, demands, blanks, out);
+        }
+    }
+
+    /// The copy of a chunk at a place goes, or moves elsewhere if it is the only one.
+    fn evict(&mut self, at: usize, place: Place, demands: &Demands, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
         // One that is on its way out already makes the room.
         let moves_out = |chunk: &Chunk<E, S>| chunk.moving > 0 && chunk.is_there(place);
         if self.chunks.iter().any(moves_out) {
             return;
         }
-        // Of the youngest: it is wanted last.
-        let Some(at) = (0..self.chunks.len()).rev().find(in_the_way) else { return };
         if self.chunks[at].spare() > 1 {
             return self.chunks[at].remove(place, &mut out.freed);
         }
         let has_room = |other: &Place| {
             let left = blanks.count(*other);
-            *other != place && !self.is_lost(*other) && left > 0 && left > self.reserved(at, *other)
+            *other != place && !self.is_lost(*other) && left > 0 && left > self.kept(at, *other, u64::MAX, blanks)
         };
         if let Some(elsewhere) = (0..blanks.places()).find(has_room) {
-            self.bring(at, elsewhere, None, blanks, out);
+            return self.bring(at, elsewhere, None, blanks, out);
+        }
+        // A copy that no link waits for makes room elsewhere. Where chunks are consumed those go by themselves.
+        let is_extra = |chunk: &Chunk<E, S>| chunk.alone.is_none() && chunk.moving == 0 && chunk.spare() > 1;
+        let extra = self.chunks.iter().enumerate().filter(|(_, chunk)| !self.consumes() && is_extra(chunk));
+        let copies = extra.flat_map(|(of, chunk)| chunk.copies.iter().map(move |copy| (of, copy)));
+        let unused = |(of, copy): &(usize, &Copy<E>)| {
+            copy.place != place && copy.is_idle() && demanded_since(demands, *of, copy.place).is_none()
+        };
+        if let Some((of, from)) = copies.filter(unused).map(|(of, copy)| (of, copy.place)).next() {
+            self.chunks[of].remove(from, &mut out.freed);
         }
     }
 
@@ -305,29 +414,39 @@ impl<E: Clone, S: Clone> State<E, S> {
             && self.next_for(id, link).is_some_and(|at| self.chunks[at].number == number)
     }
 
-    /// Where producers wait for a blank, if there is room in the queue: the place of the first of them first.
-    fn starving(&self) -> SmallVec<[Place; 2]> {
-        if self.room() == 0 {
-            return SmallVec::new();
-        }
-        let waits = |link: &Link| link.waits.as_ref().is_some_and(|waits| waits.blank);
-        let starving = self.each().filter(|(_, link)| link.role == Role::Produce && waits(link));
-        starving.map(|(_, link)| link.place).collect()
-    }
-
-    /// A producer waits for a blank, there is room in the queue, and chunks that stay have copies elsewhere.
-    fn clear_for_producers(&mut self, demands: &Demands, blanks: &impl Blanks<E>, out: &mut Actions<E>) {
-        if self.consumes() {
+    /// A producer waits for a blank at a place all of whose envelopes are in chunks that stay: one of those makes room, unless a
+    /// link waits for it there that came before the producer.
+    fn clear_for_producers(&mut self, demands: &Demands, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
+        if self.consumes() || self.room() == 0 || self.too_few(self.open.len(), blanks).is_some() {
             return;
         }
-        let Some(place) = self.starving().into_iter().find(|place| blanks.count(*place) == 0) else { return };
-        let spare = self.chunks.iter().enumerate().position(|(at, chunk)| {
-            let wanted = demands.contains(&(at, place));
-            let idle = chunk.alone.is_none() && chunk.moving == 0 && chunk.copy(place).is_some_and(Copy::is_idle);
-            idle && !wanted && chunk.spare() > 1
-        });
-        if let Some(at) = spare {
-            self.chunks[at].remove(place, &mut out.freed);
+        let starved = self.starved().filter(|(_, place)| blanks.count(*place) == 0);
+        let Some((since, place)) = starved.min() else { return };
+        let in_the_way = |(_, chunk): &(usize, &Chunk<E, S>)| {
+            chunk.alone.is_none() && chunk.moving == 0 && chunk.copy(place).is_some_and(Copy::is_idle)
+        };
+        let idle = self.chunks.iter().enumerate().filter(in_the_way);
+        let idle = idle.filter(|(at, _)| demanded_since(demands, *at, place).is_none_or(|demand| since < demand));
+        // One that is elsewhere, too, needs no copy.
+        if let Some((at, _)) = idle.min_by_key(|(_, chunk)| chunk.spare() == 1) {
+            self.evict(at, place, demands, blanks, out);
         }
+    }
+
+    /// At how many places the hub has envelopes, and how many in all. None is at a place that is lost.
+    pub(super) fn envelopes(&self, blanks: &impl Blanks<E>) -> (usize, usize) {
+        let made = (0..blanks.places()).filter(|place| !self.is_lost(*place)).map(|place| blanks.made(place));
+        made.filter(|made| *made > 0).fold((0, 0), |(places, sum), made| (places + 1, sum + made))
+    }
+
+    /// Where chunks stay each has an envelope, and one is free to move them from place to place: how many envelopes suffice for
+    /// one chunk more than there are, and `open` more, if there are fewer. `None` where chunks need not move, or may be consumed.
+    pub(in crate::hub::chunks) fn too_few(&self, open: usize, blanks: &impl Blanks<E>) -> Option<TooFew> {
+        if self.had_consumer || self.counts.of_readers() == 0 || self.room() == 0 {
+            return None;
+        }
+        let chunks = self.chunks.iter().filter(|chunk| !chunk.is_sent).count() + open + 1;
+        let (places, made) = self.envelopes(blanks);
+        (places > 1 && chunks > 1 && made <= chunks).then_some(TooFew { chunks, made })
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Snapshot<'a, E, S, B> {
     turns: SmallVec<[Cell<Option<Turn>>; 4]>,
     has_blanks: RefCell<SmallVec<[(Place, bool); 2]>>,
     firsts: OnceCell<Firsts>,
+    /// There are envelopes for one more chunk, whatever becomes of the blanks that producers have.
+    has_enough: OnceCell<bool>,
 }
 
 /// Since when the first of those waits that can have what they wait for, were they alone, and have not looked yet.
@@ -54,6 +56,7 @@ impl<'a, E: Clone, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
             turns: state.chunks.iter().map(|_| Cell::new(None)).collect(),
             has_blanks: RefCell::default(),
             firsts: OnceCell::new(),
+            has_enough: OnceCell::new(),
         }
     }
 
@@ -88,10 +91,19 @@ impl<'a, E: Clone, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         })
     }
 
+    fn has_enough(&self) -> bool {
+        *self.has_enough.get_or_init(|| self.state.too_few(self.state.open.len(), self.blanks).is_none())
+    }
+
+    /// A producer, for whose chunk there will be no envelope.
+    pub(super) fn is_refused(&self, link: &Link) -> bool {
+        link.role == Role::Produce && !self.has_enough() && self.state.too_few(0, self.blanks).is_some()
+    }
+
     /// Could it have now what it asks for, if no other link asked?
     pub(super) fn is_there(&self, id: LinkId, link: &Link, blank: bool) -> bool {
         if link.role == Role::Produce {
-            return self.state.room() > 0 && (!blank || self.has_blanks(link.place));
+            return self.state.room() > 0 && (!blank || (self.has_blanks(link.place) && self.has_enough()));
         }
         self.state.next_for(id, link).is_some_and(|at| self.is_there_of(id, link, at))
     }

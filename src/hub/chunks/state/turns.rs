@@ -51,13 +51,13 @@ impl<E: Clone, S: Clone> State<E, S> {
         }
     }
 
-    /// It waits for a blank, and all that there are lie in chunks that stay where they are.
+    /// It waits for a blank, and each envelope of the hub is the only copy of a chunk that stays.
     fn is_out_of_blanks(&self, link: &Link, blanks: &impl Blanks<E>) -> bool {
         let stays = |chunk: &&Chunk<E, S>| {
-            chunk.copy(link.place).is_some() && chunk.copies.len() == 1 && chunk.alone.is_none() && chunk.moving == 0
+            chunk.copies.len() == 1 && chunk.alone.is_none() && chunk.moving == 0 && !chunk.is_sent
         };
         let waits = link.waits.as_ref().is_some_and(|waits| waits.blank);
-        waits && self.chunks.iter().filter(stays).count() >= blanks.made(link.place)
+        waits && self.chunks.iter().filter(stays).count() >= self.envelopes(blanks).1
     }
 
     /// Asks, and changes nothing but that the link waits now. `blank`: a producer wants one, beside a place in the queue.
@@ -89,7 +89,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         let Some(link) = self.links.get_mut(&id) else { return Some(Answer::Never) };
         if ready {
             if let Some(waits) = link.waits.as_mut() {
-                waits.looked = true;
+                (waits.looked, waits.insists) = (true, link.passed_over);
                 self.wake_those_behind(blanks, out);
             }
             return Some(Answer::Yes);
@@ -99,9 +99,11 @@ impl<E: Clone, S: Clone> State<E, S> {
                 if !waits.waker.will_wake(waker) {
                     self.gone.push(std::mem::replace(&mut waits.waker, shared?.clone()));
                 }
-                (waits.blank, waits.told, waits.looked) = (blank, false, false);
+                (waits.blank, waits.told, waits.looked, waits.insists) = (blank, false, false, false);
             }
-            none => *none = Some(Waits { since, waker: shared?.clone(), blank, told: false, looked: false }),
+            none => {
+                *none = Some(Waits { since, waker: shared?.clone(), blank, told: false, looked: false, insists: false })
+            }
         }
         self.settle(blanks, out);
         Some(Answer::Wait)
@@ -206,7 +208,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         let served = self.tick();
         if let Some(link) = self.links.get_mut(&id) {
             self.gone.extend(link.waits.take().map(|waits| waits.waker));
-            (link.served, link.last) = (served, grant.number);
+            (link.served, link.last, link.passed_over) = (served, grant.number, false);
         }
         Some(grant)
     }
