@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{
     chunks::{Drain, DrainPorts, Fill, See},
     emulated, freed, increment, lock, on_both, shared, sink, square, until, within,
@@ -935,4 +937,60 @@ async fn a_copy_that_was_looked_at_and_not_taken_makes_room_for_a_producer() {
     running.abort();
     drop(gate);
     let _ = within(running).await;
+}
+
+#[derive(Ports)]
+struct ZipPorts {
+    #[consume]
+    left: Consume<u32>,
+    #[consume]
+    right: Consume<u32>,
+}
+
+/// Consumes one chunk of each of two hubs at a time.
+struct Zip(Arc<std::sync::atomic::AtomicUsize>);
+
+impl Operator for Zip {
+    type Ports = ZipPorts;
+
+    async fn compute(&mut self, ports: &mut ZipPorts, _cx: &mut Cx) -> Result<()> {
+        ports.left.get()?;
+        ports.right.get()?;
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Two operators at different places consume pairs from the same two hubs: they do not carry what the other one lacks to and fro.
+#[tokio::test]
+async fn consumers_of_pairs_from_two_hubs_lose_no_chunk_to_each_other_for_ever() {
+    for envelopes in [1, 2] {
+        let device = emulated();
+        let hub = |name: &str| {
+            let builder = ChunkHub::<u32>::builder(name).elements(1).queue(envelopes);
+            builder.envelopes(&device, envelopes).host_envelopes(envelopes).build().unwrap()
+        };
+        let (left, right, pairs) = (hub("left"), hub("right"), Arc::default());
+        let mut flow = Flow::new("pairs");
+        for on_device in [false, true] {
+            let zip = flow.add(if on_device { "there" } else { "here" }, Zip(Arc::clone(&pairs)));
+            let zip = if on_device { zip.on(&device) } else { zip };
+            flow.link(zip.left, &left);
+            flow.link(zip.right, &right);
+        }
+        let fills = [&left, &right].map(|hub| {
+            let mut produce = hub.produce(&host()).unwrap();
+            tokio::spawn(async move {
+                for number in 0..200 {
+                    produce.with(async |blank| blank.fill_from(&[number]).await).await.unwrap().unwrap();
+                }
+            })
+        });
+        let running = flow.spawn().unwrap();
+        for fill in fills {
+            within(fill).await.unwrap();
+        }
+        within(running).await.unwrap();
+        assert_eq!(pairs.load(std::sync::atomic::Ordering::Relaxed), 200);
+    }
 }

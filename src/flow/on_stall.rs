@@ -4,8 +4,11 @@
 /// them takes, or one of them has something to send and no room for it. Nothing that the others do can change that.
 ///
 /// It is found when all operators wait for each other; and, on a runtime with timers (`enable_time`), where some do and others go
-/// on, within two tenths of a second after the last of them has begun to wait. There, operators count as going on if they wait for a
-/// condition of the user's own, a predicate or `may_run`; and a wait for an envelope counts as one for all that might have it.
+/// on, within two tenths of a second after the last of them has begun to wait. There the analysis errs on the side of going on: operators
+/// that wait for a condition of the user's own, a predicate or `may_run` count as going on; one that waits for a message in the middle of
+/// a run counts as waiting at all of its inputs; and a wait for an envelope counts as one for all operators in a run, and for all
+/// that messages of the hub may have come to. An envelope that an operator gave away by a channel of the program's own is unknown to the
+/// flow. On a runtime without timers, which tokio reports by a panic that is caught, the panic hook hears of that.
 /// Operators that wait for each other with nothing left to take, as those of a loop that has gone quiet, are at their end.
 ///
 /// ```

@@ -49,7 +49,7 @@ struct Found<'a> {
 }
 
 impl Control {
-    /// How all operators stand. `None` where the answer would mean nothing: somebody steps through the flow, or a message from
+    /// How all operators stand. `None` where the answer would mean nothing: the flow is stepped through, or a message from
     /// outside is on its way to an operator.
     pub(crate) fn stands(&self) -> Option<Stands> {
         if self.nodes.iter().any(|node| node.permit().is_some()) || self.rest.tokens.lent() != self.rest.outside() {

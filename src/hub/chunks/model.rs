@@ -400,7 +400,8 @@ impl World {
         }
         let waker = Arc::new(Waker::from(self.tasks[at].woken.clone()));
         let mut out = Actions::default();
-        let asked = self.state.poll(id, true, &waker, Some(&waker), &mut self.pools, &mut out).unwrap();
+        let stays = self.rng.random();
+        let asked = self.state.poll(id, true, stays, &waker, Some(&waker), &mut self.pools, &mut out).unwrap();
         self.carry_out(out);
         match asked {
             Answer::Never => self.tasks[at].left = 0,

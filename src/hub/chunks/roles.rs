@@ -20,6 +20,16 @@ pub(crate) enum LinkName {
     Port(u64, usize, usize),
 }
 
+impl LinkName {
+    /// Ports in the order of their operators, which is the same in all hubs of a flow, then links by hand in that of linking.
+    pub(crate) fn order(self) -> u64 {
+        match self {
+            Self::Port(flow, operator, _) => (flow << 32 | operator as u64) & !(1 << 63),
+            Self::Hand(number) => number | 1 << 63,
+        }
+    }
+}
+
 impl Role {
     /// `produces`
     pub(crate) fn verb(self) -> &'static str {

@@ -151,8 +151,6 @@ struct Link {
     served: u64,
     /// The chunk that it was given last.
     last: u64,
-    /// A chunk that it had looked at has gone to another consumer, and it was given none since.
-    passed_over: bool,
 }
 
 #[derive(Debug)]
@@ -165,8 +163,6 @@ struct Waits {
     told: bool,
     /// It could have had what it waits for, and did not take it: it waits for something else, too.
     looked: bool,
-    /// It has looked again after it was passed over.
-    insists: bool,
 }
 
 #[derive(Debug)]
@@ -290,6 +286,8 @@ pub(super) struct State<E, S> {
     spare: Spare,
     /// Places whose device is lost.
     lost: SmallVec<[Place; 1]>,
+    /// How often a chunk that a consumer had looked at has gone to another one since a consumer has taken one.
+    passed_over: usize,
     /// Envelopes that were lost, for the next time that it settles.
     freed: Vec<E>,
     /// Once there was one.
@@ -411,6 +409,7 @@ impl<E: Clone, S: Clone> State<E, S> {
             gone: Vec::new(),
             spare: Spare::No,
             lost: SmallVec::new(),
+            passed_over: 0,
             freed: Vec::new(),
             had_producer: false,
             had_reader: false,
@@ -442,18 +441,8 @@ impl<E: Clone, S: Clone> State<E, S> {
             self.served.add(role);
         }
         // What is there already is as new to it as to anybody.
-        let link = Link {
-            role,
-            name,
-            place,
-            retired: false,
-            is_served,
-            waits: None,
-            watcher: None,
-            served: 0,
-            last: 0,
-            passed_over: false,
-        };
+        let link =
+            Link { role, name, place, retired: false, is_served, waits: None, watcher: None, served: 0, last: 0 };
         self.links.insert(id, link);
         (id, name)
     }

@@ -65,15 +65,15 @@ impl Forgotten {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
-    /// Asks for the next chunk, or blank. `blank`: a producer wants one, beside a place in the queue.
-    pub(in crate::hub::chunks) fn ask(&self, blank: bool, task: &mut Context<'_>) -> Result<Answer> {
+    /// Asks for the next chunk, or blank. `blank`: a producer wants one, beside a place in the queue. `stays`: it may wait for something else, too, and not take what is there.
+    pub(in crate::hub::chunks) fn ask(&self, blank: bool, stays: bool, task: &mut Context<'_>) -> Result<Answer> {
         self.core.check()?;
         self.device.check()?;
         loop {
             let mut actions = Actions::default();
             let mut ask = |shared: Option<&Arc<Waker>>| {
                 let Inner { state, places } = &mut *lock(&self.core.inner);
-                let asked = state.poll(self.id, blank, task.waker(), shared, places, &mut actions)?;
+                let asked = state.poll(self.id, blank, stays, task.waker(), shared, places, &mut actions)?;
                 state.take_gone(&mut actions);
                 let waits = asked == Answer::Wait && (blank || self.role != Role::Produce);
                 let comes = if waits { self.can_come(state, places) } else { Ok(()) };
@@ -130,7 +130,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
         task: &mut Context<'_>,
     ) -> Poll<Result<Option<Chunk<K, T, S>>>> {
         loop {
-            match self.ask(blank, task)? {
+            match self.ask(blank, false, task)? {
                 Answer::Never => return Poll::Ready(Ok(None)),
                 Answer::Wait => return Poll::Pending,
                 Answer::Yes => {

@@ -85,7 +85,7 @@ impl<E: Clone, S: Clone> State<E, S> {
         due.sort_unstable();
         for (_, id) in due {
             if let Some(waits) = self.links.get_mut(&id).and_then(|link| link.waits.as_mut()) {
-                (waits.told, waits.looked, waits.insists) = (true, false, false);
+                (waits.told, waits.looked) = (true, false);
                 out.wakes.push(waits.waker.clone());
             }
         }
@@ -100,19 +100,26 @@ impl<E: Clone, S: Clone> State<E, S> {
     pub(in crate::hub::chunks) fn wake_all(&mut self, out: &mut Actions<E>) {
         let waits = self.links.values_mut().filter_map(|link| link.waits.as_mut());
         for waits in waits.filter(|waits| !waits.told || waits.looked) {
-            (waits.told, waits.looked, waits.insists) = (true, false, false);
+            (waits.told, waits.looked) = (true, false);
             out.wakes.push(waits.waker.clone());
         }
     }
 
     /// The places of consumers, and since when the first consumer of each place waits. One that has looked and taken nothing, as it
-    /// waits for something else, too, does not: others are not held up by it. But of two that each have what the other one lacks,
-    /// in two hubs, both would lose it to the other again and again: so one that was passed over and looks again waits.
+    /// waits for something else, too, does not: others are not held up by it.
+    ///
+    /// Of two consumers that each have what the other one lacks, in two hubs, both would lose it to the other again and again. So
+    /// where a chunk has been passed on more often than there are consumers, and none has taken one meanwhile, the first that waits,
+    /// looked or not, has it: in an order that is the same in all hubs of a flow.
     fn consumers(&self) -> Consumers {
         let mut places = Consumers::new();
+        let is_contested = self.passed_over > self.counts.of(Role::Consume);
         for (_, link) in self.of_role(Role::Consume) {
-            let waits = link.waits.as_ref().filter(|waits| !waits.looked || waits.insists);
-            let since = waits.map_or(u64::MAX, |waits| waits.since);
+            let since = match &link.waits {
+                Some(_) if is_contested => link.name.order(),
+                Some(waits) if !waits.looked => waits.since,
+                _ => u64::MAX,
+            };
             match places.iter_mut().find(|(place, _)| *place == link.place) {
                 Some((_, first)) => *first = since.min(*first),
                 None => places.push((link.place, since)),
@@ -126,7 +133,9 @@ impl<E: Clone, S: Clone> State<E, S> {
     fn choose_goals(&mut self, consumers: &Consumers, blanks: &impl Blanks<E>) {
         for at in 0..self.chunks.len() {
             let chunk = &self.chunks[at];
-            let rank = |(place, since): &(Place, u64)| (*since == u64::MAX, chunk.copy(*place).is_none(), *since);
+            let is_contested = self.passed_over > self.counts.of(Role::Consume);
+            let elsewhere = |place: Place| !is_contested && chunk.copy(place).is_none();
+            let rank = |(place, since): &(Place, u64)| (*since == u64::MAX, elsewhere(*place), *since);
             let kept = chunk.goal.filter(|goal| consumers.iter().any(|(place, _)| place == goal));
             let first = consumers.iter().min_by_key(|consumer| rank(consumer));
             let goal = match (kept, first) {
@@ -138,11 +147,10 @@ impl<E: Clone, S: Clone> State<E, S> {
                 _ => kept,
             };
             if let Some(before) = kept.filter(|_| goal != kept) {
-                let passed_over = |link: &&mut Link| {
-                    let looked = link.waits.as_ref().is_some_and(|waits| waits.looked);
-                    link.role == Role::Consume && link.place == before && looked
-                };
-                self.links.values_mut().filter(passed_over).for_each(|link| link.passed_over = true);
+                let looked =
+                    |link: &Link| link.place == before && link.waits.as_ref().is_some_and(|waits| waits.looked);
+                let is_passed_over = self.of_role(Role::Consume).any(|(_, link)| looked(link));
+                self.passed_over += usize::from(is_passed_over && !is_contested);
             }
             self.chunks[at].goal = goal;
         }

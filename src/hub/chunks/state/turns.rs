@@ -65,11 +65,12 @@ impl<E: Clone, S: Clone> State<E, S> {
     /// What it was told is there stays until it can take it: nothing is settled in between.
     ///
     /// `shared` is the same waker, cloned by a caller that held no lock; without it there is no answer where one is needed that
-    /// the link does not have.
+    /// the link does not have. `stays`: a link that can go may not do so.
     pub(in crate::hub::chunks) fn poll(
         &mut self,
         id: LinkId,
         blank: bool,
+        stays: bool,
         waker: &Waker,
         shared: Option<&Arc<Waker>>,
         blanks: &mut impl Blanks<E>,
@@ -88,9 +89,19 @@ impl<E: Clone, S: Clone> State<E, S> {
         let ready = self.links.get(&id).is_some_and(|link| Snapshot::new(self, blanks).may_go(id, link, blank));
         let Some(link) = self.links.get_mut(&id) else { return Some(Answer::Never) };
         if ready {
-            if let Some(waits) = link.waits.as_mut() {
-                (waits.looked, waits.insists) = (true, link.passed_over);
-                self.wake_those_behind(blanks, out);
+            match &mut link.waits {
+                Some(waits) => {
+                    if !waits.waker.will_wake(waker) {
+                        self.gone.push(std::mem::replace(&mut waits.waker, shared?.clone()));
+                    }
+                    waits.looked = true;
+                    self.wake_those_behind(blanks, out);
+                }
+                // It may wait for something else, and is to be notified of the hub's end meanwhile.
+                none if stays => {
+                    *none = Some(Waits { since, waker: shared?.clone(), blank, told: true, looked: true });
+                }
+                None => {}
             }
             return Some(Answer::Yes);
         }
@@ -99,11 +110,9 @@ impl<E: Clone, S: Clone> State<E, S> {
                 if !waits.waker.will_wake(waker) {
                     self.gone.push(std::mem::replace(&mut waits.waker, shared?.clone()));
                 }
-                (waits.blank, waits.told, waits.looked, waits.insists) = (blank, false, false, false);
+                (waits.blank, waits.told, waits.looked) = (blank, false, false);
             }
-            none => {
-                *none = Some(Waits { since, waker: shared?.clone(), blank, told: false, looked: false, insists: false })
-            }
+            none => *none = Some(Waits { since, waker: shared?.clone(), blank, told: false, looked: false }),
         }
         self.settle(blanks, out);
         Some(Answer::Wait)
@@ -205,10 +214,13 @@ impl<E: Clone, S: Clone> State<E, S> {
                 lost: None,
             }
         };
+        if role == Role::Consume {
+            self.passed_over = 0;
+        }
         let served = self.tick();
         if let Some(link) = self.links.get_mut(&id) {
             self.gone.extend(link.waits.take().map(|waits| waits.waker));
-            (link.served, link.last, link.passed_over) = (served, grant.number, false);
+            (link.served, link.last) = (served, grant.number);
         }
         Some(grant)
     }
