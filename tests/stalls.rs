@@ -263,7 +263,7 @@ async fn q8_who_waits_for_something_outside_is_in_no_deadlock() {
 #[tokio::test(start_paused = true)]
 async fn a_flow_that_does_not_end_in_time_is_aborted_and_says_who_was_left() {
     let mut flow = Flow::new("slow");
-    let never = flow.add("never", source(|| std::future::pending::<Result<Option<u8>>>()));
+    let never = flow.add("never", source(std::future::pending::<Result<Option<u8>>>));
     let reads = flow.add("reads", sink(|_: u8| ready(Ok(()))));
     let mut once = Some(1_u8);
     let done = flow.add("done", source(move || ready(Ok(once.take()))));

@@ -191,7 +191,10 @@ fn sends_into_a_flow_work_or_are_errors_in_a_threads_last_locals() {
         let print = flow.add("print", sink(async |_: u32| Ok(())));
         let ingress = flow.ingress("numbers", print.input);
         let (flow, running) = match runs {
-            true => (None, Some(runtime.block_on(async { flow.spawn().unwrap() }))),
+            true => {
+                let _here = runtime.enter();
+                (None, Some(flow.spawn().unwrap()))
+            }
             false => (Some(flow), None),
         };
         if runs {

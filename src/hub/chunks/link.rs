@@ -12,7 +12,7 @@ use super::{
     chunk::{Chunk, beside},
     core::{Seat, place_name},
     roles::{DoesWith, LinkName, Produce, Role},
-    state::LinkId,
+    state::{Asks, LinkId},
 };
 use crate::{
     device::Device,
@@ -122,7 +122,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
 
     /// For a port: asks for the next chunk. Between this and `take` another may be quicker.
     pub(crate) fn ask(&self, task: &mut Context<'_>) -> Result<Answer> {
-        self.seat.ask(true, true, task)
+        self.seat.ask(Asks { blank: true, stays: true }, task)
     }
 
     /// Takes it, if it is still there.

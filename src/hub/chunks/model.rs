@@ -26,7 +26,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
 use super::{
     roles::{LinkName, Role},
-    state::{Actions, Blanks, Grant, LOOKS, LinkId, Move, Place, State},
+    state::{Actions, Asks, Blanks, Grant, LOOKS, LinkId, Move, Place, State},
 };
 use crate::hub::queue::Answer;
 
@@ -400,8 +400,8 @@ impl World {
         }
         let waker = Arc::new(Waker::from(self.tasks[at].woken.clone()));
         let mut out = Actions::default();
-        let stays = self.rng.random();
-        let asked = self.state.poll(id, true, stays, &waker, Some(&waker), &mut self.pools, &mut out).unwrap();
+        let asks = Asks { blank: true, stays: self.rng.random() };
+        let asked = self.state.poll(id, asks, &waker, Some(&waker), &mut self.pools, &mut out).unwrap();
         self.carry_out(out);
         match asked {
             Answer::Never => self.tasks[at].left = 0,

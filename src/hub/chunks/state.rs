@@ -84,6 +84,15 @@ pub(super) trait Blanks<E> {
     fn is_own(&self, place: Place, envelope: &E) -> bool;
 }
 
+/// What a link asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asks {
+    /// A producer: a blank, beside a place in the queue.
+    pub(super) blank: bool,
+    /// It may wait for something else, too, and not take what is there.
+    pub(super) stays: bool,
+}
+
 /// What a link is given: a blank, or a chunk.
 #[derive(Debug)]
 pub(super) struct Grant<E, S> {

@@ -18,7 +18,7 @@ use crate::{
         chunks::{
             chunk::Chunk,
             roles::{DoesWith, LinkName, Role},
-            state::{Actions, Grant, LinkId, Place, State},
+            state::{Actions, Asks, Grant, LinkId, Place, State},
         },
         envelope::Envelope,
         queue::Answer,
@@ -65,17 +65,17 @@ impl Forgotten {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
-    /// Asks for the next chunk, or blank. `blank`: a producer wants one, beside a place in the queue. `stays`: it may wait for something else, too, and not take what is there.
-    pub(in crate::hub::chunks) fn ask(&self, blank: bool, stays: bool, task: &mut Context<'_>) -> Result<Answer> {
+    /// Asks for the next chunk, or blank.
+    pub(in crate::hub::chunks) fn ask(&self, asks: Asks, task: &mut Context<'_>) -> Result<Answer> {
         self.core.check()?;
         self.device.check()?;
         loop {
             let mut actions = Actions::default();
             let mut ask = |shared: Option<&Arc<Waker>>| {
                 let Inner { state, places } = &mut *lock(&self.core.inner);
-                let asked = state.poll(self.id, blank, stays, task.waker(), shared, places, &mut actions)?;
+                let asked = state.poll(self.id, asks, task.waker(), shared, places, &mut actions)?;
                 state.take_gone(&mut actions);
-                let waits = asked == Answer::Wait && (blank || self.role != Role::Produce);
+                let waits = asked == Answer::Wait && (asks.blank || self.role != Role::Produce);
                 let comes = if waits { self.can_come(state, places) } else { Ok(()) };
                 Some((asked, comes.map(|()| waits && state.claim_spare(self.id))))
             };
@@ -130,7 +130,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Seat<T, S> {
         task: &mut Context<'_>,
     ) -> Poll<Result<Option<Chunk<K, T, S>>>> {
         loop {
-            match self.ask(blank, false, task)? {
+            match self.ask(Asks { blank, stays: false }, task)? {
                 Answer::Never => return Poll::Ready(Ok(None)),
                 Answer::Wait => return Poll::Pending,
                 Answer::Yes => {

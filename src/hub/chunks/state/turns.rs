@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, task::Waker};
 
-use super::{Actions, Blanks, Chunk, Grant, Link, LinkId, Role, Slot, State, Waits, snapshot::Snapshot};
+use super::{Actions, Asks, Blanks, Chunk, Grant, Link, LinkId, Role, Slot, State, Waits, snapshot::Snapshot};
 use crate::hub::queue::Answer;
 
 impl<E: Clone, S: Clone> State<E, S> {
@@ -60,17 +60,16 @@ impl<E: Clone, S: Clone> State<E, S> {
         waits && self.chunks.iter().filter(stays).count() >= self.envelopes(blanks).1
     }
 
-    /// Asks, and changes nothing but that the link waits now. `blank`: a producer wants one, beside a place in the queue.
+    /// Asks, and changes nothing but that the link waits now.
     ///
     /// What it was told is there stays until it can take it: nothing is settled in between.
     ///
     /// `shared` is the same waker, cloned by a caller that held no lock; without it there is no answer where one is needed that
-    /// the link does not have. `stays`: a link that can go may not do so.
+    /// the link does not have.
     pub(in crate::hub::chunks) fn poll(
         &mut self,
         id: LinkId,
-        blank: bool,
-        stays: bool,
+        Asks { blank, stays }: Asks,
         waker: &Waker,
         shared: Option<&Arc<Waker>>,
         blanks: &mut impl Blanks<E>,
