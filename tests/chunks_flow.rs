@@ -235,7 +235,7 @@ async fn h10_what_cannot_work_is_told_before_running_all_at_once() {
              `envelopes(&device, 2)`, or `add_envelopes`",
             device.name()
         ),
-        "nobody produces chunks for hub `empty`, and `drain.numbers` would wait for ever",
+        "no port produces chunks for hub `empty`, and `drain.numbers` would wait for ever",
         "`again` has several runs at a time",
         "ports `round.points` and `round.sums` of one operator wait for the same chunk of hub `nowhere`",
     ] {

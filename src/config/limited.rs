@@ -9,7 +9,7 @@ use serde::ser::{self, Error, Serialize, Serializer};
 /// [`MOST`](super::document::MOST) may be such wrappers. A level takes less than 2 KiB of stack in a debug build.
 const MOST: usize = 256;
 
-/// Of the parts that a value says it has: the serializer sets memory apart for them, and may be told any number.
+/// The number of parts that the serializer allocates memory for: a value may claim any.
 fn believed(len: usize) -> usize {
     len.min(MOST)
 }

@@ -27,7 +27,7 @@ pub(super) fn groups(stands: &[Stand]) -> Vec<Vec<usize>> {
             next.extend(&waited_for_by[operator]);
         }
     }
-    // Whoever waits for one of a group, or is waited for by one, is of the group.
+    // An operator that waits for a member of a group, or is waited for by one, is a member.
     let mut left: Vec<_> =
         stands.iter().zip(&live).map(|(stand, live)| !live && matches!(stand, Stand::Waits(_))).collect();
     let mut groups = Vec::new();

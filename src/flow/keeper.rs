@@ -238,8 +238,8 @@ impl Keeper<'_> {
     }
 
     /// These operators do nothing any more, unless they are notified, and nothing else will change that; `all`: no other does
-    /// anything either. The end, or a stall? One may have been woken since, by whoever looks on from outside: that moves
-    /// nothing, and it waits still.
+    /// anything either. The end, or a stall? One may have been notified since, by an observer outside of the flow: that
+    /// moves nothing, and it waits still.
     fn at_rest(&self, group: Vec<usize>, all: bool, rest: &mut AtRest) -> Poll<Next> {
         let nodes = &self.control.nodes;
         let mut waits: Vec<String> = Vec::new();
@@ -314,7 +314,7 @@ struct AtRest {
     reported: HashMap<Vec<usize>, String>,
 }
 
-/// Those of a group that were told that nothing will come to them, since a message was taken last.
+/// Members of a group that were released since a message was taken last: their waits in a run have ended.
 #[derive(Default)]
 struct Released {
     /// Messages taken until then.

@@ -124,7 +124,7 @@ impl Flow {
     /// ```
     ///
     /// What is wrong with it is reported when the flow runs, with everything else that is: a port that is linked twice or
-    /// not at all, a hub without an envelope where an operator is, readers of a hub that nobody produces for.
+    /// not at all, a hub without an envelope where an operator is, readers of a hub without a producer.
     ///
     /// # Flows that share a hub
     /// A link by hand holds a flow whose operators wait. A port of *another flow* does not: a flow whose operators all wait
@@ -313,7 +313,7 @@ pub(super) fn problems(
         let is_filled = || filled.iter().any(|hub| key(hub) == key(&link.hub));
         if !group.produced && link.hub.links_that(Role::Produce) == 0 && link.hub.is_empty() && !is_filled() {
             problems.push(format!(
-                "nobody produces chunks for hub `{hub}`, and `{name}` would wait for ever: link a port that does, have a \
+                "no port produces chunks for hub `{hub}`, and `{name}` would wait for ever: link a port that does, have a \
                  link by hand, `hub.produce(..)`, or say which operator's `start` puts chunks there, `.fills(&hub)`"
             ));
         }

@@ -129,8 +129,8 @@ impl Flow {
     /// [`Envelope`]s; inside of it messages may be of any type.
     ///
     /// A graph has fixed sizes. With [`buckets`](Section::buckets) the messages are padded with zeros to the next one of them;
-    /// without, there is a graph for each combination of lengths that comes, for [some of them](Section::at_most). The first round of each is run as the flow would
-    /// without a section, and so is every round that fits none.
+    /// without, there is a graph for each combination of lengths that comes, for [some of them](Section::at_most). The first round
+    /// of each is run as the flow would without a section, and so is every round that fits none.
     ///
     /// ```
     /// use wakeline::{operator::{MapPorts, sink, source}, prelude::*};
