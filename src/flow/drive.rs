@@ -47,7 +47,7 @@ use crate::{
         node::Node,
         seat::{Ends, Seat, Tally, caught},
     },
-    sync::logged,
+    sync::{discard, logged},
 };
 
 /// An operator that takes part, in its surroundings.
@@ -62,53 +62,38 @@ pub(super) struct Member {
 }
 
 /// An operator of a flow. Several are dropped together: with their flow, where the runtime ends, or where a flow's outcome is
-/// not taken. A panic of one's destructor ends there, and is logged.
-pub(super) struct OwnSeat {
+/// not taken. A panic of one's destructor ends there, and is logged. An operator may own another flow, to any depth: so its
+/// destructor is left to [`discard`], which calls deep ones one after another.
+pub(super) struct OwnSeat(Option<Named>);
+
+/// An operator, and the names for the log. Its destructor is the one that `discard` calls.
+struct Named {
     seat: Option<Box<dyn Seat>>,
-    // For the log.
     flow: Arc<str>,
     operator: Arc<str>,
 }
 
 impl OwnSeat {
     pub(super) fn new(seat: Box<dyn Seat>, flow: &Arc<str>, operator: &Arc<str>) -> Self {
-        Self { seat: Some(seat), flow: flow.clone(), operator: operator.clone() }
+        Self(Some(Named { seat: Some(seat), flow: flow.clone(), operator: operator.clone() }))
     }
 
     /// Drops it. A panic of its destructor is the error.
     fn destroy(mut self) -> Result<()> {
-        self.take_down()
+        self.0.take().map_or(Ok(()), |mut named| named.destroy())
     }
+}
 
-    fn take_down(&mut self) -> Result<()> {
+impl Named {
+    fn destroy(&mut self) -> Result<()> {
         let seat = self.seat.take();
         catch_unwind(AssertUnwindSafe(|| drop(seat))).map_err(|panic| Error::new(ErrorKind::Panicked, said(panic)))
     }
 }
 
-impl Deref for OwnSeat {
-    type Target = dyn Seat;
-
-    fn deref(&self) -> &Self::Target {
-        match self.seat.as_deref() {
-            Some(seat) => seat,
-            None => unreachable!("only `destroy`, which consumes this, and the destructor take it out"),
-        }
-    }
-}
-
-impl DerefMut for OwnSeat {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        match self.seat.as_deref_mut() {
-            Some(seat) => seat,
-            None => unreachable!("only `destroy`, which consumes this, and the destructor take it out"),
-        }
-    }
-}
-
-impl Drop for OwnSeat {
+impl Drop for Named {
     fn drop(&mut self) {
-        if let Err(error) = self.take_down() {
+        if let Err(error) = self.destroy() {
             let (flow, operator) = (&*self.flow, &*self.operator);
             logged(|| {
                 tracing::warn!(
@@ -119,6 +104,32 @@ impl Drop for OwnSeat {
                 );
             });
         }
+    }
+}
+
+impl Deref for OwnSeat {
+    type Target = dyn Seat;
+
+    fn deref(&self) -> &Self::Target {
+        match self.0.as_ref().and_then(|named| named.seat.as_deref()) {
+            Some(seat) => seat,
+            None => unreachable!("only `destroy`, which consumes this, and the destructor take it out"),
+        }
+    }
+}
+
+impl DerefMut for OwnSeat {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match self.0.as_mut().and_then(|named| named.seat.as_deref_mut()) {
+            Some(seat) => seat,
+            None => unreachable!("only `destroy`, which consumes this, and the destructor take it out"),
+        }
+    }
+}
+
+impl Drop for OwnSeat {
+    fn drop(&mut self) {
+        discard(self.0.take());
     }
 }
 
