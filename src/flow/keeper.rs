@@ -83,22 +83,26 @@ impl Keeper<'_> {
             let task = async move {
                 // Also what is dropped at an abort may panic; whatever happens, this task says that it has ended.
                 let running = caught(attended(&node, &member.device, member.seat.run())).await;
-                // Before its ports are closed: whoever loses something then finds why.
-                if let Err(error) = &running {
-                    control.fail(blamed(&control, error.again(), &operator(&member.name)));
-                }
-                // Its token goes after its ports have closed: their closing may wake others.
-                let closing = caught(async {
-                    member.seat.close();
-                    Ok(())
-                });
-                let outcome = running.and(closing.await);
-                // Also other tasks of its own are gone before it is.
-                member.seat.settled().await;
-                node.end();
-                let _ = tell.send(Ended { place: operator(&member.name), member, outcome });
+                let place = operator(&member.name);
+                // Apart, so that no run is polled through it.
+                let end = async {
+                    // Before its ports are closed: whoever loses something then finds why.
+                    if let Err(error) = &running {
+                        control.fail(blamed(&control, error.again(), &place));
+                    }
+                    // Its token goes after its ports have closed: their closing may wake others.
+                    let closing = caught(async {
+                        member.seat.close();
+                        Ok(())
+                    });
+                    let outcome = running.and(closing.await);
+                    // Also other tasks of its own are gone before it is.
+                    member.seat.settled().await;
+                    node.end();
+                    let _ = tell.send(Ended { place: place.clone(), member, outcome });
+                };
+                guarded(control.clone(), place.clone(), end).await;
             };
-            let task = guarded(self.control.clone(), operator(&name), task);
             match &self.own_threads[index] {
                 Some(thread) => thread.spawn(task),
                 None => spawn(self.threads, &name, task),

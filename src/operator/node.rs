@@ -145,7 +145,6 @@ impl Rest {
         self.parks.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    #[cold]
     fn notify_of_park(&self) {
         let (from, to) = (parks::AWAITED, parks::SEEN);
         if self.parks.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
@@ -232,20 +231,21 @@ impl Node {
 
     /// Nothing was ready.
     pub(crate) fn park(&self) {
-        if self.parking.park(&self.rest.tokens) {
-            self.rests_last();
-        }
-        if self.rest.parks.load(Ordering::SeqCst) == parks::AWAITED {
-            self.rest.notify_of_park();
+        let last = self.parking.park(&self.rest.tokens);
+        if last || self.rest.parks.load(Ordering::SeqCst) == parks::AWAITED {
+            self.parked(last);
         }
     }
 
-    /// All others were at rest already. Apart, as is what follows a change of the task: what a hop between operators calls stays
+    /// The flow's task is notified. Apart, as is what follows a change of the task: what a hop between operators calls stays
     /// short.
     #[cold]
-    fn rests_last(&self) {
-        self.rest.flow.wake();
-        self.wake_dispatcher();
+    fn parked(&self, last: bool) {
+        if last {
+            self.rest.flow.wake();
+            self.wake_dispatcher();
+        }
+        self.rest.notify_of_park();
     }
 
     #[cold]

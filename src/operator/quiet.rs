@@ -111,16 +111,18 @@ pub(crate) struct Woken {
 #[derive(Debug)]
 pub(crate) struct Parking {
     group: Arc<Alone>,
-    /// Its bits in the group's word.
+    /// Its bits in the group's word, and both of them.
     token: usize,
     no_poll: usize,
+    bits: usize,
 }
 
 impl Parking {
     /// Of one of the operators that these are the tokens of.
     pub(crate) fn new(tokens: &Tokens, operator: usize) -> Self {
         let token = 1 << (operator % GROUP * BITS);
-        Self { group: tokens.states[operator / GROUP].clone(), token, no_poll: token << 1 }
+        let (no_poll, bits) = (token << 1, token | token << 1);
+        Self { group: tokens.states[operator / GROUP].clone(), token, no_poll, bits }
     }
 
     /// The operator's task is polled. If it was parked, nobody has taken a token for it.
@@ -148,7 +150,7 @@ impl Parking {
     pub(crate) fn park(&self, tokens: &Tokens) -> bool {
         let word = &self.group.0;
         let mut seen = word.load(Ordering::SeqCst);
-        while seen & (self.token | self.no_poll) == self.token {
+        while seen & self.bits == self.token {
             let left = seen & !self.token;
             match word.compare_exchange(seen, left, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return tokens.given_back(left),
@@ -168,7 +170,7 @@ impl Parking {
     /// at once.
     #[inline]
     pub(crate) fn wake(&self, tokens: &Tokens) -> Woken {
-        self.raise(tokens, self.token | self.no_poll)
+        self.raise(tokens, self.bits)
     }
 
     /// The operator has ended: its token goes for good. True if that was the last one.
@@ -180,7 +182,7 @@ impl Parking {
 
     #[inline]
     pub(crate) fn is_parked(&self) -> bool {
-        self.group.0.load(Ordering::SeqCst) & (self.token | self.no_poll) == 0
+        self.group.0.load(Ordering::SeqCst) & self.bits == 0
     }
 
     /// Adds to its state, unless it has ended. The word is written where that changes nothing, too: what a wake wants to
@@ -191,7 +193,7 @@ impl Parking {
         let mut seen = word.load(Ordering::SeqCst);
         let mut last = false;
         loop {
-            if seen & (self.token | self.no_poll) == self.no_poll {
+            if seen & self.bits == self.no_poll {
                 return Woken { first: false, last };
             }
             let first_token = seen & TOKENS == 0;

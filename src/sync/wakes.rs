@@ -249,12 +249,13 @@ pub(crate) fn wake_again(waker: &Waker) {
 /// Wakes one that stays. It is shared so that it can be held back, or taken out under a lock, without a clone of the waker,
 /// which is user code.
 pub(crate) fn wake_shared(waker: &Arc<Waker>) {
+    let scopes = SCOPES.get();
     // A few wakes may be on the stack.
-    if SCOPES.get() < CALL * DEEPEST / 2 && SCOPES.get().is_multiple_of(CALL) {
+    if scopes < CALL * DEEPEST / 2 && scopes.is_multiple_of(CALL) {
         assert_unlocked();
-        SCOPES.set(SCOPES.get() + CALL);
+        SCOPES.set(scopes + CALL);
         caught_here("a waker panicked", || waker.wake_by_ref());
-        SCOPES.set(SCOPES.get() - CALL);
+        SCOPES.set(scopes);
     } else {
         wake_shared_aside(waker);
     }
