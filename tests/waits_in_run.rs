@@ -87,6 +87,32 @@ async fn q7_a_cycle_of_loops_ends_on_two_threads() {
     }
 }
 
+/// It hears twice that nothing comes back any more before it sends its last word.
+#[tokio::test]
+async fn q7_what_is_sent_after_a_second_end_of_the_messages_is_delivered() {
+    let results = shared();
+    let mut flow = Flow::new("q7");
+    let sink = flow.add("sink", keep(&results));
+    let asks_twice = flow.add(
+        "asks twice",
+        task(|ports: &mut LoopPorts, _cx| {
+            async move {
+                ports.forth.send(7).await?;
+                let mut ends = 0;
+                while ends < 2 {
+                    ends += u32::from(ports.back.recv().await?.is_none());
+                }
+                ports.result.send(ends).await
+            }
+            .boxed()
+        }),
+    );
+    send_back(&mut flow, asks_twice.forth, asks_twice.back);
+    flow.connect(asks_twice.result, sink.input);
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&results), [2]);
+}
+
 #[derive(Ports)]
 struct SplitPorts {
     #[output]

@@ -276,8 +276,12 @@ impl Keeper<'_> {
         if released.moved != Some(moved) {
             *released = Released { moved: Some(moved), operators: Vec::new() };
         }
-        let next = group.iter().find(|at| nodes[**at].waits_in_run().is_some() && !released.operators.contains(at));
-        let Some(&next) = next else { return Poll::Ready(Next::Done(group)) };
+        let in_run = || group.iter().copied().filter(|at| nodes[*at].waits_in_run().is_some());
+        let Some(next) = in_run().find(|at| !released.operators.contains(at)) else {
+            // One that was told, and waits again, ends before the others: it may still send to them.
+            let first = in_run().find(|at| !nodes[*at].is_finishing());
+            return Poll::Ready(Next::Done(first.map_or(group, |first| vec![first])));
+        };
         released.operators.push(next);
         // Who has refused may see that differently after this.
         nodes.iter().for_each(|node| node.may_be_asked_again());
@@ -384,6 +388,6 @@ enum Next {
     Gone,
     Stop,
     Fail(Error),
-    /// These are done.
+    /// These are done, or the first of them that is to end.
     Done(Vec<usize>),
 }
