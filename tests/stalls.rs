@@ -18,7 +18,7 @@ use wakeline::{
     Service,
     condition::every,
     flow::OnStall,
-    operator::{InputHandle, OutputHandle},
+    operator::{InputHandle, MapPorts, OutputHandle},
     prelude::*,
 };
 
@@ -384,4 +384,173 @@ async fn q8_one_of_two_waits_in_a_run_that_is_over_hides_no_deadlock() {
     .await
     .unwrap();
     assert_eq!(*lock(&heard), [None]);
+}
+
+/// A service that the flow's operators ask.
+type Asked = Arc<std::sync::Mutex<Option<Service<u32, u32>>>>;
+
+async fn ask(service: &Asked, request: u32) -> Result<u32> {
+    let service = lock(service).clone().unwrap();
+    service.ask(request).await
+}
+
+/// A factorial: `product` asks the service for that of the number below.
+fn asks_itself(before: usize, behind: usize) -> (Flow, Asked) {
+    let (mut flow, service) = (Flow::new("factorial"), Asked::default());
+    let asked = service.clone();
+    let product = flow.add(
+        "product",
+        map(move |number: u32| {
+            let asked = asked.clone();
+            async move { if number == 0 { Ok(1) } else { Ok(number * ask(&asked, number - 1).await?) } }
+        }),
+    );
+    let (mut first, mut last) = (product.input, product.output);
+    for number in 0..before {
+        let pass = flow.add(format!("before {number}"), pass_on::<u32>());
+        flow.connect(pass.output, first);
+        first = pass.input;
+    }
+    for number in 0..behind {
+        let pass = flow.add(format!("behind {number}"), pass_on::<u32>());
+        flow.connect(last, pass.input);
+        last = pass.output;
+    }
+    *lock(&service) = Some(flow.service("factorials", first, last));
+    let tick = flow.add("tick", source(|| ready(Ok(Some(0_u8)))));
+    let tick = tick.when(every(Duration::from_millis(20)));
+    let log = flow.add("log", sink(|_: u8| ready(Ok(()))));
+    flow.connect(tick.output, log.input);
+    (flow, service)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operator_that_asks_its_own_service_is_a_stall() {
+    for (before, behind) in [(0, 0), (0, 2), (2, 0), (1, 1)] {
+        let (flow, service) = asks_itself(before, behind);
+        let running = flow.spawn().unwrap();
+        assert_eq!(within(ask(&service, 0)).await.unwrap(), 1, "who asks nothing answers");
+        let error = within(ask(&service, 3)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Stalled);
+        let text = within(running).await.unwrap_err().to_string();
+        let wait = "`product` waits for an answer of its own flow's service `factorials`";
+        assert!(text.contains(wait), "{before} before and {behind} behind: {text}");
+        lock(&service).take();
+    }
+}
+
+/// The same in a flow that is being stopped, where nothing ticks.
+#[tokio::test(start_paused = true)]
+async fn an_operator_that_asks_its_own_service_is_a_stall_as_the_flow_is_stopped() {
+    let (mut flow, service) = (Flow::new("stops"), Asked::default());
+    let asked = service.clone();
+    let begun = Arc::new(Notify::new());
+    let begins = begun.clone();
+    let asks = flow.add(
+        "asks",
+        map(move |number: u32| {
+            let (asked, begins) = (asked.clone(), begins.clone());
+            async move {
+                begins.notify_one();
+                ask(&asked, number).await
+            }
+        }),
+    );
+    *lock(&service) = Some(flow.service("service", asks.input, asks.output));
+    let running = flow.spawn().unwrap();
+    let outside = tokio::spawn({
+        let service = service.clone();
+        async move { ask(&service, 3).await }
+    });
+    within(begun.notified()).await;
+    running.stop();
+    assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Stalled);
+    assert_eq!(within(outside).await.unwrap().unwrap_err().kind(), ErrorKind::Stalled);
+    lock(&service).take();
+}
+
+/// An answer may come from a task that the flow does not know.
+#[tokio::test(start_paused = true)]
+async fn an_operator_that_asks_its_own_service_may_be_answered_from_anywhere() {
+    let (mut flow, service) = (Flow::new("asks"), Asked::default());
+    // An odd number is answered by itself, after a while. An even one is for `asks`.
+    let even = flow.add(
+        "even",
+        task(|ports: &mut MapPorts<u32, u32>, cx| {
+            async move {
+                while cx.ready(ports).await {
+                    let number = ports.input.take()?;
+                    if number.is_multiple_of(2) {
+                        ports.output.send(number).await?;
+                        continue;
+                    }
+                    let replies = cx.take_replies();
+                    tokio::spawn(async move {
+                        tokio::time::sleep(Duration::from_secs(30)).await;
+                        for reply in replies {
+                            reply.fail(Error::new(ErrorKind::Usage, format!("{number} is odd")));
+                        }
+                    });
+                }
+                Ok(())
+            }
+            .boxed()
+        }),
+    );
+    let (asked, heard) = (service.clone(), shared());
+    let hears = heard.clone();
+    let asks = flow.add(
+        "asks",
+        map(move |number: u32| {
+            let (asked, hears) = (asked.clone(), hears.clone());
+            async move {
+                let answer = ask(&asked, number + 1).await;
+                lock(&hears).push(answer.unwrap_err().to_string());
+                Ok(number)
+            }
+        }),
+    );
+    flow.connect(even.output, asks.input);
+    *lock(&service) = Some(flow.service("service", even.input, asks.output));
+    let running = flow.spawn().unwrap();
+    assert_eq!(within(ask(&service, 2)).await.unwrap(), 2);
+    lock(&service).take();
+    running.stop();
+    within(running).await.unwrap();
+    assert!(lock(&heard)[0].contains("3 is odd"));
+}
+
+/// Other operators than those that the answer comes through may ask.
+#[tokio::test(start_paused = true)]
+async fn an_operator_that_asks_a_service_which_does_not_need_it_is_in_no_deadlock() {
+    let (mut flow, service) = (Flow::new("asks"), Asked::default());
+    let slow = flow.add(
+        "slow",
+        map(async |number: u32| {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            Ok(number + 1)
+        }),
+    );
+    *lock(&service) = Some(flow.service("service", slow.input, slow.output));
+    let asked = service.clone();
+    let mut numbers = 0..3_u32;
+    let asks = flow.add(
+        "asks",
+        source(move || {
+            let (asked, number) = (asked.clone(), numbers.next());
+            async move {
+                let Some(number) = number else { return Ok(None) };
+                ask(&asked, number).await.map(Some)
+            }
+        }),
+    );
+    let results = shared();
+    let keep = flow.add("keep", keep(&results));
+    flow.connect(asks.output, keep.input);
+    let running = flow.spawn().unwrap();
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    lock(&service).take();
+    running.stop();
+    within(running).await.unwrap();
+    assert_eq!(*lock(&results), [1, 2, 3]);
 }

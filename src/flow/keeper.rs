@@ -253,7 +253,7 @@ impl Keeper<'_> {
             // Its ports have all that it needs, or it has none, and what it waits for beside them will not come: a gate that
             // nobody has any more. One that refuses by itself has nothing left to do.
             let elsewhere = lacks.waits_beside_its_ports() && !nodes[operator].has_refused();
-            stuck |= elsewhere || !lacks.room.is_empty();
+            stuck |= elsewhere || !lacks.room.is_empty() || !lacks.answers.is_empty();
             let lacks = lacks.all();
             if !lacks.is_empty() {
                 waits.push(format!("{} waits for {}", self.control.whose(operator), lacks.join(" and for ")));

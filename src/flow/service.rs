@@ -23,7 +23,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use futures::future::{Either, select};
@@ -49,9 +49,9 @@ use crate::{
         settle::OpenWork,
     },
     memory::Plain,
-    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent},
+    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent, node::Node},
     planted::{self, Planted},
-    sync::{Discarded, Mutex, ProxyWaker, contained, discard, lock, logged, proxied},
+    sync::{Discarded, Mutex, ProxyWaker, WakerCell, contained, discard, lock, logged, proxied},
 };
 
 impl Flow {
@@ -166,6 +166,10 @@ impl Flow {
 /// limits how many responses a caller keeps: do that where they are kept. An envelope within an [`Arc`] or a
 /// [`Host`](crate::Host) stays its hub's, and the flow waits for it without knowing: send no such to callers that are not
 /// trusted.
+///
+/// # Operators that ask their own flow
+/// An operator may ask a service of its own flow. If the request cannot be answered before its run has ended, since it comes
+/// to that operator, or to one that waits for it, that is a stall: see [`OnStall`](super::OnStall) for what is found.
 ///
 /// # Callers that go away
 /// A caller that goes away drops the response's future, and makes its place [within the limit](Self::limit) free; its
@@ -284,9 +288,10 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     fn send(&self, admission: Admission<Req>, request: Discarded<Req>, span: Option<Span>) -> ResponseFuture<Res> {
         let Admission { place, slot } = admission;
         let (answer, response) = oneshot::channel();
-        let standing = Arc::new(Standing { done: AtomicBool::new(false), slot: Mutex::new(slot) });
-        let pending = Pending { response, standing: standing.clone() };
+        let standing = Arc::new(Standing { slot: Mutex::new(slot), ..Standing::default() });
+        let mut pending = Pending { response, standing: standing.clone(), book: self.book.clone(), flow: None };
         let sent = place.send(request, SentBy::Caller, |flow| {
+            pending.flow = Some(flow.clone());
             let caller = Request::new(&self.book, answer, standing, flow.clone());
             Load::of_reply(Reply::to(caller, span))
         });
@@ -396,6 +401,21 @@ enum State<Res: 'static> {
 struct Pending<Res: 'static> {
     response: oneshot::Receiver<Result<Res>>,
     standing: Arc<Standing>,
+    book: Arc<Book<Res>>,
+    /// The one that the request was sent into.
+    flow: Option<Handle>,
+}
+
+impl<Res> Pending<Res> {
+    /// The operator of the same flow that waits for the answer with this waker, and the operator that stands for the service.
+    /// `None` where the answer may come from outside of the flow, too.
+    fn within(&self, waker: &Waker) -> Option<(Arc<Node>, usize)> {
+        let control = &self.flow.as_ref()?.0;
+        let node = control.nodes.iter().find(|node| node.is_face(waker))?;
+        let desk = control.names.iter().position(|name| **name == *self.book.name)?;
+        self.standing.asker.register(&Waker::from(node.clone()));
+        (!self.standing.taken_over.load(Ordering::Acquire)).then(|| (node.clone(), desk))
+    }
 }
 
 /// The caller goes away, or has its answer.
@@ -406,11 +426,16 @@ impl<Res: 'static> Drop for Pending<Res> {
 }
 
 /// How a request stands: both ends of it, the caller's and the flow's, end it.
+#[derive(Default)]
 struct Standing {
     /// It has its answer, or its caller has gone away.
     done: AtomicBool,
     /// Within the limit, until then.
     slot: Mutex<Option<OwnedSemaphorePermit>>,
+    /// Code of the user's has the reply.
+    taken_over: AtomicBool,
+    /// The caller, if that is an operator of the flow: notified as `taken_over` is set.
+    asker: WakerCell,
 }
 
 impl Standing {
@@ -441,7 +466,12 @@ impl<Res: 'static> Future for ResponseFuture<Res> {
         let Some(state) = this.state.get_mut() else { return Poll::Ready(Err(again())) };
         let answer = match state {
             State::Waits(pending) => {
-                let polled = Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx));
+                let polled = match pending.within(cx.waker()) {
+                    Some((operator, desk)) => {
+                        operator.poll_answer(desk, cx, |task| Pin::new(&mut pending.response).poll(task))
+                    }
+                    None => Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx)),
+                };
                 ready!(polled).unwrap_or_else(|_| Err(again()))
             }
             State::Asks(asks) => ready!(asks.get_mut().as_mut().poll(cx)),
@@ -570,6 +600,11 @@ impl<Res: Send + 'static> Caller for Request<Res> {
 
     fn fail(&self, error: Error) {
         self.answer(Err(error));
+    }
+
+    fn taken_over(&self) {
+        self.standing.taken_over.store(true, Ordering::Release);
+        self.standing.asker.wake();
     }
 
     fn seen_by(&self, operator: &Arc<str>) {

@@ -204,6 +204,8 @@ pub(crate) enum ReaderWait {
 pub(crate) trait HubState: Send + Sync {
     /// Messages in the queue that nobody has seen.
     fn queued(&self) -> usize;
+    /// Its newest message stays, and may be read again.
+    fn keeps_latest(&self) -> bool;
     /// What has become of the others.
     fn counts(&self) -> Counts;
     /// The last copy that was enqueued.
@@ -520,6 +522,10 @@ impl<M: Message> Link<M> {
 impl<M: Message> HubState for Link<M> {
     fn queued(&self) -> usize {
         self.queue.unread()
+    }
+
+    fn keeps_latest(&self) -> bool {
+        self.again.is_some()
     }
 
     fn counts(&self) -> Counts {

@@ -65,6 +65,8 @@ pub(crate) trait Caller: Any + Send + Sync {
     fn is_waiting(&self) -> bool;
     /// There will be no answer.
     fn fail(&self, error: Error);
+    /// Code of the user's has the reply, and may answer from anywhere.
+    fn taken_over(&self);
     /// An operator has taken a message of its.
     fn seen_by(&self, operator: &Arc<str>);
 }
@@ -149,6 +151,10 @@ impl Reply {
 
     pub(crate) fn is_waited_for(&self) -> bool {
         self.callers.iter().any(|caller| caller.is_waiting())
+    }
+
+    pub(crate) fn taken_over(&self) {
+        self.callers.iter().for_each(|caller| caller.taken_over());
     }
 
     pub(crate) fn seen_by(&self, operator: &Arc<str>) {

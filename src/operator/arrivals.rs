@@ -392,7 +392,7 @@ impl<M: Message> Intake<M> {
         task: &mut Context<'_>,
         ask: impl FnOnce(&mut Context<'_>) -> Readiness,
     ) -> Poll<bool> {
-        self.carry.poll_port(InRun::Receives, task, |task| match ask(task) {
+        self.carry.poll_port(InRun::RECEIVES, task, |task| match ask(task) {
             Readiness::READY => Ok(true),
             Readiness::NEVER => Ok(false),
             _ if self.carry.node().take_release() => Ok(false),

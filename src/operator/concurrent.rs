@@ -159,7 +159,7 @@ impl<P: Ports> Runs<P> {
     /// The next that has ended.
     async fn ended(&mut self, carry: &Carry) -> Option<Done<P>> {
         poll_fn(|task| {
-            carry.poll_port(InRun::Sends, task, |task| match self.done.poll_recv(task) {
+            carry.poll_port(InRun::SENDS, task, |task| match self.done.poll_recv(task) {
                 Poll::Ready(ended) => Ok(ended),
                 Poll::Pending if self.at_work() => Err(Readiness::WAIT_EVENT),
                 Poll::Pending => Err(Readiness::WAIT),
@@ -204,7 +204,7 @@ impl<P: Ports> Runs<P> {
             }
         });
         poll_fn(|task| {
-            carry.poll_port(InRun::Sends, task, |task| {
+            carry.poll_port(InRun::SENDS, task, |task| {
                 // Whether any is still at work, is known from those that have ended meanwhile.
                 while let Poll::Ready(ended) = self.done.poll_recv(task) {
                     if let Err(error) = self.hear(ended, to) {

@@ -352,7 +352,10 @@ impl Control {
                 Some(Lack::Chunk(lack)) => messages.push(lack),
             }
         }
-        Lacks { room, messages, more: self.nodes[operator].shown().lacks() }
+        let shown = self.nodes[operator].shown();
+        let answers =
+            shown.asked().into_iter().map(|desk| format!("an answer of its own flow's service `{}`", self.names[desk]));
+        Lacks { room, messages, answers: answers.collect(), more: shown.lacks() }
     }
 
     pub(crate) fn status(&self, operator: usize) -> OperatorStatus {
@@ -372,16 +375,17 @@ impl Control {
 pub(crate) struct Lacks {
     pub(crate) room: Vec<String>,
     messages: Vec<String>,
+    pub(crate) answers: Vec<String>,
     more: Vec<String>,
 }
 
 impl Lacks {
     pub(crate) fn waits_beside_its_ports(&self) -> bool {
-        self.room.is_empty() && self.messages.is_empty() && !self.more.is_empty()
+        self.room.is_empty() && self.messages.is_empty() && self.answers.is_empty() && !self.more.is_empty()
     }
 
     pub(crate) fn all(self) -> Vec<String> {
-        self.room.into_iter().chain(self.messages).chain(self.more).collect()
+        self.room.into_iter().chain(self.messages).chain(self.answers).chain(self.more).collect()
     }
 }
 

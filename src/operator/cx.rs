@@ -374,7 +374,9 @@ impl Cx {
     /// ```
     pub fn take_replies(&mut self) -> Vec<Reply> {
         self.beside = Some("it calls `Cx::take_replies`");
-        self.carry.take_replies()
+        let replies = self.carry.take_replies();
+        replies.iter().for_each(Reply::taken_over);
+        replies
     }
 
     /// Said by the trait's own methods: the operator has not written this one.

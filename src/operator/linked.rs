@@ -231,7 +231,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
         let bytes = envelope.len() * size_of::<T>();
         let (carry, waiting) = (self.carry.clone(), self.link.waiting());
         let place = poll_fn(|task| {
-            carry.poll_port(InRun::Sends, task, |task| match self.link.poll_place(&envelope, returns, task) {
+            carry.poll_port(InRun::SENDS, task, |task| match self.link.poll_place(&envelope, returns, task) {
                 Poll::Ready(place) => Ok(place),
                 Poll::Pending => Err(Readiness::WAIT),
             })

@@ -114,9 +114,10 @@ fn is_no_replay(what: &str) -> Error {
 /// Why `compute` was pending.
 fn waits(for_what: Option<InRun>) -> Error {
     let what = match for_what {
-        Some(InRun::Receives) => "for a message",
-        Some(InRun::Sends) => "for room, or for a blank envelope",
-        Some(InRun::Either) => "for a message, or for room",
+        Some(InRun::RECEIVES) => "for a message",
+        Some(InRun::SENDS) => "for room, or for a blank envelope",
+        Some(InRun::ASKS) => "for an answer of its own flow's service",
+        Some(_) => "for several things at once",
         None => "for something of the host's: a look at data, a timer, a channel, another task",
     };
     let text = format!(
@@ -165,7 +166,7 @@ impl<O: Operator> Driven for Place<O> {
         let (operator, ports, cx) = self.parts()?;
         let carry = cx.carry().clone();
         let ready = poll_fn(|task| {
-            carry.poll_port(InRun::Receives, task, |task| match ports.poll_ready(task) {
+            carry.poll_port(InRun::RECEIVES, task, |task| match ports.poll_ready(task) {
                 Readiness::READY if ports.claim() => Ok(true),
                 Readiness::READY => {
                     // Its hub has dropped the message for a newer one.

@@ -100,7 +100,7 @@ impl<M: Message> Output<M> {
                 continue;
             }
             let answer = poll_fn(|task| {
-                self.carry.poll_port(InRun::Sends, task, |task| {
+                self.carry.poll_port(InRun::SENDS, task, |task| {
                     match self.to.poll_send(&mut parcel.message, task.waker()) {
                         Answer::Wait => Err(Readiness::WAIT),
                         answer => Ok(answer),
@@ -348,7 +348,7 @@ impl<T: Plain> Output<Envelope<T>> {
         let carry = self.carry.clone();
         let waits = WaitsForBlank(self);
         poll_fn(|task| {
-            carry.poll_port(InRun::Sends, task, |task| match waits.0.poll_blank(task) {
+            carry.poll_port(InRun::SENDS, task, |task| match waits.0.poll_blank(task) {
                 Poll::Ready(blank) => Ok(blank),
                 Poll::Pending => Err(Readiness::WAIT),
             })

@@ -62,7 +62,7 @@ impl Rounds {
 
     /// Waits in the middle of a round until what it sends has gone.
     pub(crate) async fn until_sent(&mut self, mut flush: impl FnMut(&mut Context<'_>) -> Flush) -> Result<()> {
-        poll_fn(|task| self.node.poll_port(&self.waker, InRun::Sends, task, &mut flush)).await
+        poll_fn(|task| self.node.poll_port(&self.waker, InRun::SENDS, task, &mut flush)).await
     }
 
     fn poll_next<T>(

@@ -29,6 +29,8 @@ pub(crate) struct Shown {
     elsewhere: AtomicBool,
     /// Its runs go on in other tasks: what these wait for is not shown here.
     has_workers: AtomicBool,
+    /// See [`asked`](Self::asked).
+    asked: Mutex<Vec<usize>>,
 }
 
 mod code {
@@ -38,34 +40,38 @@ mod code {
     pub(super) const WAIT_EVENT: u64 = 3;
     pub(super) const NEVER: u64 = 4;
     pub(super) const RUNNING: u64 = 5;
-    pub(super) const SENDS: u64 = 6;
-    pub(super) const RECEIVES: u64 = 7;
-    pub(super) const EITHER: u64 = 8;
+    /// With the bits of an [`InRun`](super::InRun).
+    pub(super) const IN_RUN: u64 = 8;
     pub(super) const BITS: u32 = 4;
+    pub(super) const MASK: u64 = (1 << BITS) - 1;
 }
 
-/// What an operator waits for in the middle of a run.
+/// What an operator waits for in the middle of a run: one thing, or several at the same time, in a `select!`, say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum InRun {
-    /// Room, or a blank envelope.
-    Sends,
-    /// A message.
-    Receives,
-    /// Both at the same time: in a `select!`, say.
-    Either,
-}
+pub(crate) struct InRun(u64);
 
 impl InRun {
+    /// Room, or a blank envelope.
+    pub(crate) const SENDS: Self = Self(1);
+    /// A message.
+    pub(crate) const RECEIVES: Self = Self(2);
+    /// An answer of a service of its own flow.
+    pub(crate) const ASKS: Self = Self(4);
+
     pub(crate) fn sends(self) -> bool {
-        self != Self::Receives
+        self.0 & Self::SENDS.0 != 0
     }
 
     pub(crate) fn receives(self) -> bool {
-        self != Self::Sends
+        self.0 & Self::RECEIVES.0 != 0
+    }
+
+    pub(crate) fn asks(self) -> bool {
+        self.0 & Self::ASKS.0 != 0
     }
 
     pub(crate) fn and(self, other: Self) -> Self {
-        if self == other { self } else { Self::Either }
+        Self(self.0 | other.0)
     }
 }
 
@@ -78,6 +84,7 @@ impl Shown {
             lacks: Mutex::default(),
             elsewhere: AtomicBool::new(false),
             has_workers: AtomicBool::new(false),
+            asked: Mutex::default(),
         }
     }
 
@@ -99,21 +106,27 @@ impl Shown {
 
     /// A run waits.
     pub(crate) fn show_in_run(&self, what: InRun) -> bool {
-        self.set(match what {
-            InRun::Sends => code::SENDS,
-            InRun::Receives => code::RECEIVES,
-            InRun::Either => code::EITHER,
-        })
+        self.set(code::IN_RUN | what.0)
     }
 
     /// What a run waits for.
     pub(crate) fn in_run(&self) -> Option<InRun> {
-        match self.state.load(Ordering::Acquire) {
-            code::SENDS => Some(InRun::Sends),
-            code::RECEIVES => Some(InRun::Receives),
-            code::EITHER => Some(InRun::Either),
-            _ => None,
+        let state = self.state.load(Ordering::Acquire) & code::MASK;
+        (state & code::IN_RUN != 0).then_some(InRun(state & !code::IN_RUN))
+    }
+
+    /// It asks the service that this operator stands for; `among`: and others, in the same poll.
+    pub(crate) fn set_asked(&self, desk: usize, among: bool) {
+        let mut asked = lock(&self.asked);
+        if !among {
+            asked.clear();
         }
+        asked.push(desk);
+    }
+
+    /// Operators that stand for the services whose answers a run waits for.
+    pub(crate) fn asked(&self) -> Vec<usize> {
+        if self.in_run().is_some_and(InRun::asks) { lock(&self.asked).clone() } else { Vec::new() }
     }
 
     #[inline]
@@ -167,13 +180,13 @@ impl Shown {
     /// And whether a run is under way.
     pub(crate) fn status(&self) -> (Status, bool) {
         let state = self.state.load(Ordering::Acquire);
-        let status = match state & ((1 << code::BITS) - 1) {
+        let status = match state & code::MASK {
             code::WAIT => Status::Wait,
             code::WAIT_EVENT => Status::WaitEvent,
             code::NEVER => Status::Never,
             code::WAIT_TIME => Status::WaitTime(self.made + Duration::from_nanos(state >> code::BITS)),
             code::RUNNING => return (Status::Ready, true),
-            code::SENDS | code::RECEIVES | code::EITHER => return (Status::Wait, true),
+            in_run if in_run & code::IN_RUN != 0 => return (Status::Wait, true),
             _ => Status::Ready,
         };
         (status, false)

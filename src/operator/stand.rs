@@ -99,6 +99,15 @@ impl Control {
         Stand::Waits(on)
     }
 
+    /// False only for one that holds no message of another: it waits for its next run, and nothing lies before it.
+    fn may_hold_a_request(&self, operator: usize, hubs: &Hubs) -> bool {
+        let node = &self.nodes[operator];
+        let waits_for_a_run = node.is_parked() && node.waits_in_run().is_none() && !node.shown().has_workers();
+        let mut before = hubs.of(operator).filter(|hub| hub.to == operator);
+        let is_linked = hubs.links.iter().any(|link| link.operator == operator);
+        !waits_for_a_run || is_linked || before.any(|hub| hub.state.queued() > 0 || hub.state.keeps_latest())
+    }
+
     /// The operator, or the first of its section.
     pub(crate) fn first_of(&self, operator: usize) -> usize {
         self.section(operator).and_then(|section| self.operators_of(section).first().copied()).unwrap_or(operator)
@@ -135,6 +144,10 @@ impl Found<'_> {
             }
         }
         let links = || self.hubs.links.iter();
+        for desk in shown.asked() {
+            let behind = self.hubs.reached_from(vec![desk]).into_iter();
+            self.on.extend(behind.filter(|&other| other != desk && self.control.may_hold_a_request(other, self.hubs)));
+        }
         for own in links().filter(|own| own.operator == operator) {
             if own.state.lacks(own.link, &mut std::iter::empty()).is_none() {
                 continue;

@@ -67,7 +67,7 @@ impl Node {
     /// Whether that is the face, as the operator's future was given it. A combinator has a waker of its own, and polls
     /// again only what was woken by that.
     #[inline]
-    pub(in super::super) fn is_face(&self, waker: &Waker) -> bool {
+    pub(crate) fn is_face(&self, waker: &Waker) -> bool {
         waker.data().addr() == self.face.load(Ordering::Relaxed)
     }
 
@@ -112,6 +112,21 @@ impl Node {
         if self.shown.show_in_run(what) {
             self.rest.watchers.tell(self.operator);
         }
+    }
+
+    /// A wait for the answer of a service of its flow, which the operator `desk` stands for. `wait` keeps the node's waker.
+    pub(crate) fn poll_answer<T>(
+        self: &Arc<Self>,
+        desk: usize,
+        task: &mut Context<'_>,
+        wait: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        let among = lock(&self.in_poll).is_some_and(InRun::asks);
+        self.shown.set_asked(desk, among);
+        self.poll_port(&Waker::from(self.clone()), InRun::ASKS, task, |task| match wait(task) {
+            Poll::Ready(answer) => Ok(answer),
+            Poll::Pending => Err(Readiness::WAIT),
+        })
     }
 
     /// The next wait is another one.
