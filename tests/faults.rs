@@ -199,6 +199,7 @@ async fn f1_a_trap_at_every_launch() {
                 let error = outcome.unwrap_err();
                 assert!(error.is_device_lost(), "{error}");
                 assert!(error.to_string().contains(&format!("kernel `{kernel}` on stream")), "{error}");
+                assert!(error.to_string().contains(&format!("` (kernel `{kernel}`)")), "{error}");
                 assert!(error.to_string().contains("unfinished work on: `"), "{error}");
                 assert!(seen.len() < nth as usize, "what trapped has not arrived");
             }

@@ -40,7 +40,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     stream::{
-        Stream, Streams, Ticket,
+        Launched, Stream, Streams, Ticket,
         capture::{Capture, Kept},
     },
     sync::{Deferred, Level, Mutex, discard, discard_all, lock},
@@ -213,7 +213,8 @@ impl Execution {
         // them to the lookout for as long, and what a change replaces stays as long, too. What lies at its open ends is given,
         // as was just seen to, and memory with an open ticket is parked, not freed: the ticket is noted below, before anybody
         // else can drop it.
-        let ticket = stream.enqueue(room, |backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
+        let ticket = stream
+            .enqueue_launch(room, Launched::Graph, |backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
         uses.holds.iter().zip(after_all).for_each(|(hold, after_all)| hold.note_launch(&ticket, after_all));
         for Given { memory, written, .. } in given {
             if *written { memory.note_write(ticket.clone()) } else { memory.note_read(ticket.clone()) }

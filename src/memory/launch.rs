@@ -11,7 +11,7 @@ use crate::{
         backend::{Arg, KernelDef, Launch, Scalar},
     },
     error::{Error, ErrorKind, Result},
-    stream::Stream,
+    stream::{Launched, Stream},
 };
 
 /// A launch in the making.
@@ -92,7 +92,7 @@ impl<'a> Call<'a> {
             });
         }
         let launch = Launch { kernel: def, grid, block, shared_bytes: shape.shared_bytes, args: &args };
-        let enqueued = stream.enqueue(room, |backend, raw| {
+        let enqueued = stream.enqueue_launch(room, Launched::Kernel(def.name), |backend, raw| {
             // SAFETY: by this function's contract the arguments are the declaration's. Each slice lies in memory of
             // this device (`reachable`) and is in bounds; it stays valid until the kernel is done, as the ticket is
             // noted in it below and memory with an open ticket is parked, not freed.

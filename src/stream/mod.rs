@@ -31,6 +31,7 @@ mod effort;
 mod forecast;
 mod held;
 mod join;
+mod launches;
 mod lookout;
 mod mark;
 mod marker;
@@ -62,6 +63,8 @@ use completion::Completion;
 use forecast::Forecast;
 pub(crate) use held::Held;
 pub use join::Point;
+pub(crate) use launches::Launched;
+use launches::Launches;
 use mark::{Mark, Spares};
 pub use marker::Event;
 pub use meter::DeviceTime;
@@ -146,6 +149,7 @@ struct Order {
     upstream: SmallVec<[Upstream; 1]>,
     /// What those of them have spoilt that were lost, oldest first.
     spoilt: Vec<Spoilt>,
+    launches: Launches,
 }
 
 /// For work that reads nothing: what was noted before it makes no difference.
@@ -202,6 +206,7 @@ impl Stream {
                     meter: None,
                     upstream: SmallVec::new(),
                     spoilt: Vec::new(),
+                    launches: Launches::default(),
                 },
             ),
             issued: AtomicU64::new(0),
@@ -409,7 +414,28 @@ impl Stream {
         leave: Leave<'_>,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
-        let ticket = self.put(0, leave.losses, work)?;
+        self.enter(leave, None, work)
+    }
+
+    /// The same for a launch.
+    #[inline]
+    pub(crate) fn enqueue_launch(
+        &self,
+        leave: Leave<'_>,
+        what: Launched,
+        work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
+    ) -> Result<Ticket> {
+        self.enter(leave, Some(what), work)
+    }
+
+    #[inline]
+    fn enter(
+        &self,
+        leave: Leave<'_>,
+        launched: Option<Launched>,
+        work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
+    ) -> Result<Ticket> {
+        let ticket = self.put_named(0, leave.losses, launched, work)?;
         leave.room.taken(self.0.held.backend(), self.0.raw);
         Ok(ticket)
     }
@@ -427,6 +453,17 @@ impl Stream {
         &self,
         pieces: u64,
         losses: u64,
+        work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
+    ) -> Result<Ticket> {
+        self.put_named(pieces, losses, None, work)
+    }
+
+    #[inline]
+    fn put_named(
+        &self,
+        pieces: u64,
+        losses: u64,
+        launched: Option<Launched>,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
         assert_may_wake();
@@ -447,6 +484,10 @@ impl Stream {
         if let Err(error) = done {
             drop(order);
             return self.0.streams.heed(Err(error));
+        }
+        if let Some(launched) = launched {
+            let ticket = order.issued + 1;
+            order.launches.note(ticket, launched);
         }
         Ok(self.issue(order, pieces, losses))
     }

@@ -224,9 +224,11 @@ impl Streams {
         let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
         let unfinished: Vec<String> = live
             .iter()
-            // Under its lock: a piece of work that fails at once may be known before it has its ticket.
-            .filter(|stream| lock(&stream.0.order).issued > stream.0.completion.passed())
-            .map(|stream| format!("`{}`", stream.name()))
+            .filter_map(|stream| {
+                // Under its lock: a piece of work that fails at once may be known before it has its ticket.
+                let (order, passed) = (lock(&stream.0.order), stream.0.completion.passed());
+                (order.issued > passed).then(|| format!("`{}`{}", stream.name(), order.launches.after(passed)))
+            })
             .collect();
         let whose = match unfinished.len() {
             0 => "no unfinished work".to_string(),
