@@ -5,19 +5,8 @@
 //! cycle is when it has gone quiet; anything else is a stall, an error that says who waits for what.
 //!
 //! A part of the flow may be at rest while others go on: a loop beside a timer, a deadlock in a service. So the keeper also
-//! looks for [groups](closed) of operators that wait for each other alone. It looks a while after an operator has parked, and
-//! not again before another one has: an idle flow has no timer.
-//!
-//! ```text
-//!             an operator parks               LOOK_AFTER                          no such group
-//!   AWAITS ─────────────────────> ALARM SET ───────────────> AWAITS, and looks ───────────────────> AWAITS
-//!      ^                              ^                          │ an operator that runs might     │ a group, in two looks
-//!      └──── ends, or is reported ────┼────── end of its wait ───┘ hold what one waits for <───────┘ at the same state
-//!                                     └──────────────────────────┘
-//! ```
-//!
-//! What is found at rest ends, or is a stall, as the whole flow is. On a runtime without timers only that is found; and where a
-//! panic would abort the process, since tokio says by a panic that it has none.
+//! [looks](super::looks) for [groups](closed) of operators that wait for each other alone. What is found at rest ends, or is a
+//! stall, as the whole flow is.
 
 use std::{
     collections::HashMap,
@@ -27,33 +16,27 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::mpsc, time::Instant};
+use tokio::sync::mpsc;
 
 use super::{
     OnStall, closed,
     drive::{Ended, Member, aborted, blamed, gone, operator},
-    link, section,
-    spawn::{Threads, guarded, has_timers, spawn},
+    link,
+    looks::{Looks, TimeLimit},
+    section,
+    spawn::{Threads, guarded, spawn},
     thread::OwnThread,
 };
 use crate::{
-    condition::{Alarm, after},
     error::{Error, ErrorKind},
     operator::{
         attend::attended,
         control::{Control, Hubs},
-        node::{Node, Rest},
+        node::Node,
         seat::caught,
     },
     sync::logged,
 };
-
-/// How long after an operator has parked the keeper looks for groups: a user who waits for an answer hears of a stall before
-/// he wonders, and a flow at work pays for a look ten times a second.
-const LOOK_AFTER: Duration = Duration::from_millis(100);
-
-/// After a look that could not tell.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// What the keeper looks after while the operators run.
 pub(super) struct Keeper<'a> {
@@ -328,58 +311,6 @@ struct Released {
     /// Messages taken until then.
     moved: Option<u64>,
     operators: Vec<usize>,
-}
-
-/// An alarm, where there are timers.
-#[derive(Default)]
-struct TimeLimit {
-    alarm: Alarm,
-    /// Asked once, at the first moment that is waited for.
-    there_are_timers: Option<bool>,
-}
-
-impl TimeLimit {
-    fn there_are_timers(&mut self) -> bool {
-        // Tokio is asked by way of a panic, which ends here.
-        *self.there_are_timers.get_or_insert_with(|| cfg!(panic = "unwind") && has_timers())
-    }
-
-    /// True from `due` on. Until then the waker is kept.
-    fn has_passed(&mut self, due: Instant, task: &mut Context<'_>) -> bool {
-        self.there_are_timers() && self.alarm.has_passed(due, task)
-    }
-}
-
-/// When the keeper looks for groups.
-#[derive(Default)]
-struct Looks {
-    limit: TimeLimit,
-    due: Option<Instant>,
-    begun: bool,
-}
-
-impl Looks {
-    /// An operator has parked since the last look, and a while has passed. Until then the waker is kept.
-    fn is_due(&mut self, rest: &Rest, task: &mut Context<'_>) -> bool {
-        if !std::mem::replace(&mut self.begun, true) {
-            rest.await_park();
-        }
-        if rest.has_parked() {
-            self.due = self.due.or_else(|| Some(after(Instant::now(), LOOK_AFTER)));
-        }
-        if self.due.is_none_or(|due| !self.limit.has_passed(due, task)) {
-            return false;
-        }
-        self.limit.alarm.rest();
-        self.due = None;
-        rest.await_park();
-        true
-    }
-
-    /// The look was no use: another one follows, also if no operator parks.
-    fn again(&mut self) {
-        self.due = Some(after(Instant::now(), LOOK_AGAIN_AFTER));
-    }
 }
 
 enum Next {

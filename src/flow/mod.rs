@@ -25,6 +25,7 @@ mod ingress;
 mod keeper;
 mod link;
 mod local;
+mod looks;
 mod on_stall;
 mod report;
 mod running;
