@@ -140,7 +140,7 @@ impl Execution {
     pub(crate) fn new(device: &Device, recorder: &Recorder, graph: Use, open: &[Opening]) -> Result<Self> {
         device.check()?;
         let ends = open.iter().map(|opening| End::new(recorder, opening)).collect::<Result<_>>()?;
-        Ending::look_at_all(device);
+        Ending::look_at_all(|ending| Arc::ptr_eq(&ending.backend, device.backend()));
         let made = {
             let state = recorder.state();
             device.backend().graph_instantiate(state.graph)
@@ -475,14 +475,15 @@ impl Ending {
         true
     }
 
-    fn look_at_all(device: &Device) {
+    fn look_at_all(is_one: impl Fn(&Self) -> bool) {
         let all: Vec<_> = {
             let mut endings = lock(&ENDINGS);
             endings.retain(|ending| ending.strong_count() > 0);
             endings.iter().filter_map(Weak::upgrade).collect()
         };
         for ending in all {
-            if Arc::ptr_eq(&lock(&ending).backend, device.backend()) {
+            let is_one = is_one(&lock(&ending));
+            if is_one {
                 Self::look(&ending);
             }
         }
@@ -495,9 +496,10 @@ pub(crate) fn graph_ended(device: &Device) {
     Arena::of(device).ledger.tell_later();
 }
 
-/// Ends what was dropped while its launches ran, as far as they are done by now.
-pub(super) fn end_what_is_over(device: &Device) {
-    Ending::look_at_all(device);
+/// Ends what was dropped while its launches ran, as far as they are done by now: on all devices, since memory that is page-locked
+/// for one may be used by the graphs of another.
+pub(super) fn end_what_is_over() {
+    Ending::look_at_all(|_| true);
 }
 
 impl Drop for Execution {

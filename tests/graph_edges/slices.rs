@@ -49,6 +49,25 @@ alone!(a_slice_of_what_a_builders_node_writes, async |device: Device, stream: St
     is_the_hosts(&mut out);
 });
 
+// The exec is dropped while it runs. The host has the memory at the end of the last launch, whichever device it is page-locked for.
+alone!(memory_of_another_device_is_the_hosts_when_a_dropped_exec_is_done, async |device: Device, stream: Stream| {
+    let x = buffer(&stream, 7).await;
+    let another = if device.is_cuda() { Device::host() } else { common::emulated() };
+    for near in [device.clone(), another, Device::host()] {
+        let mut out = host(&near, 1);
+        let mut graph = Graph::builder(&device).unwrap();
+        graph.add(&[], |stream| stream.copy(&x, &mut out)).unwrap();
+        let graph = graph.build().unwrap();
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        stream.host_function(move || _ = held.recv()).unwrap();
+        let exec = graph.instantiate().unwrap();
+        exec.launch(&stream).unwrap();
+        drop((exec, graph));
+        drop(release);
+        assert_eq!(out.write().await.unwrap(), [7; 64], "page-locked for {near}");
+    }
+});
+
 // The same, of what a launch reads: it would read what the host has half written.
 alone!(a_slice_to_write_of_what_a_builders_node_reads, async |device: Device, stream: Stream| {
     let mut x = buffer(&stream, 0).await;
