@@ -70,6 +70,16 @@ fn add_loop(flow: &mut Flow, from: u32, which: &str) -> Arc<AtomicU64> {
     ticks
 }
 
+/// One look finds both.
+#[tokio::test(start_paused = true)]
+async fn q7_two_loops_that_go_quiet_at_once_end() {
+    let mut flow = Flow::new("q7");
+    add_loop(&mut flow, 10, "");
+    add_loop(&mut flow, 10, " too");
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.operator("junction too").unwrap().runs, 11);
+}
+
 #[tokio::test(start_paused = true)]
 async fn q7_a_quiet_loop_beside_a_timer_ends() {
     let (mut flow, ticks) = loop_beside_a_timer(10);

@@ -220,14 +220,14 @@ impl Keeper<'_> {
     /// Do operators wait for each other alone, while others go on?
     fn look_for_groups(&self, rest: &mut AtRest) -> Poll<Next> {
         let Some(before) = self.control.stands() else {
-            rest.looks.again();
+            rest.looks.again(LOOK_AGAIN_AFTER);
             return Poll::Pending;
         };
         let groups = closed::groups(&before.all);
         // Each operator was looked at in its turn, and may have acted since.
         let after = self.control.stands();
         if before.unsure || after.is_none() {
-            rest.looks.again();
+            rest.looks.again(LOOK_AGAIN_AFTER);
         }
         let Some(after) = after else { return Poll::Pending };
         for group in groups.into_iter().filter(|group| after.are_as_in(&before, group)) {
@@ -235,6 +235,8 @@ impl Keeper<'_> {
             let members = (0..self.control.nodes.len()).filter(is_of_group).collect();
             let next = self.at_rest(members, false, rest);
             if next.is_ready() {
+                // Other groups may have been found as well, and none of their operators parks again.
+                rest.looks.again(LOOK_AFTER);
                 return next;
             }
         }
@@ -372,9 +374,9 @@ impl Looks {
         true
     }
 
-    /// The look was no use: another one follows, also if no operator parks.
-    fn again(&mut self) {
-        self.due = Some(after(Instant::now(), LOOK_AGAIN_AFTER));
+    /// The look did not settle it: another one follows, also if no operator parks.
+    fn again(&mut self, time: Duration) {
+        self.due = Some(after(Instant::now(), time));
     }
 }
 
