@@ -57,6 +57,14 @@ pub enum Planted {
     HostSliceLent,
     /// A waker that panics strands those that are woken after it.
     WakersStranded,
+    /// Of operators that wait for each other alone, one is forgotten.
+    GroupShort,
+    /// To those, one is added that has nothing to do with them.
+    GroupLong,
+    /// A reader that lacks the message of a `latest` hub does not count as one that waits for it.
+    LatestUnseen,
+    /// An operator that a message has been sent to, and that has not looked yet, counts as one that waits.
+    WakeUnseen,
 }
 
 #[cfg(feature = "planted")]
@@ -69,7 +77,7 @@ mod field {
 
     impl Planted {
         /// All of them.
-        pub const ALL: [Self; 23] = [
+        pub const ALL: [Self; 27] = [
             Self::MissingWait,
             Self::EarlierReader,
             Self::EarlyReuse,
@@ -93,6 +101,10 @@ mod field {
             Self::AnsweredTwice,
             Self::HostSliceLent,
             Self::WakersStranded,
+            Self::GroupShort,
+            Self::GroupLong,
+            Self::LatestUnseen,
+            Self::WakeUnseen,
         ];
     }
 

@@ -50,18 +50,34 @@ impl Operator for Junction {
 
 /// One number from a source into a loop, which shows the newest to an operator that runs every 20 ms.
 fn loop_beside_a_timer(from: u32) -> (Flow, Arc<AtomicU64>) {
-    let (mut flow, ticks) = (Flow::new("q7"), Arc::new(AtomicU64::new(0)));
+    let mut flow = Flow::new("q7");
+    let ticks = add_loop(&mut flow, from, "");
+    (flow, ticks)
+}
+
+fn add_loop(flow: &mut Flow, from: u32, which: &str) -> Arc<AtomicU64> {
+    let ticks = Arc::new(AtomicU64::new(0));
     let (mut once, counted) = (Some(from), ticks.clone());
-    let begin = flow.add("begin", source(move || ready(Ok(once.take()))));
-    let junction = flow.add("junction", Junction);
-    let back = flow.add("back", pass_on::<u32>());
-    let show = flow.add("show", sink(move |_: u32| ready(Ok(_ = counted.fetch_add(1, Ordering::Relaxed)))));
-    let show = show.when(every(Duration::from_millis(20)));
+    let begin = flow.add(format!("begin{which}"), source(move || ready(Ok(once.take()))));
+    let junction = flow.add(format!("junction{which}"), Junction);
+    let back = flow.add(format!("back{which}"), pass_on::<u32>());
+    let show = sink(move |_: u32| ready(Ok(_ = counted.fetch_add(1, Ordering::Relaxed))));
+    let show = flow.add(format!("show{which}"), show).when(every(Duration::from_millis(20)));
     flow.connect(begin.output, junction.any);
     flow.connect(junction.forth, back.input);
     flow.connect(back.output, junction.any);
     flow.connect_with(junction.seen, show.input, Hub::latest());
-    (flow, ticks)
+    ticks
+}
+
+/// One look finds both.
+#[tokio::test(start_paused = true)]
+async fn q7_two_loops_that_go_quiet_at_once_end() {
+    let mut flow = Flow::new("q7");
+    add_loop(&mut flow, 10, "");
+    add_loop(&mut flow, 10, " too");
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.operator("junction too").unwrap().runs, 11);
 }
 
 #[tokio::test(start_paused = true)]
@@ -81,6 +97,55 @@ async fn q7_a_loop_beside_a_timer_is_drained_when_the_flow_is_stopped() {
     running.stop();
     let report = within(running).await.unwrap();
     assert_eq!(report.operator("begin").unwrap().runs, 2, "what goes round goes to its end");
+}
+
+#[derive(Ports)]
+struct DeskPorts {
+    #[input(at_least = 1)]
+    any: Inputs<u32>,
+    #[output]
+    back: Output<u32>,
+    #[output]
+    responses: Output<u32>,
+}
+
+/// Each request goes round until it is 0, and is answered.
+struct Desk;
+
+impl Operator for Desk {
+    type Ports = DeskPorts;
+
+    async fn compute(&mut self, ports: &mut DeskPorts, _cx: &mut Cx) -> Result<()> {
+        match ports.any.try_take_any()? {
+            Some((_, 0)) => ports.responses.send(0).await,
+            Some((_, number)) => ports.back.send(number - 1).await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// A service that is closed waits for nothing but its responses, and so for the loop that they come from.
+#[tokio::test(start_paused = true)]
+async fn q7_a_quiet_loop_of_a_service_beside_a_timer_ends() {
+    for stops in [false, true] {
+        let mut flow = Flow::new("q7");
+        let desk = flow.add("desk", Desk);
+        let show = flow.add("show", sink(|_: u32| ready(Ok(())))).when(every(Duration::from_millis(20)));
+        let service = flow.service("rounds", desk.any, desk.responses);
+        flow.connect(desk.back, [desk.any.with(Hub::bounded(4)), show.input.with(Hub::latest())]);
+        let running = flow.spawn().unwrap();
+        assert_eq!(within(service.ask(3)).await.unwrap(), 0);
+        // While there may be calls, nothing ends.
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(within(service.ask(2)).await.unwrap(), 0);
+        if stops {
+            running.stop();
+        } else {
+            drop(service);
+        }
+        let report = within(running).await.unwrap();
+        assert_eq!(report.operator("desk").unwrap().runs, 7);
+    }
 }
 
 #[derive(Ports)]

@@ -9,7 +9,10 @@
 //! An operator that waits may go on if one of the operators that it waits for may. What is left over when that has been
 //! followed from all that are [active](Stand::Active) is at rest, whatever the others do: a loop that has gone quiet, or a deadlock.
 
-use crate::operator::stand::Stand;
+use crate::{
+    operator::stand::Stand,
+    planted::{self, Planted},
+};
 
 /// The groups of operators that are at rest, each in the order of adding. Groups have nothing to do with each other.
 pub(super) fn groups(stands: &[Stand]) -> Vec<Vec<usize>> {
@@ -44,6 +47,12 @@ pub(super) fn groups(stands: &[Stand]) -> Vec<Vec<usize>> {
         }
         if !group.is_empty() {
             group.sort_unstable();
+            if group.len() > 1 && planted::is(Planted::GroupShort) {
+                group.pop();
+            }
+            if planted::is(Planted::GroupLong) {
+                group.extend((0..stands.len()).find(|at| live[*at] && matches!(stands[*at], Stand::Waits(_))));
+            }
             groups.push(group);
         }
     }

@@ -22,7 +22,7 @@ use super::{
     OnStall, closed,
     drive::{Ended, Member, aborted, blamed, gone, operator},
     link,
-    looks::{Looks, TimeLimit},
+    looks::{LOOK_AFTER, LOOK_AGAIN_AFTER, Looks, TimeLimit},
     section,
     spawn::{Threads, guarded, spawn},
     thread::OwnThread,
@@ -203,14 +203,14 @@ impl Keeper<'_> {
     /// Do operators wait for each other alone, while others go on?
     fn look_for_groups(&self, rest: &mut AtRest) -> Poll<Next> {
         let Some(before) = self.control.stands() else {
-            rest.looks.again();
+            rest.looks.again(LOOK_AGAIN_AFTER);
             return Poll::Pending;
         };
         let groups = closed::groups(&before.all);
         // Each operator was looked at in its turn, and may have acted since.
         let after = self.control.stands();
         if before.unsure || after.is_none() {
-            rest.looks.again();
+            rest.looks.again(LOOK_AGAIN_AFTER);
         }
         let Some(after) = after else { return Poll::Pending };
         for group in groups.into_iter().filter(|group| after.are_as_in(&before, group)) {
@@ -218,6 +218,8 @@ impl Keeper<'_> {
             let members = (0..self.control.nodes.len()).filter(is_of_group).collect();
             let next = self.at_rest(members, false, rest);
             if next.is_ready() {
+                // Other groups may have been found as well, and none of their operators parks again.
+                rest.looks.again(LOOK_AFTER);
                 return next;
             }
         }

@@ -25,10 +25,10 @@ use crate::{
 
 /// How long after an operator has parked the keeper looks for groups: users who wait for an answer hear of a stall before
 /// they give up, and a flow at work pays for a look ten times a second.
-const LOOK_AFTER: Duration = Duration::from_millis(100);
+pub(super) const LOOK_AFTER: Duration = Duration::from_millis(100);
 
 /// After a look that could not tell.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+pub(super) const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// An alarm, where there are timers.
 #[derive(Default)]
@@ -76,8 +76,8 @@ impl Looks {
         true
     }
 
-    /// The look was no use: another one follows, also if no operator parks.
-    pub(super) fn again(&mut self) {
-        self.due = Some(after(Instant::now(), LOOK_AGAIN_AFTER));
+    /// The look did not settle it: another one follows after this time, also if no operator parks.
+    pub(super) fn again(&mut self, time: Duration) {
+        self.due = Some(after(Instant::now(), time));
     }
 }

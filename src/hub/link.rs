@@ -589,6 +589,9 @@ impl<M: Message> HubState for Link<M> {
         if self.queue.ready() > 0 || self.has_ended() {
             return None;
         }
+        if self.queue.full() == Full::Replace && planted::is(Planted::LatestUnseen) {
+            return None;
+        }
         if self.queue.len() == 0 {
             return Some(ReaderWait::Message);
         }

@@ -158,6 +158,8 @@ impl Cx {
         mut ask: impl FnMut(&mut Context<'_>, bool) -> Result<Readiness>,
     ) -> Result<()> {
         let node = self.node().clone();
+        // Its ports are not declared to wait: while it does, it waits at all of them.
+        node.shown().set_has_workers();
         let mut told = None;
         poll_fn(|task| {
             let ending = node.is_finishing();

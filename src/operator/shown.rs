@@ -27,7 +27,7 @@ pub(crate) struct Shown {
     lacks: Mutex<Vec<String>>,
     /// Some of that is beside its ports, too: anything may end such a wait.
     elsewhere: AtomicBool,
-    /// Its runs go on in other tasks: what these wait for is not shown here.
+    /// Its runs go on in other tasks, or its ports are used there: what these wait for is not shown here.
     has_workers: AtomicBool,
     /// See [`asked`](Self::asked).
     asked: Mutex<Vec<usize>>,
@@ -160,7 +160,7 @@ impl Shown {
         self.elsewhere.load(Ordering::Relaxed)
     }
 
-    /// Its runs go on in other tasks.
+    /// Its runs go on in other tasks, or its ports are used there.
     pub(crate) fn set_has_workers(&self) {
         self.has_workers.store(true, Ordering::Relaxed);
     }

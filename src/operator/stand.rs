@@ -7,7 +7,10 @@ use super::{
     control::{Control, Hubs},
     shown::InRun,
 };
-use crate::hub::link::{ReaderWait, WriterWait};
+use crate::{
+    hub::link::{ReaderWait, WriterWait},
+    planted::{self, Planted},
+};
 
 /// How an operator stands to the others of its flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +72,8 @@ impl Control {
         }
         let shown = node.shown();
         // Anything may end a wait of the user's own: what another operator does by way of shared memory, say.
-        if !node.is_parked() || node.has_refused() || shown.waits_elsewhere() {
+        let is_parked = node.is_parked() || planted::is(Planted::WakeUnseen);
+        if !is_parked || node.has_refused() || shown.waits_elsewhere() {
             return Stand::Active;
         }
         let mut found = Found { control: self, hubs, on: Vec::new(), envelope: false, moves: false };

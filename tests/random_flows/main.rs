@@ -22,6 +22,7 @@ mod data;
 mod ends;
 mod flow;
 mod hostile;
+mod loops;
 mod maker;
 mod operators;
 mod plan;
@@ -128,4 +129,21 @@ fn f6_a_seed_is_found_again() {
         assert_eq!(differ, None, "seed {seed}: {:?} and {:?}", first[differ.unwrap()], second[differ.unwrap()]);
         assert_eq!(first.len(), second.len(), "seed {seed}");
     }
+}
+
+/// Loops that end, others that never do, and deadlocks, each stopped at some moment: the flow ends in time, or the error lists what
+/// has not.
+#[test]
+fn f6_a_thousand_flows_with_loops_stop_when_they_are_asked_to() {
+    let _alone = alone();
+    std::thread::scope(|scope| {
+        for first in 0..4 {
+            scope.spawn(move || {
+                for seed in (first..1000).step_by(4) {
+                    let (found, plan) = run::stopped(seed);
+                    assert!(found.is_empty(), "seed {seed}: {found:#?}\n{plan}");
+                }
+            });
+        }
+    });
 }

@@ -18,6 +18,7 @@ use super::{
     data::{World, world},
     flow,
     hostile::{Hostile, ON_PURPOSE},
+    loops::Loops,
     plan::{Limits, Plan},
     services::Services,
 };
@@ -86,14 +87,16 @@ enum Scenario {
     Chunks(Chunks),
     Services(Services),
     Hostile(Hostile),
+    Loops(Loops),
 }
 
 impl Scenario {
-    /// Four seeds of ten are no flow of the [`Plan`]'s.
+    /// Five seeds of ten are no flow of the [`Plan`]'s.
     fn new(seed: u64, limits: Limits) -> Self {
         match seed % 10 {
             2 => Self::Hostile(Hostile::new(seed, limits)),
             4 => Self::ByHand(ByHand::new(seed, limits)),
+            5 => Self::Loops(Loops::new(seed, limits)),
             7 => Self::Services(Services::new(seed, limits)),
             9 => Self::Chunks(Chunks::new(seed, limits)),
             _ => Self::Flow(Plan::new(seed, limits)),
@@ -112,6 +115,10 @@ impl Scenario {
                 settle_and_judge(ran, simulation, |ran| &ran.devices, |ran| plan.judge(ran)).await
             }
             Self::Services(plan) => {
+                let ran = in_bounds(simulation, plan.run(simulation)).await.map_err(|why| vec![why]);
+                settle_and_judge(ran, simulation, |ran| &ran.devices, |ran| plan.judge(ran)).await
+            }
+            Self::Loops(plan) => {
                 let ran = in_bounds(simulation, plan.run(simulation)).await.map_err(|why| vec![why]);
                 settle_and_judge(ran, simulation, |ran| &ran.devices, |ran| plan.judge(ran)).await
             }
@@ -175,6 +182,7 @@ impl fmt::Display for Scenario {
             Self::Flow(plan) => plan.fmt(f),
             Self::Chunks(plan) => write!(f, "  {plan:?}"),
             Self::Services(plan) => write!(f, "  {plan:?}"),
+            Self::Loops(plan) => plan.fmt(f),
             Self::Hostile(plan) => {
                 write!(f, "  {plan:?}")?;
                 world(|world| world.done.iter().try_for_each(|done| write!(f, "\n    {done}")))
@@ -262,6 +270,12 @@ pub(crate) fn seed(seed: u64, limits: Limits) -> Verdict {
         return Verdict::Holds;
     }
     Verdict::Fails(Box::new(Failure { seed, limits, plan: scenario.to_string(), what, log }))
+}
+
+/// What is found in a flow with loops that is stopped at some moment, and its plan.
+pub(crate) fn stopped(seed: u64) -> (Vec<String>, String) {
+    let scenario = Scenario::Loops(Loops::stopped(seed));
+    (run(&scenario, seed).0, scenario.to_string())
 }
 
 /// What happens, step by step.
