@@ -16,7 +16,7 @@ use futures::{FutureExt, future::join_all};
 use tokio::{sync::Notify, time::Instant};
 use wakeline::{
     Service,
-    condition::every,
+    condition::{Status, every},
     flow::OnStall,
     operator::{InputHandle, MapPorts, OutputHandle},
     prelude::*,
@@ -618,4 +618,32 @@ async fn an_operator_that_asks_a_service_which_does_not_need_it_is_in_no_deadloc
     running.stop();
     within(running).await.unwrap();
     assert_eq!(*lock(&results), [1, 2, 3]);
+}
+
+/// A response that is looked at once from outside is no wait of an operator, of one that has ended neither.
+#[tokio::test(start_paused = true)]
+async fn a_response_that_is_looked_at_in_passing_is_no_operators_wait() {
+    let mut flow = Flow::new("asks");
+    let slow = flow.add(
+        "slow",
+        map(async |number: u32| {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Ok(number)
+        }),
+    );
+    let service = flow.service("service", slow.input, slow.output);
+    let mut once = Some(1_u32);
+    let once = flow.add("once", source(move || ready(Ok(once.take()))));
+    let end = flow.add("end", sink(|_: u32| ready(Ok(()))));
+    flow.connect(once.output, end.input);
+    let running = flow.spawn().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let ended = || running.status().into_iter().find(|operator| &*operator.name == "once").unwrap();
+    assert_eq!((ended().status, ended().running), (Status::Never, false));
+    let mut response = Box::pin(service.ask(7));
+    assert!(response.as_mut().now_or_never().is_none());
+    assert_eq!((ended().status, ended().running), (Status::Never, false));
+    assert_eq!(within(response).await.unwrap(), 7);
+    drop(service);
+    within(running).await.unwrap();
 }

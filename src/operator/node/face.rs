@@ -68,7 +68,9 @@ impl Node {
     /// again only what was woken by that.
     #[inline]
     pub(crate) fn is_face(&self, waker: &Waker) -> bool {
-        waker.data().addr() == self.face.load(Ordering::Relaxed)
+        let face = self.face.load(Ordering::Relaxed);
+        // None is worn by an operator that has ended; and a waker that does nothing may have no data.
+        face != 0 && waker.data().addr() == face
     }
 
     /// A wait at a port, maybe in the middle of a run: polled with `own`, the node's waker. `wait` says what is waited for.
