@@ -69,7 +69,7 @@ impl Keeper<'_> {
                 let place = operator(&member.name);
                 // Apart, so that no run is polled through it.
                 let end = async {
-                    // Before its ports are closed: whoever loses something then finds why.
+                    // Before its ports are closed: an operator that loses a message by that finds the reason.
                     if let Err(error) = &running {
                         control.fail(blamed(&control, error.again(), &place));
                     }
@@ -263,7 +263,7 @@ impl Keeper<'_> {
         }
         let in_run = || group.iter().copied().filter(|at| nodes[*at].waits_in_run().is_some());
         let Some(next) = in_run().find(|at| !released.operators.contains(at)) else {
-            // One that was told, and waits again, ends before the others: it may still send to them.
+            // An operator that has heard of the end and waits again ends before the others: it may still send to them.
             let first = in_run().find(|at| !nodes[*at].is_finishing());
             return Poll::Ready(Next::Done(first.map_or(group, |first| vec![first])));
         };

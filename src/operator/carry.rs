@@ -410,6 +410,7 @@ mod tests {
         fn fail(&self, _error: Error) {}
 
         fn taken_over(&self) {}
+
         fn seen_by(&self, _operator: &Arc<str>) {}
     }
 

@@ -32,13 +32,13 @@ impl Launches {
     pub(super) fn after(&self, passed: u64) -> impl fmt::Display + use<> {
         let oldest_first = (1..=REMEMBERED).filter_map(|at| self.last[(self.newest + at) % REMEMBERED]);
         let open: Vec<_> = oldest_first.filter(|(ticket, _)| *ticket > passed).map(|(_, launched)| launched).collect();
-        Open(open)
+        Unfinished(open)
     }
 }
 
-struct Open(Vec<Launched>);
+struct Unfinished(Vec<Launched>);
 
-impl fmt::Display for Open {
+impl fmt::Display for Unfinished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((first, others)) = self.0.split_first() else { return Ok(()) };
         // Where all are open there may be others before them.

@@ -414,7 +414,7 @@ impl Stream {
         leave: Leave<'_>,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
-        self.enter(leave, None, work)
+        self.enqueue_as(leave, None, work)
     }
 
     /// The same for a launch.
@@ -425,17 +425,17 @@ impl Stream {
         what: Launched,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
-        self.enter(leave, Some(what), work)
+        self.enqueue_as(leave, Some(what), work)
     }
 
     #[inline]
-    fn enter(
+    fn enqueue_as(
         &self,
         leave: Leave<'_>,
         launched: Option<Launched>,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
-        let ticket = self.put_named(0, leave.losses, launched, work)?;
+        let ticket = self.put(leave.losses, launched, work)?;
         leave.room.taken(self.0.held.backend(), self.0.raw);
         Ok(ticket)
     }
@@ -444,24 +444,12 @@ impl Stream {
     /// functions, nothing at all. Never waits.
     #[inline]
     pub(crate) fn enqueue_point(&self, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
-        self.put(0, READS_NOTHING, work)
+        self.put(READS_NOTHING, None, work)
     }
 
-    /// The same for work of so many pieces, which does not wait until the device has less to do. `losses`: how many were
-    /// noted before it was found to read nothing that is spoilt.
-    pub(crate) fn put(
+    /// Puts it in, with the order's lock. `losses`: how many were noted before it was found to read nothing that is spoilt.
+    fn put(
         &self,
-        pieces: u64,
-        losses: u64,
-        work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
-    ) -> Result<Ticket> {
-        self.put_named(pieces, losses, None, work)
-    }
-
-    #[inline]
-    fn put_named(
-        &self,
-        pieces: u64,
         losses: u64,
         launched: Option<Launched>,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
@@ -489,7 +477,7 @@ impl Stream {
             let ticket = order.issued + 1;
             order.launches.note(ticket, launched);
         }
-        Ok(self.issue(order, pieces, losses))
+        Ok(self.issue(order, 0, losses))
     }
 
     /// The ticket of work that was put in without the order's lock, by a function of the user's: also where the device was lost

@@ -438,7 +438,7 @@ impl Loops {
 
     fn judge_stall(&self, error: &Error, ran: &Ran) -> Result<(), String> {
         let mut listed = listed(error);
-        // Sources end when they are told to stop.
+        // A flow that is stopped ends its sources.
         if self.stop.is_some() {
             listed.retain(|name| !name.starts_with("feed"));
         }
