@@ -7,10 +7,11 @@
 /// on, within two tenths of a second after the last of them has begun to wait. There the analysis errs on the side of going on: operators
 /// that wait for a condition of the user's own, a predicate or `may_run` count as going on; one that waits for a message in the middle of
 /// a run counts as waiting at all of its inputs; and a wait for an envelope counts as one for all operators in a run, and for all
-/// that messages of the hub may have come to. An operator that asks a [`Service`](crate::Service) of its own flow waits for all that may
-/// hold the request, once that is sent, unless its answer was [taken over](crate::Cx::take_replies): it is found where it awaits the
-/// response itself, `join!` and `select!` included, and not in a combinator with wakers of its own, such as `FuturesUnordered`. An envelope that an operator gave away by a channel of the program's own is unknown to the
-/// flow. On a runtime without timers, which tokio reports by a panic that is caught, the panic hook hears of that.
+/// that messages of the hub may have come to. An envelope that an operator gave away by a channel of the program's own is unknown to the
+/// flow. An operator that asks a [`Service`](crate::Service) of its own flow counts as waiting, once its request is sent, for all
+/// operators that may hold the request. It counts as going on if an operator has [taken the reply](crate::Cx::take_replies), if its runs
+/// are [concurrent](crate::operator::concurrent), and if it awaits the response in a combinator with wakers of its own, such as
+/// `FuturesUnordered`. On a runtime without timers, which tokio reports by a panic that is caught, the panic hook hears of that.
 /// Operators that wait for each other with nothing left to take, as those of a loop that has gone quiet, are at their end.
 ///
 /// ```

@@ -52,7 +52,7 @@ alone!(a_slice_of_what_a_builders_node_writes, async |device: Device, stream: St
 // The exec is dropped while it runs. The host has the memory at the end of the last launch, whichever device it is page-locked for.
 alone!(memory_of_another_device_is_the_hosts_when_a_dropped_exec_is_done, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
-    // A GPU's launch waits for all before it where a node copies to memory that is not page-locked for it.
+    // On a GPU the launch of a copy to memory that is not page-locked blocks: see `Exec::launch`.
     let others = if device.is_cuda() { Vec::new() } else { vec![common::emulated(), Device::host()] };
     for near in std::iter::once(device.clone()).chain(others) {
         let mut out = host(&near, 1);
