@@ -49,6 +49,9 @@
 //! **A device that is lost.** Its links are served no more, and no chunk waits for them. Nothing is copied to its place, and
 //! the copies there are gone. A chunk that had no other keeps its place in the queue: each link that comes to it takes the
 //! loss, [`Grant::lost`], in its stead, and it leaves the queue as a consumer does.
+//!
+//! A copy that the device was to write at another place is lost, too, as soon as [its failure](Blanks::has_failed) is known: so
+//! no link is given a chunk that is known to be lost.
 
 mod settle;
 mod snapshot;
@@ -82,6 +85,8 @@ pub(super) trait Blanks<E> {
     fn places(&self) -> usize;
     /// This one is counted in what was made there: it was not sent by a user.
     fn is_own(&self, place: Place, envelope: &E) -> bool;
+    /// What it holds is known to be lost, with a device that was to write it.
+    fn has_failed(&self, envelope: &E) -> bool;
 }
 
 /// What a link asks for.
@@ -525,6 +530,17 @@ impl<E: Clone, S: Clone> State<E, S> {
             chunk.lose(place, &mut freed);
         }
         self.freed = freed;
+    }
+
+    /// Copies that are known to have failed are lost. A failure may become known at any time after the copy was enqueued: so this
+    /// comes before a link takes a chunk or gives one back.
+    pub(super) fn lose_failed(&mut self, blanks: &impl Blanks<E>) {
+        let has_failed = |copy: &&Copy<E>| copy.there().is_some_and(|envelope| blanks.has_failed(envelope));
+        for chunk in self.chunks.iter_mut().chain(&mut self.lingering) {
+            while let Some(place) = chunk.copies.iter().find(has_failed).map(|copy| copy.place) {
+                chunk.lose(place, &mut self.freed);
+            }
+        }
     }
 
     pub(super) fn is_lost(&self, place: Place) -> bool {

@@ -38,6 +38,7 @@ type Consumers = SmallVec<[(Place, u64); 2]>;
 impl<E: Clone, S: Clone> State<E, S> {
     /// Says what follows from what has happened.
     pub(in crate::hub::chunks) fn settle(&mut self, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
+        self.lose_failed(blanks);
         out.freed.append(&mut self.freed);
         let mut lacking = None;
         let consumers = self.consumers();
