@@ -448,7 +448,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         };
         let failed = self.failed.get().is_some();
         let Inner { state, places } = &mut *lock(&self.inner);
-        state.arrived(number, [from, to], source, arrival, out);
+        state.arrived(number, to, source, arrival, out);
         if failed {
             // What cannot be copied is not tried again.
             state.wake_all(out);

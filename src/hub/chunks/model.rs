@@ -47,6 +47,25 @@ impl Token {
     }
 }
 
+thread_local! {
+    /// The state is in use, under the hub's lock.
+    static LOCKED: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        assert!(!LOCKED.get() || std::thread::panicking(), "an envelope is dropped under the hub's lock");
+    }
+}
+
+/// With the state locked, as far as envelopes can tell.
+fn locked<R>(does: impl FnOnce() -> R) -> R {
+    LOCKED.set(true);
+    let done = does();
+    LOCKED.set(false);
+    done
+}
+
 type Held = Rc<Token>;
 
 /// Those at home, and how many there are.
@@ -241,9 +260,13 @@ impl World {
 
     fn act<R>(&mut self, act: impl FnOnce(&mut State<Held, ()>, &mut Pools, &mut Actions<Held>) -> R) -> R {
         let mut out = Actions::default();
-        self.state.lose_failed(&self.pools);
-        let done = act(&mut self.state, &mut self.pools, &mut out);
-        self.state.settle(&mut self.pools, &mut out);
+        let Self { state, pools, .. } = self;
+        let done = locked(|| {
+            state.lose_failed(pools);
+            let done = act(state, pools, &mut out);
+            state.settle(pools, &mut out);
+            done
+        });
         self.carry_out(out);
         done
     }
@@ -313,11 +336,12 @@ impl World {
             let fails = self.lost.is_some_and(|lost| lost == from || lost == to);
             let (arrival, blank) = if fails { (None, Some(blank)) } else { (Some(blank), None) };
             self.homing.extend(blank);
-            self.act(|state, _, out| state.arrived(number, [from, to], source, arrival, out));
+            self.act(|state, _, out| state.arrived(number, to, source, arrival, out));
         } else {
             let home = self.homing.swap_remove(at - tasks - moves);
             // A clone of one that others have is not the envelope.
-            if let Ok(Token { place, .. }) = Rc::try_unwrap(home) {
+            if let Some(token) = Rc::into_inner(home) {
+                let place = token.place;
                 self.act(|_, pools, _| pools.0[place].push(Token::blank(place)));
             }
         }
@@ -608,6 +632,40 @@ impl World {
     fn copies(&self, number: u64) -> Vec<Held> {
         self.state.copies_of(number)
     }
+}
+
+/// The copy that another one was made from is lost, and the chunk has come back to that place by the time that the other arrives.
+#[test]
+fn the_source_of_a_copy_that_was_replaced_is_not_dropped_under_the_lock() {
+    let links = vec![(Role::Produce, 0), (Role::Peek, 1), (Role::Peek, 2), (Role::Peek, 0)];
+    let mut world = World::new(&Setup { envelopes: vec![2, 1, 1], capacity: 1, links, ..Setup::default() });
+    let ids: Vec<_> = world.tasks.iter().map(|task| task.id).collect();
+    let waker = Arc::new(Waker::noop().clone());
+    let ask = |world: &mut World, id| {
+        let asks = Asks { blank: true, stays: false };
+        world.act(|state, pools, out| state.poll(id, asks, &waker, Some(&waker), pools, out));
+    };
+    let arrives = |world: &mut World, copy: Move<Held>| {
+        let Move { number, to, source, blank, .. } = copy;
+        world.act(|state, _, out| state.arrived(number, to, source, Some(blank), out));
+    };
+    let Grant { number, envelope, .. } = world.act(|state, pools, _| state.take(ids[0], true, pools)).unwrap();
+    world.act(|state, _, _| state.produced(number, 0, envelope.unwrap(), (), false));
+    ask(&mut world, ids[1]);
+    let first = world.moves.pop().unwrap();
+    arrives(&mut world, first);
+    ask(&mut world, ids[2]);
+    let late = world.moves.pop().unwrap();
+    assert_eq!((late.from, late.to), (0, 2));
+    world.act(|state, _, _| state.spoilt(number, 0));
+    world.homing.clear();
+    ask(&mut world, ids[3]);
+    let back = world.moves.pop().unwrap();
+    assert_eq!((back.from, back.to), (1, 0));
+    arrives(&mut world, back);
+    let freed = Rc::downgrade(&late.source);
+    arrives(&mut world, late);
+    assert!(world.homing.iter().any(|home| Rc::as_ptr(home) == freed.as_ptr()), "it goes home");
 }
 
 fn setups(consumes: bool) -> impl Strategy<Value = Setup> {
