@@ -48,7 +48,7 @@ pub use checked::{Checked, Copied};
 #[doc(hidden)]
 pub use connect::Target;
 pub use connect::{Branch, Targets};
-pub use cycles::Cycle;
+pub use cycles::{Cycle, Feed};
 pub use egress::Egress;
 pub use ingress::{Ingress, SendError};
 pub use local::LocalFlow;

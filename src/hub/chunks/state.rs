@@ -809,6 +809,11 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
 
     // --- for people
 
+    /// Places in the queue.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// Chunks in the queue.
     pub(super) fn len(&self) -> usize {
         self.chunks.len()

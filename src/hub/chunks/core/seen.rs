@@ -32,6 +32,8 @@ pub(crate) trait ChunkState: fmt::Debug + Send + Sync {
     fn links_that(&self, role: Role) -> usize;
     fn is_empty(&self) -> bool;
     fn envelopes_at(&self, device: &Device) -> usize;
+    /// Chunks that it has places for, and envelopes wherever they are.
+    fn most(&self) -> (usize, usize);
     /// Something can come to lie there without a copy.
     fn may_lie_at(&self, device: &Device) -> bool;
     /// One of its devices that nothing can be copied to from this one.
@@ -80,6 +82,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
 
     fn envelopes_at(&self, device: &Device) -> usize {
         self.envelopes(device)
+    }
+
+    fn most(&self) -> (usize, usize) {
+        let Inner { state, places } = &*lock(&self.inner);
+        (state.capacity(), (0..places.all.len()).map(|place| places.count(place)).sum())
     }
 
     fn may_lie_at(&self, device: &Device) -> bool {
