@@ -136,7 +136,7 @@ impl Found<'_> {
         }
         let links = || self.hubs.links.iter();
         for own in links().filter(|own| own.operator == operator) {
-            if own.state.lacks(own.link, &mut std::iter::empty()).is_none() {
+            if own.state.lacks(own.link, &()).is_none() {
                 continue;
             }
             // A link by hand, or of another flow, counts as one that is outside.

@@ -14,7 +14,7 @@ use crate::{
             roles::{LinkName, Role},
             state::LinkId,
         },
-        link::HubState,
+        link::Holders,
     },
     memory::Plain,
     stream::{Stream, Ticket},
@@ -43,7 +43,7 @@ pub(crate) trait ChunkState: fmt::Debug + Send + Sync {
     /// The copies that were enqueued last.
     fn last_copies(&self) -> Vec<Ticket>;
     /// What a link waits for, if it waits.
-    fn lacks(&self, link: LinkId, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<Lack>;
+    fn lacks(&self, link: LinkId, holders: &dyn Holders) -> Option<Lack>;
     /// A flow with links here begins, and ends.
     fn join(&self, flow: &Arc<dyn Lender>);
     fn leave(&self, flow: &Arc<dyn Lender>);
@@ -108,7 +108,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
         lock(&self.streams).values().map(Stream::ticket).collect()
     }
 
-    fn lacks(&self, link: LinkId, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<Lack> {
+    fn lacks(&self, link: LinkId, holders: &dyn Holders) -> Option<Lack> {
         let name = &self.name;
         let (place, pool) = {
             let Inner { state, places } = &*lock(&self.inner);
@@ -131,7 +131,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
             (format!("a blank envelope of hub `{name}` on {on}"), place.pool.clone())
         };
         // The lock of no hub is held: it asks them.
-        let whereabouts = pool.map_or_else(|| "it has none".to_string(), |pool| pool.whereabouts(hubs));
+        let whereabouts = pool.map_or_else(|| "it has none".to_string(), |pool| pool.whereabouts(holders));
         Some(Lack::Room(format!("{place}: {whereabouts}")))
     }
 
