@@ -319,10 +319,77 @@ async fn f1_a_chunk_that_lay_on_a_lost_device_alone_is_an_error_for_its_readers(
     assert!(hub.is_empty());
 }
 
+/// A device is lost in the middle of a copy to the host, which a link has been given by then. Once that is known the chunk is lost:
+/// an error for each link that comes to it, once, and the chunks behind it go on.
+#[tokio::test]
+async fn f1_a_copy_that_fails_after_it_has_arrived_is_lost() {
+    for modifies in [false, true] {
+        let device = doomed();
+        let builder = ChunkHub::<u32>::builder("h").elements(1).queue(2);
+        let hub = builder.envelopes(&device, 2).host_envelopes(2).build().unwrap();
+        let (mut on_device, mut produce) = (hub.produce(&device).unwrap(), hub.produce(&host()).unwrap());
+        let mut modify = modifies.then(|| hub.modify(&host()).unwrap());
+        let mut consume = hub.consume(&host()).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let held = hold(&stream);
+        on_device.with(async |blank| blank.set_len(1).and_then(|()| stream.fill(blank, 1))).await.unwrap();
+        put(&mut produce, &[2]).await;
+        let noticed = match &mut modify {
+            Some(modify) => {
+                let mut chunk = within(modify.next()).await.unwrap().unwrap();
+                lose(&device).await;
+                chunk.write().await.map(|_| ()).unwrap_err()
+            }
+            None => {
+                let chunk = within(consume.next()).await.unwrap().unwrap();
+                lose(&device).await;
+                chunk.read().await.map(|_| ()).unwrap_err()
+            }
+        };
+        assert!(noticed.is_device_lost(), "{noticed}");
+        drop(held);
+        let is_lost = |error: Error| {
+            let text = error.to_string();
+            assert!(text.contains("the only copy of chunk 1 is lost") && text.contains("increment"), "{text}");
+        };
+        if let Some(modify) = &mut modify {
+            is_lost(within(modify.next()).await.map(|_| ()).unwrap_err());
+            within(modify.with(async |chunk| chunk.fill_from(&[3]).await)).await.unwrap().unwrap();
+        }
+        is_lost(within(consume.next()).await.map(|_| ()).unwrap_err());
+        let chunk = within(consume.next()).await.unwrap().unwrap();
+        assert_eq!(chunk.read().await.unwrap(), [if modifies { 3 } else { 2 }]);
+        chunk.commit().unwrap();
+        assert!(hub.is_empty());
+    }
+}
+
+/// The same, with a sound copy at a third place: the chunk is copied again, from there.
+#[tokio::test]
+async fn f1_a_copy_that_fails_is_made_again_from_a_sound_one() {
+    let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(1)));
+    let builder = ChunkHub::<u32>::builder("h").elements(1).near(&healthy);
+    let hub = builder.envelopes(&lost, 1).envelopes(&healthy, 1).host_envelopes(1).build().unwrap();
+    let mut produce = hub.produce(&lost).unwrap();
+    let [theirs, ours] = [&lost, &healthy].map(|device| Stream::new(device).unwrap());
+    produce.with(async |blank| blank.set_len(1).and_then(|()| theirs.fill(blank, 7))).await.unwrap();
+    let (mut on_host, mut peek) = (hub.peek(&host()).unwrap(), hub.peek(&healthy).unwrap());
+    assert_eq!(within(on_host.next()).await.unwrap().unwrap().read().await.unwrap(), [7]);
+    let held = hold(&ours);
+    // Its data come from the lost device, and are not here yet.
+    drop(within(peek.next()).await.unwrap().unwrap());
+    lose(&lost).await;
+    drop(held);
+    let chunk = within(peek.next()).await.unwrap().unwrap();
+    let mut seen = Buffer::<u32>::pinned(&healthy, 1).unwrap();
+    ours.copy(&chunk, &mut seen).unwrap();
+    assert_eq!(within(seen.read()).await.unwrap(), [7]);
+}
+
 /// A device that has no place in the hub is lost while it writes to a chunk of another one's: its data are lost, and no
 /// place is.
 #[tokio::test]
-async fn f1_a_chunk_that_a_lost_device_was_writing_is_an_error_as_it_is_read() {
+async fn f1_a_chunk_that_a_lost_device_was_writing_is_an_error_for_its_readers() {
     let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
     let hub =
         ChunkHub::<u32>::builder("h").elements(1).queue(2).envelopes(&healthy, 2).host_envelopes(2).build().unwrap();
@@ -339,12 +406,11 @@ async fn f1_a_chunk_that_a_lost_device_was_writing_is_an_error_as_it_is_read() {
     ours.fill(&mut second, 2).unwrap();
     second.commit().unwrap();
     let (mut peek, mut consume) = (hub.peek(&host()).unwrap(), hub.consume(&host()).unwrap());
-    let error = within(peek.next()).await.unwrap().unwrap().read().await.unwrap_err();
-    assert!(error.is_device_lost(), "{error}");
-    assert_eq!(within(peek.next()).await.unwrap().unwrap().read().await.unwrap(), [2]);
-    for _ in 0..2 {
-        within(consume.next()).await.unwrap().unwrap().commit().unwrap();
+    for error in [within(peek.next()).await.unwrap_err(), within(consume.next()).await.unwrap_err()] {
+        assert!(error.is_device_lost() && error.to_string().contains("the only copy of chunk 1 is lost"), "{error}");
     }
+    assert_eq!(within(peek.next()).await.unwrap().unwrap().read().await.unwrap(), [2]);
+    within(consume.next()).await.unwrap().unwrap().commit().unwrap();
     assert!(hub.is_empty());
 }
 

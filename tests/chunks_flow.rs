@@ -994,3 +994,113 @@ async fn consumers_of_pairs_from_two_hubs_lose_no_chunk_to_each_other_for_ever()
         assert_eq!(pairs.load(std::sync::atomic::Ordering::Relaxed), 200);
     }
 }
+
+#[derive(Ports)]
+struct AgainPorts {
+    #[input]
+    again: Input<u32>,
+    #[produce]
+    numbers: Produce<u32>,
+}
+
+/// Produces what comes.
+struct Again;
+
+impl Operator for Again {
+    type Ports = AgainPorts;
+
+    async fn compute(&mut self, ports: &mut AgainPorts, _cx: &mut Cx) -> Result<()> {
+        let number = ports.again.take()?;
+        ports.numbers.get_mut()?.fill_from(&[number]).await
+    }
+}
+
+#[derive(Ports)]
+struct MarkPorts {
+    #[input]
+    again: Input<u32>,
+    #[modify]
+    numbers: Modify<u32>,
+}
+
+/// Writes what comes to a chunk.
+struct Mark;
+
+impl Operator for Mark {
+    type Ports = MarkPorts;
+
+    async fn compute(&mut self, ports: &mut MarkPorts, _cx: &mut Cx) -> Result<()> {
+        let number = ports.again.take()?;
+        ports.numbers.get_mut()?.fill_from(&[number]).await
+    }
+}
+
+#[derive(Ports)]
+struct TellPorts {
+    #[consume]
+    numbers: Consume<u32>,
+    #[output]
+    told: Output<u32>,
+}
+
+/// Sends what it consumes.
+struct Tell;
+
+impl Operator for Tell {
+    type Ports = TellPorts;
+
+    async fn compute(&mut self, ports: &mut TellPorts, _cx: &mut Cx) -> Result<()> {
+        let number = ports.numbers.get()?.read().await?[0];
+        ports.told.send(number).await
+    }
+}
+
+/// A cycle may go through a hub of chunks: from a producer to a consumer, or from a link that modifies to one that comes after it.
+#[tokio::test]
+async fn q8_the_check_lists_cycles_through_hubs_of_chunks() {
+    let of_host = |queue| ChunkHub::builder("numbers").elements(4).queue(queue).host_envelopes(2).build().unwrap();
+    let never = "each waits for a message of the cycle: it begins only if one sends first, in a `run` of its own";
+    let fed = "fed by `numbers` with any number: it stalls once they are full";
+    // More places than envelopes hold no more chunks; a link by hand may send envelopes of its own.
+    for (by_hand, holds, rest) in [(false, 3, format!("nothing outside feeds it; {never}")), (true, 6, fed.into())] {
+        let hub = of_host(5);
+        let producer = by_hand.then(|| hub.produce(&host()).unwrap());
+        let mut flow = Flow::new("q8");
+        let again = flow.add("again", Again);
+        let tell = flow.add("tell", Tell);
+        flow.link(again.numbers, &hub);
+        flow.link(tell.numbers, &hub);
+        flow.connect(tell.told, again.again);
+        let text = flow.check().unwrap().to_string();
+        assert_eq!(text, format!("`again`, `tell` form a cycle, whose hubs hold {holds} together; {rest}"));
+        drop(producer);
+        if !by_hand {
+            let error = within(flow.run()).await.unwrap_err();
+            assert!(
+                error.is_stalled() && error.to_string().contains("`tell` waits for a chunk of hub `numbers`"),
+                "{error}"
+            );
+        }
+    }
+
+    let hub = of_host(1);
+    let mut flow = Flow::new("q8");
+    let fill = flow.add("fill", Fill::each(0..3));
+    let mark = flow.add("mark", Mark);
+    let tell = flow.add("tell", Tell);
+    flow.link(fill.numbers, &hub);
+    flow.link(mark.numbers, &hub);
+    flow.link(tell.numbers, &hub);
+    flow.connect(tell.told, mark.again);
+    let text = flow.check().unwrap().to_string();
+    assert_eq!(text, format!("`mark`, `tell` form a cycle, whose hubs hold 2 together; {fed}; {never}"));
+
+    // Links that change what stays lead to no other link.
+    let mut flow = Flow::new("q8");
+    let hub = of_host(1);
+    let (fill, one, two) = (flow.add("fill", Fill::each(0..1)), flow.add("one", AddOne(1)), flow.add("two", AddOne(1)));
+    flow.link(fill.numbers, &hub);
+    flow.link(one.numbers, &hub);
+    flow.link(two.numbers, &hub);
+    assert!(flow.check().unwrap().cycles.is_empty());
+}

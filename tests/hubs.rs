@@ -586,6 +586,49 @@ impl Operator for Window {
     }
 }
 
+/// An operator between passes on what it is given, and keeps none.
+#[tokio::test]
+async fn h15_a_stall_names_the_operators_that_keep_envelopes() {
+    let mut flow = Flow::new("h15");
+    let produce = flow.add("produce", SendEach::new((0..9).map(|n| vec![n])));
+    let pass = flow.add("pass", pass_on::<Envelope<u32>>());
+    let window = flow.add("window", Window { kept: Vec::new(), sums: shared() });
+    flow.connect_with(produce.output, pass.input, Hub::default().envelope_bytes(4).envelopes(2));
+    flow.connect(pass.output, window.input);
+    let error = within(flow.run()).await.unwrap_err().to_string();
+    let whose = "2 of the 2 envelopes of hub `produce.output -> pass.input` there are in use; `window` keeps 2 of them: `.envelopes(4)`";
+    assert!(error.contains(whose), "{error}");
+}
+
+/// Takes more blanks in one run than its hub has.
+struct Hoard;
+
+impl Operator for Hoard {
+    type Ports = SourcePorts<Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        let mut blanks = Vec::new();
+        for _ in 0..4 {
+            blanks.push(ports.output.blank().await?);
+        }
+        Ok(())
+    }
+}
+
+/// The writer is one that may keep envelopes, if it waits for more in the middle of a run.
+#[tokio::test]
+async fn h15_a_writer_that_keeps_its_blanks_is_named() {
+    let mut flow = Flow::new("h15");
+    let hoard = flow.add("hoard", Hoard);
+    let end = flow.add("end", sink(async |_: Envelope<u32>| Ok(())));
+    flow.connect_with(hoard.output, end.input, Hub::default().envelope_bytes(4).envelopes(3));
+    let error = within(flow.run()).await.unwrap_err().to_string();
+    assert!(
+        error.contains("3 of the 3 envelopes of hub `hoard.output -> end.input` there are in use; `hoard` keeps 3"),
+        "{error}"
+    );
+}
+
 /// A window keeps envelopes of its hub's: the stall says how many the hub needs then, and with so many the flow runs.
 #[tokio::test]
 async fn h15_a_window_that_keeps_envelopes_hears_how_many_its_hub_needs() {
@@ -600,7 +643,7 @@ async fn h15_a_window_that_keeps_envelopes_hears_how_many_its_hub_needs() {
                 error.to_string(),
                 "stalled: nothing can move any more:\n  \
                  - `produce` waits for a blank envelope: 2 of the 2 envelopes of hub `produce.output -> window.input` there are in \
-                 use; if operators keep 2 of them, give it `.envelopes(4)`\n  \
+                 use; `window` keeps 2 of them: `.envelopes(4)`\n  \
                  - `window` waits for a message in hub `produce.output -> window.input`"
             ),
             Ok(_) if !fails => assert_eq!(*lock(&sums), [6, 9, 12, 15, 18, 21]),

@@ -107,6 +107,8 @@ pub(crate) trait HearsOfLoss: Send + Sync {
 /// place, for good, so that it is found again without a lock.
 type Extensions = [OnceLock<(TypeId, Arc<dyn Any + Send + Sync>)>; 8];
 
+static ANY_LOST: AtomicBool = AtomicBool::new(false);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Host,
@@ -324,8 +326,14 @@ impl Device {
         })
     }
 
+    /// True once any device of the process was lost. It is set before the loss can be seen.
+    pub(crate) fn any_is_lost() -> bool {
+        ANY_LOST.load(Ordering::Relaxed)
+    }
+
     /// The first call's error stays. True if it was this one.
     pub(crate) fn set_lost(&self, error: Error) -> bool {
+        ANY_LOST.store(true, Ordering::Relaxed);
         self.0.lost.set(error).is_ok()
     }
 

@@ -47,7 +47,7 @@ pub(super) fn plan(flow: &Flow) -> Result<Planned> {
     if problems.is_empty() {
         warn_of_small_pools(flow);
         hubs::ends_with(flow, &mut plans);
-        let (cycles, unbegun) = cycles::find(flow);
+        let (cycles, unbegun) = cycles::find(flow, &plans);
         let checked = Checked { copies: hubs::copies(flow, &plans), cycles };
         return Ok(Planned { links: plans, checked, sections, unbegun });
     }

@@ -1,4 +1,4 @@
-//! Cycles: operators whose messages lead back to them.
+//! Cycles: operators whose messages or chunks lead back to them.
 //!
 //! A cycle has two ways to go wrong. It fills up: what is put into it from outside goes round until its hubs have no room, and then
 //! each operator waits for the next. Or it never begins: each operator waits for a message of another before its first run.
@@ -12,54 +12,78 @@
 //!                          │ all need a message of an operator that needs one
 //!                          └──> never begin ──> at the end: no run, and no `run` of their own? an error
 //! ```
+//!
+//! A hub of chunks is a chain of nodes of its own, one before each [stage](Passage::stages) of links that a chunk goes through:
+//!
+//! ```text
+//!   producers ──> node ──> the first that modifies ──> node ──> those that peek ──> node ──> those that consume
+//! ```
 
 use std::{collections::HashSet, fmt, sync::Arc};
 
 use super::{
-    Connection,
-    check::{decl, hub_name, is_named, wanted},
+    check::{decl, is_named},
+    components::components,
     drive::Member,
-    hubs,
+    link::{self, Passage},
     wiring::Wiring,
 };
 use crate::{
     condition::PortId,
     error::{Error, ErrorKind},
-    hub::queue::Full,
+    hub::{link::LinkPlan, queue::Full},
     operator::{PortKind, control::Control, node::Method},
 };
 
-/// Operators whose messages lead back to them, as [`Flow::check`](crate::Flow::check) finds them. Prints as a line.
+/// Operators whose messages or chunks lead back to them, as [`Flow::check`](crate::Flow::check) finds them. Prints as a line.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Cycle {
     /// The operators' names, in the order of adding.
     pub operators: Vec<Arc<str>>,
-    /// Messages that its hubs hold together. `None` if one of them drops messages or keeps the latest: such a cycle does not fill
-    /// up.
+    /// Messages and chunks that its hubs hold together. `None` if one of them drops messages or keeps the latest: such a cycle does
+    /// not fill up.
     pub holds: Option<usize>,
-    /// The names of the hubs that bring messages into it, which may be any number.
-    pub fed_by: Vec<Arc<str>>,
+    /// The hubs that bring messages or chunks into it.
+    pub fed_by: Vec<Feed>,
     /// False if each of its operators waits for a message of the cycle before its first run. Then one of them has to send first, in a
     /// [`run`](crate::Operator::run) of its own.
     pub begins: bool,
 }
 
+/// A hub that brings messages or chunks into a [`Cycle`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Feed {
+    /// Its name.
+    pub hub: Arc<str>,
+    /// So many envelopes at once, at most: as many as the hub has, where the cycle passes them on without a copy and no hub of it
+    /// has blank ones. `None`: any number.
+    pub at_most: Option<usize>,
+}
+
 impl fmt::Display for Cycle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = |names: &[Arc<str>]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         match &self.operators[..] {
             [one] => write!(f, "`{one}` is connected to itself")?,
-            several => write!(f, "{} form a cycle", names(several))?,
+            several => {
+                let names: Vec<_> = several.iter().map(|name| format!("`{name}`")).collect();
+                write!(f, "{} form a cycle", names.join(", "))?;
+            }
         }
         match self.holds {
             None => write!(f, ", in which a hub drops messages: it does not fill up")?,
             Some(holds) => write!(f, ", whose hubs hold {holds} together")?,
         }
-        match (&self.fed_by[..], self.holds) {
-            ([], _) => write!(f, "; nothing outside feeds it")?,
-            (fed_by, None) => write!(f, "; fed by {}", names(fed_by))?,
-            (fed_by, Some(_)) => write!(f, "; fed by {} with any number: it stalls once they are full", names(fed_by))?,
+        for (at, feed) in self.fed_by.iter().enumerate() {
+            write!(f, "{} {feed}", if at == 0 { "; fed by" } else { "," })?;
+        }
+        let at_most = self.fed_by.iter().try_fold(0, |sum: usize, feed| Some(sum.saturating_add(feed.at_most?)));
+        match (self.fed_by.is_empty(), self.holds, at_most) {
+            (true, ..) => write!(f, "; nothing outside feeds it")?,
+            (false, Some(holds), Some(at_most)) if at_most <= holds => write!(f, ": they have room for all")?,
+            (false, Some(_), _) => write!(f, ": it stalls once they are full")?,
+            (false, None, _) => {}
         }
         if !self.begins {
             write!(
@@ -71,29 +95,62 @@ impl fmt::Display for Cycle {
     }
 }
 
+impl fmt::Display for Feed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.at_most {
+            Some(count) => write!(f, "`{}` with at most {count} envelopes at once", self.hub),
+            None => write!(f, "`{}` with any number", self.hub),
+        }
+    }
+}
+
 /// The cycles of a flow, in the order of adding; and those that cannot begin without a `run` of an operator's own, as operators'
-/// numbers.
-pub(super) fn find(flow: &Wiring<'_>) -> (Vec<Cycle>, Vec<Vec<usize>>) {
-    let edges = Edges::of(flow);
+/// numbers. `plans` of all connections.
+pub(super) fn find(flow: &Wiring<'_>, plans: &[LinkPlan]) -> (Vec<Cycle>, Vec<Vec<usize>>) {
+    let passages = link::passages(flow);
+    let edges = Edges::of(flow, &passages);
+    let blanks = |at: usize| plans[at].writer_bytes.or(plans[at].reader_bytes).is_some();
+    let is_envelope = |at: usize| decl(flow, flow.connections[at].from).is_envelope;
     let never = edges.never_run(flow);
     let (mut cycles, mut unbegun) = (Vec::new(), Vec::new());
-    for members in edges.components() {
+    for mut members in components(&edges.leaving, |own| own.to) {
         let inside: HashSet<_> = members.iter().copied().collect();
-        let own = || {
-            members.iter().flat_map(|member| &edges.leaving[*member]).filter(|own| inside.contains(&own.to.operator))
-        };
+        let own = || members.iter().flat_map(|member| &edges.leaving[*member]).filter(|own| inside.contains(&own.to));
         if own().next().is_none() {
             continue;
         }
-        let drops = own().any(|own| wanted(flow, own).full != Full::Hold);
-        let holds = (!drops).then(|| own().map(|own| hubs::capacity(flow, own)).fold(0, usize::saturating_add));
+        // Each once: a hub of chunks has as many edges as links.
+        let mut known = HashSet::new();
+        let hubs: Vec<_> = own().map(|own| own.hub).filter(|hub| known.insert(*hub)).collect();
+        let drops = |hub: &Via| matches!(hub, Via::Queue(at) if plans[*at].full != Full::Hold);
+        let holds = (!hubs.iter().any(drops)).then(|| {
+            let room = hubs.iter().map(|hub| match hub {
+                Via::Queue(at) => plans[*at].capacity,
+                Via::Chunks(at) => passages[*at].holds,
+            });
+            room.fold(0, usize::saturating_add)
+        });
+        let passes_on = |hub: &Via| matches!(hub, Via::Queue(at) if is_envelope(*at) && !blanks(*at));
+        let passes_on = hubs.iter().all(passes_on);
+        let (mut fed_by, mut known) = (Vec::new(), HashSet::new());
         let arriving = members.iter().flat_map(|member| &edges.arriving[*member]);
-        let fed_by = arriving.filter(|from| !inside.contains(&from.from.operator));
+        let outside = arriving.filter(|from| !inside.contains(&from.from)).map(|from| from.hub);
+        let by_hand = hubs.iter().filter(|hub| matches!(hub, Via::Chunks(at) if passages[*at].is_fed)).copied();
+        for hub in outside.chain(by_hand).filter(|hub| known.insert(*hub)) {
+            fed_by.push(match hub {
+                Via::Queue(at) => {
+                    let at_most = (passes_on && is_envelope(at) && blanks(at)).then_some(plans[at].envelopes);
+                    Feed { hub: plans[at].name.clone(), at_most }
+                }
+                Via::Chunks(at) => Feed { hub: passages[at].hub.name().clone(), at_most: None },
+            });
+        }
+        members.retain(|member| *member < flow.entries.len());
         let begins = !members.iter().all(|member| never[*member]);
         cycles.push(Cycle {
             operators: members.iter().map(|member| flow.entries[*member].name.clone()).collect(),
             holds,
-            fed_by: fed_by.map(|connection| hub_name(flow, connection).into()).collect(),
+            fed_by,
             begins,
         });
         if !begins {
@@ -127,32 +184,80 @@ pub(super) fn unbegun(cycles: &[Vec<usize>], crew: &[Member], control: &Control)
     Some(Error::new(ErrorKind::Stalled, text))
 }
 
-/// A flow's connections within it, by operator. What reaches a port that is used from outside of the flow leaves it there.
-struct Edges<'a> {
-    leaving: Vec<Vec<&'a Connection>>,
-    arriving: Vec<Vec<&'a Connection>>,
+/// A way from an operator to the next, or to or from a node of a hub of chunks.
+#[derive(Clone, Copy)]
+struct Edge {
+    from: usize,
+    to: usize,
+    hub: Via,
 }
 
-impl<'a> Edges<'a> {
-    fn of(flow: &Wiring<'a>) -> Self {
-        let operators = 0..flow.entries.len();
-        let goes_on = |own: &&Connection| !decl(flow, own.to).lent;
-        let leaving = operators.clone().map(|operator| flow.leaving_operator(operator).filter(goes_on).collect());
-        let arriving = operators.map(|operator| flow.arriving(operator).filter(goes_on).collect());
-        Self { leaving: leaving.collect(), arriving: arriving.collect() }
+/// What leads there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Via {
+    /// A connection, by its number.
+    Queue(usize),
+    /// A hub of chunks, by its number.
+    Chunks(usize),
+}
+
+/// A flow's connections within it, and its hubs of chunks, by operator and node. What reaches a port that is used from outside of the
+/// flow leaves it there.
+struct Edges {
+    leaving: Vec<Vec<Edge>>,
+    arriving: Vec<Vec<Edge>>,
+    /// What each node of a hub of chunks waits for, after the operators.
+    nodes: Vec<Needs>,
+    /// By operator: the nodes of the hubs whose chunks it waits for.
+    waits: Vec<Vec<usize>>,
+}
+
+impl Edges {
+    fn of(flow: &Wiring<'_>, passages: &[Passage]) -> Self {
+        let operators = flow.entries.len();
+        let mut all = Vec::new();
+        let (mut nodes, mut waits) = (Vec::new(), vec![Vec::new(); operators]);
+        for (at, own) in flow.connections.iter().enumerate().filter(|(_, own)| !decl(flow, own.to).lent) {
+            all.push(Edge { from: own.from.operator, to: own.to.operator, hub: Via::Queue(at) });
+        }
+        for (at, passage) in passages.iter().enumerate() {
+            let hub = Via::Chunks(at);
+            // The chunk of one producer is enough, if there is none yet; each link of a stage has it before the next stage.
+            let mut before = Needs { writers: passage.producers.clone(), any: true };
+            for (number, stage) in passage.stages.iter().enumerate() {
+                let node = operators + nodes.len();
+                all.extend(before.writers.iter().map(|from| Edge { from: *from, to: node, hub }));
+                all.extend(stage.iter().map(|link| Edge { from: node, to: link.operator, hub }));
+                let reads = stage.iter().filter(|link| !decl(flow, **link).need.optional);
+                reads.for_each(|link| waits[link.operator].push(node));
+                nodes.push(if number == 0 && passage.is_filled { Needs::default() } else { before });
+                before = Needs { writers: stage.iter().map(|link| link.operator).collect(), any: false };
+            }
+        }
+        let mut leaving = vec![Vec::new(); operators + nodes.len()];
+        let mut arriving = leaving.clone();
+        for edge in all {
+            leaving[edge.from].push(edge);
+            arriving[edge.to].push(edge);
+        }
+        Self { leaving, arriving, nodes, waits }
     }
 
     /// The operators that run only after another one of them has.
     fn never_run(&self, flow: &Wiring<'_>) -> Vec<bool> {
-        let operators = 0..self.leaving.len();
-        let mut never = vec![true; operators.len()];
-        let needs: Vec<_> = operators.clone().map(|operator| self.needs(flow, operator)).collect();
-        let mut open: Vec<_> = operators.collect();
+        let (all, operators) = (0..self.leaving.len(), flow.entries.len());
+        let mut never = vec![true; all.len()];
+        let of = |node: usize| match node.checked_sub(operators) {
+            Some(at) => vec![self.nodes[at].clone()],
+            None => self.needs(flow, node),
+        };
+        let needs: Vec<_> = all.clone().map(of).collect();
+        let mut open: Vec<_> = all.collect();
         // An operator that can run may let those behind it run.
         while let Some(operator) = open.pop() {
             if never[operator] && !needs[operator].iter().any(|need| need.depends_on(&never)) {
                 never[operator] = false;
-                open.extend(self.leaving[operator].iter().map(|own| own.to.operator));
+                open.extend(self.leaving[operator].iter().map(|own| own.to));
             }
         }
         never
@@ -165,60 +270,21 @@ impl<'a> Edges<'a> {
             let id = PortId { flow: flow.id, operator, port: *port, name: decl.name };
             matches!(decl.kind, PortKind::Input | PortKind::Inputs) && !decl.need.optional && !is_named(flow, id)
         });
-        waits
-            .map(|(port, decl)| Needs {
-                writers: self.arriving[operator]
-                    .iter()
-                    .filter(|own| own.to.port == port)
-                    .map(|own| own.from.operator)
-                    .collect(),
-                any: decl.kind == PortKind::Inputs && decl.need.together,
-            })
-            .collect()
-    }
-
-    /// The strongly connected components, each in the order of adding. Without recursion: a flow may be a chain of ten thousand
-    /// operators.
-    fn components(&self) -> Vec<Vec<usize>> {
-        let count = self.leaving.len();
-        // By the order in which a walk along the connections leaves them, the last first, and then against the connections.
-        let (mut left, mut seen) = (Vec::with_capacity(count), vec![false; count]);
-        for start in 0..count {
-            let mut walk = Vec::new();
-            if !std::mem::replace(&mut seen[start], true) {
-                walk.push((start, self.leaving[start].iter()));
-            }
-            while let Some((operator, next)) = walk.last_mut() {
-                match next.next().map(|own| own.to.operator) {
-                    Some(to) if !std::mem::replace(&mut seen[to], true) => walk.push((to, self.leaving[to].iter())),
-                    Some(_) => {}
-                    None => {
-                        left.push(*operator);
-                        walk.pop();
-                    }
-                }
-            }
-        }
-        let (mut components, mut found) = (Vec::new(), vec![false; count]);
-        for start in left.into_iter().rev() {
-            if std::mem::replace(&mut found[start], true) {
-                continue;
-            }
-            let (mut members, mut open) = (Vec::new(), vec![start]);
-            while let Some(operator) = open.pop() {
-                members.push(operator);
-                let before = self.arriving[operator].iter().map(|own| own.from.operator);
-                open.extend(before.filter(|from| !std::mem::replace(&mut found[*from], true)));
-            }
-            members.sort_unstable();
-            components.push(members);
-        }
-        components.sort_unstable();
-        components
+        let chunks = self.waits[operator].iter().map(|node| Needs { writers: vec![*node], any: false });
+        let messages = waits.map(|(port, decl)| Needs {
+            writers: self.arriving[operator]
+                .iter()
+                .filter(|own| matches!(own.hub, Via::Queue(at) if flow.connections[at].to.port == port))
+                .map(|own| own.from)
+                .collect(),
+            any: decl.kind == PortKind::Inputs && decl.need.together,
+        });
+        messages.chain(chunks).collect()
     }
 }
 
-/// What is waited for at one input.
+/// What is waited for at one input, or of one hub of chunks.
+#[derive(Clone, Default)]
 struct Needs {
     writers: Vec<usize>,
     /// One of them is enough.

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use super::Flow;
+use super::{Flow, check};
 use crate::{
     condition::PortId,
     device::Device,
@@ -25,6 +25,7 @@ use crate::{
     },
     memory::Plain,
     operator::{LinkHandle, control::LinkedTo},
+    sync::lock,
 };
 
 /// Makes a link whose elements have a type that is known no more, for a port of this name.
@@ -183,6 +184,54 @@ pub(super) fn drained_through(links: &[Linking]) -> impl Iterator<Item = (usize,
         let readers: Vec<_> = of(false).filter(|_| is_consumed).map(|link| link.port.operator).collect();
         readers.into_iter().flat_map(move |reader| writers.clone().into_iter().map(move |writer| (writer, reader)))
     })
+}
+
+/// A hub of chunks, as the way of its chunks through a flow.
+pub(super) struct Passage {
+    pub(super) hub: Arc<dyn ChunkState>,
+    pub(super) producers: Vec<usize>,
+    /// The links that read, in the order in which each chunk goes to them: each that modifies, those that peek, those that consume.
+    /// One stage where chunks stay. Links that the data does not flow to are left out.
+    pub(super) stages: Vec<Vec<PortId>>,
+    /// Chunks come from links by hand.
+    pub(super) is_fed: bool,
+    /// Chunks may be there before any operator runs.
+    pub(super) is_filled: bool,
+    /// How many chunks there may be at once.
+    pub(super) holds: usize,
+}
+
+/// Of a flow whose links are in order.
+pub(super) fn passages(flow: &Flow) -> Vec<Passage> {
+    let filled: HashSet<_> =
+        flow.entries.iter().flat_map(|entry| lock(&entry.place).fills.iter().map(key).collect::<Vec<_>>()).collect();
+    let passages = by_hub(&flow.links).into_iter().filter_map(|own| {
+        let hub = own.first()?.hub.clone();
+        let named = hub.flow();
+        let of = |role| own.iter().filter(move |link| link.role == role);
+        let served =
+            |role| of(role).filter(|link| named.is_empty() || named.contains(&link.name)).map(|link| link.port);
+        let is_consumed = served(Role::Consume).next().is_some() || hub.links_that(Role::Consume) > 0;
+        let readers = [served(Role::Peek).collect(), served(Role::Consume).collect()];
+        let mut stages: Vec<Vec<_>> = served(Role::Modify).map(|port| vec![port]).chain(readers).collect();
+        if !is_consumed {
+            stages = vec![stages.concat()];
+        }
+        stages.retain(|stage| !stage.is_empty());
+        let is_fed = hub.links_that(Role::Produce) > 0;
+        // A port that is optional may send envelopes of the user's.
+        let sends = is_fed || of(Role::Produce).any(|link| check::decl(flow, link.port).need.optional);
+        let (places, envelopes) = hub.most();
+        Some(Passage {
+            producers: of(Role::Produce).map(|link| link.port.operator).collect(),
+            stages,
+            is_fed,
+            is_filled: is_fed || !hub.is_empty() || filled.contains(&key(&hub)),
+            holds: if sends && places < usize::MAX { places } else { places.min(envelopes) },
+            hub,
+        })
+    });
+    passages.collect()
 }
 
 /// The hubs that have links here, each once.

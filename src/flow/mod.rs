@@ -15,6 +15,7 @@ mod blank_queue;
 mod check;
 mod checked;
 mod closed;
+mod components;
 mod connect;
 mod cycles;
 mod door;
@@ -49,7 +50,7 @@ pub use checked::{Checked, Copied};
 #[doc(hidden)]
 pub use connect::Target;
 pub use connect::{Branch, Targets};
-pub use cycles::Cycle;
+pub use cycles::{Cycle, Feed};
 pub use egress::Egress;
 pub use ingress::{Ingress, SendError};
 pub use local::LocalFlow;

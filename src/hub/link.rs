@@ -224,10 +224,31 @@ pub(crate) trait HubState: Send + Sync {
     fn writer_waits(&self) -> Option<WriterWait>;
     /// What the reader waits for, if it cannot take.
     fn reader_waits(&self) -> Option<ReaderWait>;
-    /// What the writer waits for, in words; `hubs` are all of the flow's.
-    fn writer_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String>;
+    /// Its messages carry envelopes.
+    fn carries_envelopes(&self) -> bool;
+    /// The reader is given copies of those.
+    fn copies(&self) -> bool;
+    /// What the writer waits for, in words.
+    fn writer_lacks(&self, holders: &dyn Holders) -> Option<String>;
     /// What the reader waits for, in words.
-    fn reader_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String>;
+    fn reader_lacks(&self, holders: &dyn Holders) -> Option<String>;
+}
+
+/// Where a flow's envelopes may be, for texts.
+pub(crate) trait Holders {
+    /// Shows all hubs of the flow.
+    fn each_hub(&self, show: &mut dyn FnMut(&dyn HubState));
+    /// The operators that may keep envelopes of the hub of this name.
+    fn keepers(&self, hub: &str) -> Vec<String>;
+}
+
+/// None that are known.
+impl Holders for () {
+    fn each_hub(&self, _show: &mut dyn FnMut(&dyn HubState)) {}
+
+    fn keepers(&self, _hub: &str) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The two ends of a hub, and what a flow sees of it.
@@ -568,6 +589,14 @@ impl<M: Message> HubState for Link<M> {
         count
     }
 
+    fn carries_envelopes(&self) -> bool {
+        M::CARRIES_ENVELOPES
+    }
+
+    fn copies(&self) -> bool {
+        self.arrivals.is_some()
+    }
+
     fn writer_waits(&self) -> Option<WriterWait> {
         if self.queue.reader_gone() {
             return None;
@@ -599,7 +628,7 @@ impl<M: Message> HubState for Link<M> {
         Some(if arrivals.has(1) { ReaderWait::Move } else { ReaderWait::Envelope })
     }
 
-    fn writer_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {
+    fn writer_lacks(&self, holders: &dyn Holders) -> Option<String> {
         let (messages, envelopes) = self.asked.noted();
         let what = |one: &str, several: &str| {
             if envelopes == 1 { one.to_string() } else { format!("{envelopes} {several}") }
@@ -613,23 +642,23 @@ impl<M: Message> HubState for Link<M> {
                 })
             }
             WriterWait::Blank => {
-                let whereabouts = self.blanks.as_ref()?.whereabouts(hubs);
+                let whereabouts = self.blanks.as_ref()?.whereabouts(holders);
                 Some(format!("{}: {whereabouts}", what("a blank envelope", "blank envelopes")))
             }
             WriterWait::Copy => {
-                let whereabouts = self.arrivals.as_ref()?.whereabouts(hubs);
+                let whereabouts = self.arrivals.as_ref()?.whereabouts(holders);
                 Some(format!("{} {} to copy to: {whereabouts}", what("an envelope", "envelopes"), self.at_reader()))
             }
         }
     }
 
-    fn reader_lacks(&self, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<String> {
+    fn reader_lacks(&self, holders: &dyn Holders) -> Option<String> {
         let name = &self.name;
         match self.reader_waits()? {
             ReaderWait::Message => Some(format!("a message in hub `{name}`")),
             ReaderWait::Move => Some(format!("hub `{name}` to move a message")),
             ReaderWait::Envelope => {
-                let whereabouts = self.arrivals.as_ref()?.whereabouts(hubs);
+                let whereabouts = self.arrivals.as_ref()?.whereabouts(holders);
                 Some(format!("an envelope {}: {whereabouts}", self.at_reader()))
             }
         }

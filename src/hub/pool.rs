@@ -16,7 +16,7 @@ use std::{
     task::Waker,
 };
 
-use super::{envelope::RawEnvelope, free_list::FreeList, link::HubState};
+use super::{envelope::RawEnvelope, free_list::FreeList, link::Holders};
 use crate::{
     device::Device,
     error::Result,
@@ -167,27 +167,31 @@ impl Pool {
         Waiter { pool: self.clone(), number: self.home.waiter() }
     }
 
-    /// `3 of the 3 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c`; if operators keep 2 of them, give it
-    /// `.envelopes(5)``
+    /// `3 of the 3 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c`; `c` keeps 2 of them: `.envelopes(5)``
     ///
-    /// The latter where `hubs` include the pool's own: what no hub of the flow holds is with operators.
-    pub(crate) fn whereabouts(self: &Arc<Self>, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> String {
+    /// The latter where the pool's hub is the flow's: what no hub of the flow holds is with operators.
+    pub(crate) fn whereabouts(self: &Arc<Self>, holders: &dyn Holders) -> String {
         let count = self.count();
         let out = count - self.idle().min(count);
         let mut told = format!("{out} of the {count} envelopes of hub `{}` there are in use", self.hub);
         let (mut queued, mut has_own) = (0, false);
-        for hub in hubs {
+        holders.each_hub(&mut |hub| {
             let (held, is_own) = (hub.holds(self), *hub.name() == self.hub);
             queued += held;
             has_own |= is_own;
             if held > 0 && !is_own {
                 told.push_str(&format!(", {held} of them in hub `{}`", hub.name()));
             }
-        }
+        });
         let kept = out.saturating_sub(queued);
         if has_own && kept > 0 {
             let enough = count.saturating_add(kept);
-            told.push_str(&format!("; if operators keep {kept} of them, give it `.envelopes({enough})`"));
+            let who = match &holders.keepers(&self.hub)[..] {
+                [] => "if operators keep".into(),
+                [one] => format!("{one} keeps"),
+                several => format!("if {} keep", several.join(" or ")),
+            };
+            told.push_str(&format!("; {who} {kept} of them: `.envelopes({enough})`"));
         }
         told
     }

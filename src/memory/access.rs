@@ -163,6 +163,18 @@ impl Uses {
         all.filter(|ticket| !ticket.has_ended()).try_for_each(Ticket::commit)
     }
 
+    /// An error if the contents are known to be lost: the device that was to write them is, or the write is spoilt. Asks no
+    /// device.
+    pub(super) fn check_contents(&self) -> Result<()> {
+        let Some(write) = self.write.as_ref().filter(|_| !self.worthless) else { return Ok(()) };
+        // Of a lost device nothing passes any more: what has not by now never will.
+        let lost = write.stream().device().check();
+        if !write.has_passed() {
+            lost?;
+        }
+        write.check_known()
+    }
+
     /// Shows each that a write must come after.
     #[inline]
     pub(super) fn each(&self, show: impl FnMut(&Ticket) -> Result<()>) -> Result<()> {

@@ -450,6 +450,11 @@ impl Memory {
         Ok(write.map(Ticket::point))
     }
 
+    /// An error if what it holds is known to be lost with a device. Asks no device.
+    pub(crate) fn check_contents(&self) -> Result<()> {
+        self.uses().check_contents()
+    }
+
     /// What the host must wait for before it reads (`write`: or writes).
     pub(crate) fn host_access(&self, write: bool) -> HostAccess {
         let captured = Hold::captured_uses(self, write);

@@ -28,7 +28,8 @@ use crate::{
             core::{ChunkState, Lack},
             state::LinkId,
         },
-        link::HubState,
+        link::{Holders, HubState},
+        queue::Counts,
     },
     sync::{Mutex, WakerCell, contained, lock},
 };
@@ -323,15 +324,15 @@ impl Control {
     /// What an operator waits for, if it waits.
     pub(crate) fn lacks(&self, operator: usize) -> Lacks {
         let hubs = self.hubs();
-        let all = || hubs.all.iter().map(|hub| &*hub.state);
+        let holders = Around { control: self, hubs: &hubs };
         // In the middle of a run it is not what its ports were declared to wait for, but one of the two.
         let in_run = self.nodes[operator].shown().in_run();
         let sends = |declared| in_run.map_or(declared, InRun::sends);
         let receives = |declared| in_run.map_or(declared, InRun::receives);
         let from = hubs.of(operator).filter(|hub| hub.from == operator && sends(hub.writer_waits));
         let to = hubs.of(operator).filter(|hub| hub.to == operator && receives(hub.reader_waits));
-        let mut room: Vec<_> = from.filter_map(|hub| hub.state.writer_lacks(&mut all())).collect();
-        let lacking = to.filter_map(|hub| Some((hub.of_each, hub.state.reader_lacks(&mut all())?)));
+        let mut room: Vec<_> = from.filter_map(|hub| hub.state.writer_lacks(&holders)).collect();
+        let lacking = to.filter_map(|hub| Some((hub.of_each, hub.state.reader_lacks(&holders)?)));
         let (ports, mut messages): (Vec<_>, Vec<_>) = lacking.unzip();
         // Once for each port, after the last hub that lacks a message. A run that waits in its middle waits for any of them.
         let mut said = Vec::new();
@@ -346,7 +347,7 @@ impl Control {
             }
         }
         for linked in hubs.links.iter().filter(|linked| linked.operator == operator) {
-            match linked.state.lacks(linked.link, &mut all()) {
+            match linked.state.lacks(linked.link, &holders) {
                 None => {}
                 Some(Lack::Room(lack)) => room.push(lack),
                 Some(Lack::Chunk(lack)) => messages.push(lack),
@@ -368,6 +369,54 @@ impl Control {
             waits_for.push("the flow to be resumed".into());
         }
         OperatorStatus { name: self.names[operator].clone(), status, running, runs: shown.runs(), waits_for }
+    }
+}
+
+/// A flow's operators and hubs, as the holders of its envelopes.
+struct Around<'a> {
+    control: &'a Control,
+    hubs: &'a Hubs,
+}
+
+impl Around<'_> {
+    /// The hubs of an operator whose messages carry envelopes.
+    fn of(&self, operator: usize) -> impl Iterator<Item = &Joined> {
+        self.hubs.of(operator).filter(|hub| hub.state.carries_envelopes())
+    }
+
+    /// Whether an operator has sent as many messages with envelopes as it has taken. The readers of one output are sent the same:
+    /// so the most that any is sent.
+    fn has_passed_on_all(&self, operator: usize) -> bool {
+        let taken: u64 = self.of(operator).filter(|hub| hub.to == operator).map(|hub| hub.state.counts().taken).sum();
+        let sent = self.of(operator).filter(|hub| hub.from == operator).map(|hub| {
+            let Counts { taken, dropped, untaken } = hub.state.counts();
+            taken + dropped + untaken + hub.state.queued() as u64
+        });
+        sent.max().is_some_and(|sent| sent >= taken)
+    }
+}
+
+impl Holders for Around<'_> {
+    fn each_hub(&self, show: &mut dyn FnMut(&dyn HubState)) {
+        self.hubs.all.iter().for_each(|hub| show(&*hub.state));
+    }
+
+    /// The writer, if it waits in the middle of a run; the reader, and those that it may have passed them on to.
+    fn keepers(&self, hub: &str) -> Vec<String> {
+        let Some(own) = self.hubs.all.iter().find(|own| **own.state.name() == *hub) else { return Vec::new() };
+        let mut found: Vec<usize> = Vec::new();
+        let mut open = vec![own];
+        while let Some(hub) = open.pop() {
+            if hub.state.counts().taken > 0 && !found.contains(&hub.to) {
+                found.push(hub.to);
+                open.extend(self.of(hub.to).filter(|next| next.from == hub.to && !next.state.copies()));
+            }
+        }
+        found.retain(|operator| !self.has_passed_on_all(*operator));
+        let writes = self.control.nodes[own.from].shown().in_run().is_some() && !found.contains(&own.from);
+        found.extend(writes.then_some(own.from));
+        found.sort_unstable();
+        found.into_iter().map(|operator| self.control.whose(operator)).collect()
     }
 }
 

@@ -153,7 +153,7 @@ impl Found<'_> {
             self.on.extend(behind.filter(|&other| other != desk && self.control.may_hold_a_request(other, self.hubs)));
         }
         for own in links().filter(|own| own.operator == operator) {
-            if own.state.lacks(own.link, &mut std::iter::empty()).is_none() {
+            if own.state.lacks(own.link, &()).is_none() {
                 continue;
             }
             // A link by hand, or of another flow, counts as one that is outside.

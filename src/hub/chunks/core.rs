@@ -55,8 +55,6 @@ pub(crate) struct Core<T: Plain, S: 'static> {
     /// For the copies from one place to another.
     streams: Mutex<HashMap<(Place, Place), Stream>>,
     failed: OnceLock<Error>,
-    /// Why the first copy failed that did for the loss of a device.
-    lost: OnceLock<Error>,
     log: Log,
     flows: Mutex<Flows>,
     counts: Counts,
@@ -82,6 +80,8 @@ impl<T: Plain, S: 'static> Drop for Core<T, S> {
 /// Places by their numbers.
 struct Places<T> {
     all: Vec<PlaceOf>,
+    /// Why the first copy failed that did for the loss of a device.
+    lost: OnceLock<Error>,
     of: std::marker::PhantomData<fn() -> T>,
 }
 
@@ -168,6 +168,10 @@ pub(super) fn place_name(device: &Device) -> &str {
 }
 
 impl<T: Plain> Places<T> {
+    fn new() -> Self {
+        Self { all: Vec::new(), lost: OnceLock::new(), of: std::marker::PhantomData }
+    }
+
     /// The number of a place; a new one if it has none.
     fn number(&mut self, device: &Device) -> Place {
         self.find(device).unwrap_or_else(|| {
@@ -207,6 +211,14 @@ impl<T: Plain> Blanks<Envelopes<T>> for Places<T> {
         let pool = self.all.get(place).and_then(|place| place.pool.as_ref());
         pool.is_some_and(|pool| std::ptr::eq(envelope.raw().home().as_ptr(), Arc::as_ptr(pool)))
     }
+
+    fn has_failed(&self, envelope: &Envelopes<T>) -> bool {
+        let failed = Device::any_is_lost().then(|| envelope.raw().memory().check_contents()).and_then(Result::err);
+        let has_failed = failed.is_some();
+        // The first one stays.
+        failed.into_iter().for_each(|error| _ = self.lost.set(error));
+        has_failed
+    }
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
@@ -214,13 +226,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         Arc::new_cyclic(|own| Self {
             name,
             bytes,
-            inner: Mutex::at(
-                Level::Hub,
-                Inner { state: State::new(capacity), places: Places { all: Vec::new(), of: std::marker::PhantomData } },
-            ),
+            inner: Mutex::at(Level::Hub, Inner { state: State::new(capacity), places: Places::new() }),
             streams: Mutex::at(Level::CopyStreams, HashMap::new()),
             failed: OnceLock::new(),
-            lost: OnceLock::new(),
             log: Log::default(),
             flows: Mutex::default(),
             counts: Counts::default(),
@@ -386,6 +394,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         let mut actions = Actions::default();
         let changed = {
             let Inner { state, places } = &mut *lock(&self.inner);
+            state.lose_failed(places);
             let changed = change(state, places, &mut actions);
             state.settle(places, &mut actions);
             state.take_gone(&mut actions);
@@ -439,7 +448,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         };
         let failed = self.failed.get().is_some();
         let Inner { state, places } = &mut *lock(&self.inner);
-        state.arrived(number, [from, to], source, arrival, out);
+        state.arrived(number, to, source, arrival, out);
         if failed {
             // What cannot be copied is not tried again.
             state.wake_all(out);
@@ -452,9 +461,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     #[cold]
     fn copy_lost(&self, error: Error, number: u64, [from, to]: [Place; 2], out: &mut Actions<Envelopes<T>>) {
         self.tell(|| format!("chunk {number}: not copied from {} to {}: {error}", self.at(from), self.at(to)));
-        // The first one stays.
-        let _ = self.lost.set(error);
         let Inner { state, places } = &mut *lock(&self.inner);
+        // The first one stays.
+        let _ = places.lost.set(error);
         let is_lost = |place: &Place| places.all[*place].device.is_lost();
         let lost: SmallVec<[Place; 2]> = [from, to].into_iter().filter(is_lost).collect();
         if lost.is_empty() {
@@ -466,9 +475,12 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
 
     /// Of a chunk whose only copy was lost there.
     fn lost_chunk(&self, number: u64, place: Place) -> Error {
-        let device = lock(&self.inner).places.all.get(place).map(|place| place.device.clone());
-        let cause = device.as_ref().and_then(Device::lost).or_else(|| self.lost.get().map(Error::again));
-        let cause = cause.unwrap_or_else(|| Error::new(ErrorKind::DeviceLost, "its device is lost"));
+        let known = {
+            let places = &lock(&self.inner).places;
+            let device = places.all.get(place).and_then(|place| place.device.lost());
+            device.or_else(|| places.lost.get().map(Error::again))
+        };
+        let cause = known.unwrap_or_else(|| Error::new(ErrorKind::DeviceLost, "its device is lost"));
         cause.at(format!("hub `{}`: the only copy of chunk {number} is lost", self.name))
     }
 

@@ -112,6 +112,9 @@ use crate::{
 /// is an error, [`DeviceLost`](ErrorKind::DeviceLost), for each link that it comes to: the link's next call goes on to the
 /// chunk after it, and the error of a link that consumes takes the chunk out.
 ///
+/// A copy elsewhere that the device had not finished is lost, too. Until that is known a link may be given it, and learns it as it
+/// awaits the data. From then on no link is given that copy: the chunk is copied again from a sound one, or is lost.
+///
 /// # With a flow
 ///
 /// A flow ends when its operators have ended, whoever has links here. While they wait and somebody else has a link, by hand,

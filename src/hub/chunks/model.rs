@@ -8,7 +8,7 @@
 //! any number of envelopes: the model allocates more where the hub would. Where all links are there from the start there is no
 //! memory for that, and none is needed: every chunk passes, also where links stop waiting and ask again later.
 //!
-//! The device of a place may be lost at any time: its links go, and what is lost is what had no copy elsewhere, nothing else.
+//! The device of a place may be lost at any time: its links go, and what is lost is what had no sound copy elsewhere, nothing else.
 
 use std::{
     cell::Cell,
@@ -35,6 +35,35 @@ use crate::hub::queue::Answer;
 struct Token {
     place: Place,
     data: Cell<u64>,
+    /// The places that its data were copied from, as bits: the device of each had a part in what lies here.
+    via: Cell<u64>,
+    /// One of those was lost before that was done, and the host knows.
+    failed: Cell<bool>,
+}
+
+impl Token {
+    fn blank(place: Place) -> Held {
+        Rc::new(Self { place, data: Cell::default(), via: Cell::default(), failed: Cell::default() })
+    }
+}
+
+thread_local! {
+    /// The state is in use, under the hub's lock.
+    static LOCKED: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        assert!(!LOCKED.get() || std::thread::panicking(), "an envelope is dropped under the hub's lock");
+    }
+}
+
+/// With the state locked, as far as envelopes can tell.
+fn locked<R>(does: impl FnOnce() -> R) -> R {
+    LOCKED.set(true);
+    let done = does();
+    LOCKED.set(false);
+    done
 }
 
 type Held = Rc<Token>;
@@ -61,6 +90,10 @@ impl Blanks<Held> for Pools {
 
     fn is_own(&self, _place: Place, _envelope: &Held) -> bool {
         true
+    }
+
+    fn has_failed(&self, envelope: &Held) -> bool {
+        envelope.failed.get()
     }
 }
 
@@ -162,9 +195,7 @@ impl Setup {
 
 impl World {
     fn new(setup: &Setup) -> Self {
-        let blanks = |(place, count): (usize, &usize)| {
-            (0..*count).map(|_| Rc::new(Token { place, data: Cell::new(0) })).collect()
-        };
+        let blanks = |(place, count): (usize, &usize)| (0..*count).map(|_| Token::blank(place)).collect();
         let is_late = |(role, _): &(Role, Place)| setup.late && *role != Role::Produce;
         let (late, links): (Vec<_>, Vec<_>) = setup.links.iter().partition(|link| is_late(link));
         let mut world = Self {
@@ -229,8 +260,13 @@ impl World {
 
     fn act<R>(&mut self, act: impl FnOnce(&mut State<Held, ()>, &mut Pools, &mut Actions<Held>) -> R) -> R {
         let mut out = Actions::default();
-        let done = act(&mut self.state, &mut self.pools, &mut out);
-        self.state.settle(&mut self.pools, &mut out);
+        let Self { state, pools, .. } = self;
+        let done = locked(|| {
+            state.lose_failed(pools);
+            let done = act(state, pools, &mut out);
+            state.settle(pools, &mut out);
+            done
+        });
         self.carry_out(out);
         done
     }
@@ -295,16 +331,18 @@ impl World {
             assert_eq!((source.place, blank.place), (from, to));
             assert_eq!(Rc::strong_count(&blank), 1, "a blank is nobody else's");
             blank.data.set(source.data.get());
+            blank.via.set(source.via.get() | 1 << from);
+            blank.failed.set(source.failed.get());
             let fails = self.lost.is_some_and(|lost| lost == from || lost == to);
             let (arrival, blank) = if fails { (None, Some(blank)) } else { (Some(blank), None) };
             self.homing.extend(blank);
-            self.act(|state, _, out| state.arrived(number, [from, to], source, arrival, out));
+            self.act(|state, _, out| state.arrived(number, to, source, arrival, out));
         } else {
             let home = self.homing.swap_remove(at - tasks - moves);
             // A clone of one that others have is not the envelope.
-            if let Ok(token) = Rc::try_unwrap(home) {
+            if let Some(token) = Rc::into_inner(home) {
                 let place = token.place;
-                self.act(|_, pools, _| pools.0[place].push(Rc::new(token)));
+                self.act(|_, pools, _| pools.0[place].push(Token::blank(place)));
             }
         }
         true
@@ -358,17 +396,21 @@ impl World {
         }
     }
 
-    /// The device of that place is lost. Its links learn of it, and go once they have dropped what they have.
+    /// The device of that place is lost, and some of the copies from there were not done. Its links learn of it, and go once
+    /// they have dropped what they have.
     fn lose(&mut self, place: Place) {
         self.lost = Some(place);
-        let held: HashSet<u64> = self
-            .tasks
-            .iter()
-            .filter(|task| task.place != place && task.role != Role::Peek)
-            .filter_map(|task| task.has.as_ref().map(|has| has.number))
-            .collect();
+        let alone = |task: &&Task| !matches!(task.role, Role::Peek | Role::Produce);
+        let given: Vec<_> = self.tasks.iter().filter(alone).filter_map(|task| task.has.as_ref()).collect();
+        let given: Vec<_> = given.into_iter().map(|has| (has.number, has.envelope.clone().unwrap())).collect();
+        let lie = self.chunks.keys().flat_map(|number| self.copies(*number));
+        for token in lie.chain(given.iter().map(|(_, token)| token.clone())).collect::<Vec<_>>() {
+            token.failed.set(token.via.get() & 1 << place != 0 && self.rng.random());
+        }
+        let is_sound = |token: &Held| token.place != place && !token.failed.get();
+        let held: HashSet<u64> = given.iter().filter(|(_, token)| is_sound(token)).map(|(number, _)| *number).collect();
         let open = self.chunks.iter().filter(|(number, known)| !known.consumed && !held.contains(number));
-        let elsewhere = |number: u64| self.copies(number).iter().any(|copy| copy.place != place);
+        let elsewhere = |number: u64| self.copies(number).iter().any(is_sound);
         self.may_be_lost = open.map(|(number, _)| *number).filter(|number| !elsewhere(*number)).collect();
         // As a device says it: nothing is settled.
         let mut out = Actions::default();
@@ -426,7 +468,7 @@ impl World {
                     let place = self.tasks[at].place;
                     self.spares += 1;
                     self.pools.1[place] += 1;
-                    self.pools.0[place].push(Rc::new(Token { place, data: Cell::new(0) }));
+                    self.pools.0[place].push(Token::blank(place));
                     self.act(|state, _, _| state.spare_came());
                 }
                 return;
@@ -437,7 +479,8 @@ impl World {
         self.tasks[at].woken.0.store(true, Ordering::Relaxed);
         if asked == Answer::Yes && (self.commits || self.rng.random_ratio(3, 4)) {
             let Some(grant) = self.act(|state, pools, _| state.take(id, true, pools)) else {
-                panic!("it was there");
+                assert!(self.lost.is_some(), "it was there");
+                return;
             };
             if grant.lost.is_some() {
                 return self.given_loss(at, &grant);
@@ -449,7 +492,6 @@ impl World {
 
     /// The link takes the loss of a chunk in its stead.
     fn given_loss(&mut self, at: usize, grant: &Grant<Held, ()>) {
-        assert_eq!(grant.lost, self.lost);
         assert!(self.may_be_lost.contains(&grant.number), "it had a copy elsewhere");
         let known = self.chunks.get_mut(&grant.number).unwrap();
         assert!(!known.consumed, "a consumed chunk is given to nobody");
@@ -464,6 +506,7 @@ impl World {
         let (id, role, place) = (self.tasks[at].id, self.tasks[at].role, self.tasks[at].place);
         let envelope = grant.envelope.as_ref().unwrap();
         assert_eq!(envelope.place, place);
+        assert!(!envelope.failed.get(), "no link is given what is known to be lost");
         if role != Role::Peek {
             assert_eq!(Rc::strong_count(envelope), 1, "{role:?} has it alone");
         }
@@ -533,6 +576,11 @@ impl World {
             }
             Role::Modify if commits => {
                 envelope.data.set(data);
+                // Some write all of it, and what lay there makes no difference.
+                envelope.failed.set(envelope.failed.get() && self.rng.random());
+                if envelope.failed.get() {
+                    self.may_be_lost.insert(number);
+                }
                 let known = self.chunks.get_mut(&number).unwrap();
                 known.data = data;
                 known.modified.push(id);
@@ -545,7 +593,7 @@ impl World {
                     envelope.data.set(data);
                     // The only copy stays as it was written.
                     let other = self.tasks[at].data;
-                    let kept = self.copies(number).iter().any(|held| held.data.get() == other);
+                    let kept = self.copies(number).iter().any(|held| !held.failed.get() && held.data.get() == other);
                     let kept = kept || self.lost == Some(place);
                     self.chunks.get_mut(&number).unwrap().data = if kept { other } else { data };
                 }
@@ -584,6 +632,40 @@ impl World {
     fn copies(&self, number: u64) -> Vec<Held> {
         self.state.copies_of(number)
     }
+}
+
+/// The copy that another one was made from is lost, and the chunk has come back to that place by the time that the other arrives.
+#[test]
+fn the_source_of_a_copy_that_was_replaced_is_not_dropped_under_the_lock() {
+    let links = vec![(Role::Produce, 0), (Role::Peek, 1), (Role::Peek, 2), (Role::Peek, 0)];
+    let mut world = World::new(&Setup { envelopes: vec![2, 1, 1], capacity: 1, links, ..Setup::default() });
+    let ids: Vec<_> = world.tasks.iter().map(|task| task.id).collect();
+    let waker = Arc::new(Waker::noop().clone());
+    let ask = |world: &mut World, id| {
+        let asks = Asks { blank: true, stays: false };
+        world.act(|state, pools, out| state.poll(id, asks, &waker, Some(&waker), pools, out));
+    };
+    let arrives = |world: &mut World, copy: Move<Held>| {
+        let Move { number, to, source, blank, .. } = copy;
+        world.act(|state, _, out| state.arrived(number, to, source, Some(blank), out));
+    };
+    let Grant { number, envelope, .. } = world.act(|state, pools, _| state.take(ids[0], true, pools)).unwrap();
+    world.act(|state, _, _| state.produced(number, 0, envelope.unwrap(), (), false));
+    ask(&mut world, ids[1]);
+    let first = world.moves.pop().unwrap();
+    arrives(&mut world, first);
+    ask(&mut world, ids[2]);
+    let late = world.moves.pop().unwrap();
+    assert_eq!((late.from, late.to), (0, 2));
+    world.act(|state, _, _| state.spoilt(number, 0));
+    world.homing.clear();
+    ask(&mut world, ids[3]);
+    let back = world.moves.pop().unwrap();
+    assert_eq!((back.from, back.to), (1, 0));
+    arrives(&mut world, back);
+    let freed = Rc::downgrade(&late.source);
+    arrives(&mut world, late);
+    assert!(world.homing.iter().any(|home| Rc::as_ptr(home) == freed.as_ptr()), "it goes home");
 }
 
 fn setups(consumes: bool) -> impl Strategy<Value = Setup> {

@@ -49,6 +49,9 @@
 //! **A device that is lost.** Its links are served no more, and no chunk waits for them. Nothing is copied to its place, and
 //! the copies there are gone. A chunk that had no other keeps its place in the queue: each link that comes to it takes the
 //! loss, [`Grant::lost`], in its stead, and it leaves the queue as a consumer does.
+//!
+//! A copy that the device was to write at another place is lost, too, as soon as [its failure](Blanks::has_failed) is known: so
+//! no link is given a chunk that is known to be lost.
 
 mod settle;
 mod snapshot;
@@ -56,6 +59,7 @@ mod turns;
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
+    ops::Deref,
     sync::Arc,
     task::Waker,
 };
@@ -82,6 +86,8 @@ pub(super) trait Blanks<E> {
     fn places(&self) -> usize;
     /// This one is counted in what was made there: it was not sent by a user.
     fn is_own(&self, place: Place, envelope: &E) -> bool;
+    /// What it holds is known to be lost, with a device that was to write it.
+    fn has_failed(&self, envelope: &E) -> bool;
 }
 
 /// What a link asks for.
@@ -383,7 +389,7 @@ impl<E, S> Chunk<E, S> {
     /// An envelope of this chunk is not needed at its place: it goes home, unless the chunk is to come back into it.
     fn release(&mut self, place: Place, envelope: E, freed: &mut Vec<E>) {
         if self.returns_to == Some(place) {
-            self.returns_in = Some(envelope);
+            freed.extend(self.returns_in.replace(envelope));
         } else {
             freed.push(envelope);
         }
@@ -394,6 +400,18 @@ impl<E, S> Chunk<E, S> {
         self.copy(place).is_some() || (self.returns_to == Some(place) && self.returns_in.is_some())
     }
 
+    /// A clone of an envelope of this chunk goes: under the lock if the chunk has that envelope, which may be taken alone next.
+    /// Otherwise it may be the last.
+    fn drop_clone(&self, clone: E, freed: &mut Vec<E>)
+    where
+        E: Deref,
+    {
+        let is_same = |there: &E| std::ptr::eq(&raw const **there, &raw const *clone);
+        if !self.copies.iter().filter_map(Copy::there).any(is_same) {
+            freed.push(clone);
+        }
+    }
+
     /// It comes back into no envelope any more.
     fn ends_return(&mut self, freed: &mut Vec<E>) {
         self.returns_to = None;
@@ -401,7 +419,7 @@ impl<E, S> Chunk<E, S> {
     }
 }
 
-impl<E: Clone, S: Clone> State<E, S> {
+impl<E: Clone + Deref, S: Clone> State<E, S> {
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             capacity,
@@ -525,6 +543,17 @@ impl<E: Clone, S: Clone> State<E, S> {
             chunk.lose(place, &mut freed);
         }
         self.freed = freed;
+    }
+
+    /// Copies that are known to have failed are lost. A failure may become known at any time after the copy was enqueued: so this
+    /// comes before a link takes a chunk or gives one back.
+    pub(super) fn lose_failed(&mut self, blanks: &impl Blanks<E>) {
+        let has_failed = |copy: &&Copy<E>| copy.there().is_some_and(|envelope| blanks.has_failed(envelope));
+        for chunk in self.chunks.iter_mut().chain(&mut self.lingering) {
+            while let Some(place) = chunk.copies.iter().find(has_failed).map(|copy| copy.place) {
+                chunk.lose(place, &mut self.freed);
+            }
+        }
     }
 
     pub(super) fn is_lost(&self, place: Place) -> bool {
@@ -654,7 +683,7 @@ impl<E: Clone, S: Clone> State<E, S> {
                 Slot::Arriving => {}
             }
         }
-        Self::put_back(chunk, envelope);
+        out.freed.extend(Self::put_back(chunk, envelope));
         self.lose_again(number);
         Some(old)
     }
@@ -670,16 +699,19 @@ impl<E: Clone, S: Clone> State<E, S> {
                 None => out.freed.push(envelope),
             }
         } else {
-            Self::put_back(chunk, envelope);
+            out.freed.extend(Self::put_back(chunk, envelope));
         }
         self.lose_again(number);
         self.come_again(id, number);
     }
 
-    fn put_back(chunk: &mut Chunk<E, S>, envelope: E) {
-        if let Some(copy) = chunk.copies.iter_mut().find(|copy| matches!(copy.slot, Slot::Lent)) {
-            copy.slot = Slot::There(envelope);
+    /// Returns the envelope if none was lent.
+    fn put_back(chunk: &mut Chunk<E, S>, envelope: E) -> Option<E> {
+        match chunk.copies.iter_mut().find(|copy| matches!(copy.slot, Slot::Lent)) {
+            Some(copy) => copy.slot = Slot::There(envelope),
+            None => return Some(envelope),
         }
+        None
     }
 
     /// The chunk is the link's next once more.
@@ -705,6 +737,7 @@ impl<E: Clone, S: Clone> State<E, S> {
             out.freed.push(envelope);
             return None;
         };
+        chunk.drop_clone(envelope, &mut out.freed);
         if unseen {
             chunk.set_seen(id, false);
         }
@@ -712,14 +745,8 @@ impl<E: Clone, S: Clone> State<E, S> {
         if let Some(copy) = chunk.copies.iter_mut().find(|copy| copy.place == place) {
             copy.peeks -= 1;
             over = copy.peeks == 0;
-            if matches!(copy.slot, Slot::Lost) {
-                out.freed.push(envelope);
-                if over {
-                    chunk.remove(place, &mut out.freed);
-                }
-            } else {
-                // The chunk has it, too: this is not the last.
-                drop(envelope);
+            if over && matches!(copy.slot, Slot::Lost) {
+                chunk.remove(place, &mut out.freed);
             }
         }
         let mut structure = None;
@@ -737,25 +764,13 @@ impl<E: Clone, S: Clone> State<E, S> {
     }
 
     /// A copy has been enqueued: `envelope` is equal to `source` for whoever comes after. `None` if that failed.
-    pub(super) fn arrived(
-        &mut self,
-        number: u64,
-        [from, to]: [Place; 2],
-        source: E,
-        envelope: Option<E>,
-        out: &mut Actions<E>,
-    ) {
+    pub(super) fn arrived(&mut self, number: u64, to: Place, source: E, envelope: Option<E>, out: &mut Actions<E>) {
         let Some(chunk) = self.find(number) else {
             out.freed.push(source);
             out.freed.extend(envelope);
             return;
         };
-        if chunk.is_there(from) {
-            drop(source);
-        } else {
-            // Lost meanwhile: it may be the last.
-            out.freed.push(source);
-        }
+        chunk.drop_clone(source, &mut out.freed);
         chunk.moving -= 1;
         match (envelope, chunk.copies.iter().position(|copy| copy.place == to)) {
             (Some(envelope), Some(at)) => chunk.copies[at].slot = Slot::There(envelope),
@@ -793,6 +808,11 @@ impl<E: Clone, S: Clone> State<E, S> {
     }
 
     // --- for people
+
+    /// Places in the queue.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
 
     /// Chunks in the queue.
     pub(super) fn len(&self) -> usize {

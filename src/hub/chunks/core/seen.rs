@@ -14,7 +14,7 @@ use crate::{
             roles::{LinkName, Role},
             state::LinkId,
         },
-        link::HubState,
+        link::Holders,
     },
     memory::Plain,
     stream::{Stream, Ticket},
@@ -32,6 +32,8 @@ pub(crate) trait ChunkState: fmt::Debug + Send + Sync {
     fn links_that(&self, role: Role) -> usize;
     fn is_empty(&self) -> bool;
     fn envelopes_at(&self, device: &Device) -> usize;
+    /// Chunks that it has places for, and envelopes wherever they are.
+    fn most(&self) -> (usize, usize);
     /// Something can come to lie there without a copy.
     fn may_lie_at(&self, device: &Device) -> bool;
     /// One of its devices that nothing can be copied to from this one.
@@ -41,7 +43,7 @@ pub(crate) trait ChunkState: fmt::Debug + Send + Sync {
     /// The copies that were enqueued last.
     fn last_copies(&self) -> Vec<Ticket>;
     /// What a link waits for, if it waits.
-    fn lacks(&self, link: LinkId, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<Lack>;
+    fn lacks(&self, link: LinkId, holders: &dyn Holders) -> Option<Lack>;
     /// A flow with links here begins, and ends.
     fn join(&self, flow: &Arc<dyn Lender>);
     fn leave(&self, flow: &Arc<dyn Lender>);
@@ -82,6 +84,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
         self.envelopes(device)
     }
 
+    fn most(&self) -> (usize, usize) {
+        let Inner { state, places } = &*lock(&self.inner);
+        (state.capacity(), (0..places.all.len()).map(|place| places.count(place)).sum())
+    }
+
     fn may_lie_at(&self, device: &Device) -> bool {
         let Inner { state, places } = &*lock(&self.inner);
         places.find(device).is_some_and(|place| state.may_lie_at(place))
@@ -101,7 +108,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
         lock(&self.streams).values().map(Stream::ticket).collect()
     }
 
-    fn lacks(&self, link: LinkId, hubs: &mut dyn Iterator<Item = &dyn HubState>) -> Option<Lack> {
+    fn lacks(&self, link: LinkId, holders: &dyn Holders) -> Option<Lack> {
         let name = &self.name;
         let (place, pool) = {
             let Inner { state, places } = &*lock(&self.inner);
@@ -124,7 +131,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
             (format!("a blank envelope of hub `{name}` on {on}"), place.pool.clone())
         };
         // The lock of no hub is held: it asks them.
-        let whereabouts = pool.map_or_else(|| "it has none".to_string(), |pool| pool.whereabouts(hubs));
+        let whereabouts = pool.map_or_else(|| "it has none".to_string(), |pool| pool.whereabouts(holders));
         Some(Lack::Room(format!("{place}: {whereabouts}")))
     }
 

@@ -8,6 +8,8 @@
 //!          ──> wake: those who may go, who came first first
 //! ```
 
+use std::ops::Deref;
+
 use smallvec::SmallVec;
 
 use super::{
@@ -35,9 +37,10 @@ fn demanded_since(demands: &Demands, chunk: usize, at: Place) -> Option<u64> {
 /// Places where consumers are, and since when the first of them waits: [`u64::MAX`] where none does.
 type Consumers = SmallVec<[(Place, u64); 2]>;
 
-impl<E: Clone, S: Clone> State<E, S> {
+impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// Says what follows from what has happened.
     pub(in crate::hub::chunks) fn settle(&mut self, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
+        self.lose_failed(blanks);
         out.freed.append(&mut self.freed);
         let mut lacking = None;
         let consumers = self.consumers();

@@ -11,7 +11,10 @@
 //!
 //! So all links are asked with as many looks at links as there are links, times the chunks that they wait for.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::{
+    cell::{Cell, OnceCell, RefCell},
+    ops::Deref,
+};
 
 use smallvec::SmallVec;
 
@@ -48,7 +51,7 @@ struct First {
 
 const NONE: u64 = u64::MAX;
 
-impl<'a, E: Clone, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
+impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
     pub(super) fn new(state: &'a State<E, S>, blanks: &'a B) -> Self {
         Self {
             state,

@@ -4,12 +4,12 @@
 //! came before it can have it, and was woken for it: those have a look first. One who has looked and does not take it
 //! (its operator waits for something else, too) is in nobody's way.
 
-use std::{sync::Arc, task::Waker};
+use std::{ops::Deref, sync::Arc, task::Waker};
 
 use super::{Actions, Asks, Blanks, Chunk, Grant, Link, LinkId, Role, Slot, State, Waits, snapshot::Snapshot};
 use crate::hub::queue::Answer;
 
-impl<E: Clone, S: Clone> State<E, S> {
+impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// Free places in the queue.
     pub(super) fn room(&self) -> usize {
         self.capacity.saturating_sub(self.chunks.len() + self.open.len())
