@@ -149,6 +149,59 @@ async fn q7_a_quiet_loop_of_a_service_beside_a_timer_ends() {
 }
 
 #[derive(Ports)]
+struct BesidePorts {
+    #[input]
+    newest: Input<u32>,
+    #[input]
+    ticks: Input<u64>,
+}
+
+/// Needs a message of each: ticks lie in their hub until something newest has come.
+struct Beside(Arc<AtomicU64>);
+
+impl Operator for Beside {
+    type Ports = BesidePorts;
+
+    async fn compute(&mut self, ports: &mut BesidePorts, _cx: &mut Cx) -> Result<()> {
+        ports.newest.take()?;
+        ports.ticks.take()?;
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// A quiet loop is done, also where an operator waits for its messages with others queued: that one ends with the loop, as it does
+/// with a source that has ended.
+#[tokio::test(start_paused = true)]
+async fn q7_a_quiet_loop_ends_though_messages_are_queued_behind_it() {
+    for (sent, stops) in [(None, true), (Some(2), true), (None, false), (Some(2), false)] {
+        let (mut flow, runs) = (Flow::new("q7"), Arc::new(AtomicU64::new(0)));
+        let mut ticks = 0..if stops { u64::MAX } else { 20 };
+        let ticks = flow.add("ticks", source(move || ready(Ok(ticks.next()))));
+        let ticks = ticks.when(every(Duration::from_millis(20)));
+        let desk = flow.add("desk", Desk);
+        let beside = flow.add("beside", Beside(runs.clone()));
+        let end = flow.add("end", sink(|_: u32| ready(Ok(()))));
+        let ingress = flow.ingress("rounds", desk.any);
+        flow.connect(desk.back, [desk.any.with(Hub::bounded(4)), beside.newest.with(Hub::latest())]);
+        flow.connect(desk.responses, end.input);
+        flow.connect(ticks.output, beside.ticks);
+        let running = flow.spawn().unwrap();
+        if let Some(number) = sent {
+            within(ingress.send(number)).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        match stops {
+            true => running.stop(),
+            false => drop(ingress),
+        }
+        let report = within(running).await.unwrap();
+        assert_eq!(report.operator("desk").unwrap().runs, sent.map_or(0, |number| u64::from(number) + 1));
+        assert_eq!(runs.load(Ordering::Relaxed) > 0, sent.is_some());
+    }
+}
+
+#[derive(Ports)]
 struct ExchangePorts {
     #[input]
     requests: Input<u32>,

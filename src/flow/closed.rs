@@ -8,7 +8,10 @@
 //!
 //! An operator that waits may go on if one of the operators that it waits for may. What is left over when that has been
 //! followed from all that are [active](Stand::Active) is at rest, whatever the others do: a loop that has gone quiet, or a deadlock.
+//!
+//! A group has [cores](cores), which wait for nobody else in it. The others wait for them, directly or not.
 
+use super::components::components;
 use crate::{
     operator::stand::Stand,
     planted::{self, Planted},
@@ -59,6 +62,25 @@ pub(super) fn groups(stands: &[Stand]) -> Vec<Vec<usize>> {
     groups
 }
 
+/// The smallest parts of the group whose operators wait for nothing but each other, each in the order of adding. Their ends are what
+/// the rest of the group may be waiting for.
+pub(super) fn cores(stands: &[Stand], group: &[usize]) -> Vec<Vec<usize>> {
+    let waits_on = |stand: &Stand| match stand {
+        Stand::Waits(on) => on.iter().copied().filter(|other| stands[*other] != Stand::Ended).collect(),
+        Stand::Active | Stand::Ended => Vec::new(),
+    };
+    let waits: Vec<Vec<usize>> = stands.iter().map(waits_on).collect();
+    let mut all = components(&waits, |other| *other);
+    let is_core = |part: &Vec<usize>| {
+        part.iter().all(|at| {
+            let on_each_other = waits[*at].iter().all(|other| part.binary_search(other).is_ok());
+            matches!(stands[*at], Stand::Waits(_)) && group.contains(at) && on_each_other
+        })
+    };
+    all.retain(is_core);
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -81,6 +103,15 @@ mod tests {
     fn groups_that_have_nothing_to_do_with_each_other_are_several() {
         let stands = [Waits(vec![1]), Waits(vec![0]), Ended, Waits(vec![2]), Waits(Vec::new())];
         assert_eq!(groups(&stands), [vec![0, 1], vec![3], vec![4]]);
+    }
+
+    #[test]
+    fn the_cores_of_a_group_are_what_the_others_wait_for() {
+        // `0` and `1` wait for each other, `2` for them, `3` for `2`; `4` for itself.
+        let stands =
+            [Waits(vec![1]), Waits(vec![0]), Waits(vec![0, 5]), Waits(vec![2]), Waits(vec![4]), Ended, Active, Waits(vec![6])];
+        assert_eq!(cores(&stands, &[0, 1, 2, 3]), [[0, 1]]);
+        assert_eq!(cores(&stands, &[0, 1, 2, 3, 4, 6, 7]), [vec![0, 1], vec![4]]);
     }
 
     fn stands() -> impl Strategy<Value = Vec<Stand>> {
@@ -111,6 +142,17 @@ mod tests {
             for (at, stand) in stands.iter().enumerate() {
                 let count = grouped.iter().filter(|other| **other == at).count();
                 prop_assert_eq!(count, usize::from(!may[at] && matches!(stand, Waits(_))));
+            }
+            // Each has a core, and all that a core waits for is in it.
+            for group in &groups {
+                let cores = cores(&stands, group);
+                prop_assert!(!cores.is_empty());
+                for core in &cores {
+                    for at in core {
+                        let Waits(on) = &stands[*at] else { panic!("{stands:?}") };
+                        prop_assert!(on.iter().all(|other| core.contains(other) || stands[*other] == Ended));
+                    }
+                }
             }
         }
     }

@@ -29,6 +29,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind},
+    hub::chunks::core::ChunkState,
     operator::{
         attend::attended,
         control::{Control, Hubs},
@@ -214,9 +215,7 @@ impl Keeper<'_> {
         }
         let Some(after) = after else { return Poll::Pending };
         for group in groups.into_iter().filter(|group| after.are_as_in(&before, group)) {
-            let is_of_group = |operator: &usize| group.contains(&self.control.first_of(*operator));
-            let members = (0..self.control.nodes.len()).filter(is_of_group).collect();
-            let next = self.at_rest(members, false, rest);
+            let next = self.at_rest(self.with_sections(&group), false, rest);
             if next.is_ready() {
                 // Other groups may have been found as well, and none of their operators parks again.
                 rest.looks.again(LOOK_AFTER);
@@ -230,10 +229,40 @@ impl Keeper<'_> {
     /// anything either. The end, or a stall? One may have been notified since, by an observer outside of the flow: that
     /// moves nothing, and it waits still.
     fn at_rest(&self, group: Vec<usize>, all: bool, rest: &mut AtRest) -> Poll<Next> {
+        let found = self.judge(&group);
+        if !found.stuck {
+            return self.done(group, &found.hubs_of_chunks, rest);
+        }
+        // A loop that has gone quiet is done, and its end may be what the others wait for.
+        for core in self.cores(&group) {
+            let found = self.judge(&core);
+            if !found.stuck {
+                return self.done(core, &found.hubs_of_chunks, rest);
+            }
+        }
+        self.stalled(group, all, &found.waits, rest)
+    }
+
+    /// The parts of a group at rest that wait for nothing but themselves.
+    fn cores(&self, group: &[usize]) -> Vec<Vec<usize>> {
+        let Some(stands) = self.control.stands() else { return Vec::new() };
+        let firsts: Vec<_> = group.iter().map(|&operator| self.control.first_of(operator)).collect();
+        let mut cores = closed::cores(&stands.all, &firsts);
+        cores.iter_mut().for_each(|core| *core = self.with_sections(core));
+        cores.retain(|core| core.len() < group.len());
+        cores
+    }
+
+    /// All operators that these are, or stand for: those of a section share a task.
+    fn with_sections(&self, operators: &[usize]) -> Vec<usize> {
+        (0..self.control.nodes.len()).filter(|&at| operators.contains(&self.control.first_of(at))).collect()
+    }
+
+    fn judge(&self, group: &[usize]) -> Judged {
         let nodes = &self.control.nodes;
         let mut waits: Vec<String> = Vec::new();
         let mut stuck = false;
-        for &operator in &group {
+        for &operator in group {
             let lacks = self.control.lacks(operator);
             // Its ports have all that it needs, or it has none, and what it waits for beside them will not come: a gate that
             // nobody has any more. One that refuses by itself has nothing left to do.
@@ -246,17 +275,21 @@ impl Keeper<'_> {
         }
         let is_of_group = |operator: usize| group.contains(&operator);
         let own = self.hubs.links.iter().filter(|link| is_of_group(link.operator));
-        let of_chunks = link::hubs(own);
+        let hubs_of_chunks = link::hubs(own);
         stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && hub.state.queued() > 0);
-        stuck |= of_chunks.iter().any(|hub| hub.queued() > 0);
-        if stuck {
-            return self.stalled(group, all, &waits, rest);
-        }
+        stuck |= hubs_of_chunks.iter().any(|hub| hub.queued() > 0);
+        Judged { stuck, waits, hubs_of_chunks }
+    }
+
+    /// These operators have nothing left to do.
+    fn done(&self, group: Vec<usize>, hubs_of_chunks: &[Arc<dyn ChunkState>], rest: &mut AtRest) -> Poll<Next> {
+        let nodes = &self.control.nodes;
+        let is_of_group = |operator: usize| group.contains(&operator);
         // What an operator waits for in the middle of a run has ended. It may send more then, which others are to get: one
         // is told at a time, and nobody ends yet. Each is told again only if something has moved since.
         let own = self.hubs.all.iter().filter(|hub| is_of_group(hub.from) || is_of_group(hub.to));
         let taken: u64 = own.map(|hub| hub.state.counts().taken).sum();
-        let moved = taken + of_chunks.iter().map(|hub| hub.counts()).map(|(made, gone)| made + gone).sum::<u64>();
+        let moved = taken + hubs_of_chunks.iter().map(|hub| hub.counts()).map(|(made, gone)| made + gone).sum::<u64>();
         let released = rest.released.entry(group.clone()).or_default();
         if released.moved != Some(moved) {
             *released = Released { moved: Some(moved), operators: Vec::new() };
@@ -293,6 +326,15 @@ impl Keeper<'_> {
         }
         Poll::Pending
     }
+}
+
+/// What operators at rest are found to be.
+struct Judged {
+    /// Something is left that none of them will take.
+    stuck: bool,
+    /// What each waits for, in words.
+    waits: Vec<String>,
+    hubs_of_chunks: Vec<Arc<dyn ChunkState>>,
 }
 
 /// What is known of operators that were found at rest.
