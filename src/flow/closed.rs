@@ -108,8 +108,16 @@ mod tests {
     #[test]
     fn the_cores_of_a_group_are_what_the_others_wait_for() {
         // `0` and `1` wait for each other, `2` for them, `3` for `2`; `4` for itself.
-        let stands =
-            [Waits(vec![1]), Waits(vec![0]), Waits(vec![0, 5]), Waits(vec![2]), Waits(vec![4]), Ended, Active, Waits(vec![6])];
+        let stands = [
+            Waits(vec![1]),
+            Waits(vec![0]),
+            Waits(vec![0, 5]),
+            Waits(vec![2]),
+            Waits(vec![4]),
+            Ended,
+            Active,
+            Waits(vec![6]),
+        ];
         assert_eq!(cores(&stands, &[0, 1, 2, 3]), [[0, 1]]);
         assert_eq!(cores(&stands, &[0, 1, 2, 3, 4, 6, 7]), [vec![0, 1], vec![4]]);
     }

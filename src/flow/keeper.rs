@@ -203,13 +203,13 @@ impl Keeper<'_> {
 
     /// Do operators wait for each other alone, while others go on?
     fn look_for_groups(&self, rest: &mut AtRest) -> Poll<Next> {
-        let Some(before) = self.control.stands() else {
+        let Some(before) = self.control.stands(false) else {
             rest.looks.again(LOOK_AGAIN_AFTER);
             return Poll::Pending;
         };
         let groups = closed::groups(&before.all);
         // Each operator was looked at in its turn, and may have acted since.
-        let after = self.control.stands();
+        let after = self.control.stands(false);
         if before.unsure || after.is_none() {
             rest.looks.again(LOOK_AGAIN_AFTER);
         }
@@ -234,7 +234,7 @@ impl Keeper<'_> {
             return self.done(group, &found.hubs_of_chunks, rest);
         }
         // A loop that has gone quiet is done, and its end may be what the others wait for.
-        for core in self.cores(&group) {
+        for core in self.cores(&group, all) {
             let found = self.judge(&core);
             if !found.stuck {
                 return self.done(core, &found.hubs_of_chunks, rest);
@@ -244,8 +244,8 @@ impl Keeper<'_> {
     }
 
     /// The parts of a group at rest that wait for nothing but themselves.
-    fn cores(&self, group: &[usize]) -> Vec<Vec<usize>> {
-        let Some(stands) = self.control.stands() else { return Vec::new() };
+    fn cores(&self, group: &[usize], all: bool) -> Vec<Vec<usize>> {
+        let Some(stands) = self.control.stands(all) else { return Vec::new() };
         let firsts: Vec<_> = group.iter().map(|&operator| self.control.first_of(operator)).collect();
         let mut cores = closed::cores(&stands.all, &firsts);
         cores.iter_mut().for_each(|core| *core = self.with_sections(core));

@@ -52,20 +52,21 @@ struct Found<'a> {
 }
 
 impl Control {
-    /// How all operators stand. `None` where the answer would mean nothing: the flow is stepped through, or a message from
-    /// outside is on its way to an operator.
-    pub(crate) fn stands(&self) -> Option<Stands> {
+    /// How all operators stand, `at_rest` if none of them can act before another one has: then a wait for something beside its ports
+    /// makes none active. `None` where the answer would mean nothing: the flow is stepped through, or a message from outside is on
+    /// its way to an operator.
+    pub(crate) fn stands(&self, at_rest: bool) -> Option<Stands> {
         if self.nodes.iter().any(|node| node.permit().is_some()) || self.rest.tokens.lent() != self.rest.outside() {
             return None;
         }
         let hubs = self.hubs();
         let mut unsure = false;
-        let all = (0..self.nodes.len()).map(|operator| self.stand(operator, &hubs, &mut unsure)).collect();
+        let all = (0..self.nodes.len()).map(|operator| self.stand(operator, at_rest, &hubs, &mut unsure)).collect();
         let runs = self.nodes.iter().map(|node| node.shown().runs()).collect();
         Some(Stands { all, runs, unsure })
     }
 
-    fn stand(&self, operator: usize, hubs: &Hubs, unsure: &mut bool) -> Stand {
+    fn stand(&self, operator: usize, at_rest: bool, hubs: &Hubs, unsure: &mut bool) -> Stand {
         let node = &self.nodes[operator];
         if node.has_ended() || self.is_counted(operator) {
             return Stand::Ended;
@@ -73,7 +74,7 @@ impl Control {
         let shown = node.shown();
         // Anything may end a wait of the user's own: what another operator does by way of shared memory, say.
         let is_parked = node.is_parked() || planted::is(Planted::WakeUnseen);
-        if !is_parked || node.has_refused() || shown.waits_elsewhere() {
+        if !is_parked || (!at_rest && (node.has_refused() || shown.waits_elsewhere())) {
             return Stand::Active;
         }
         let mut found = Found { control: self, hubs, on: Vec::new(), envelope: false, moves: false };

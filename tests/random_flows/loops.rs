@@ -328,14 +328,7 @@ impl Walk {
             _ => None,
         };
         let gate = dice.one_in(5).then(|| (dice.up_to(walkers.len() - 1), 1 + dice.up_to(1000) as u64));
-        let mut walk = Self { feed, hops, walkers, show, gate };
-        // Ticks that nothing is shown beside, if only since the flow was stopped, are a stall: the first message is sent in any case.
-        let first = Self { hops: walk.hops[..1].to_vec(), ..walk.clone() };
-        let shows = !endless && first.visits()[0].1[0] > 0;
-        if walk.show.is_some_and(|show| show.ticks.is_some()) && (!shows || feed != Feed::Source) {
-            walk.show = None;
-        }
-        walk
+        Self { feed, hops, walkers, show, gate }
     }
 }
 
