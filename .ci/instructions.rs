@@ -13,7 +13,9 @@ fn main() {
     match path.as_str() {
         "hop" => hop(count),
         "alloc" => alloc(count),
-        _ => panic!("hop or alloc, and a number"),
+        "launch" => launch(count),
+        "copy" => copy(count),
+        _ => panic!("hop, alloc, launch or copy, and a number"),
     }
 }
 
@@ -42,13 +44,58 @@ fn hop(count: u64) {
     });
 }
 
-/// Memory that is allocated, used and freed on one stream. Simulated: what other threads do would be counted.
-fn alloc(count: u64) {
+/// On a device that is simulated: what other threads do would be counted.
+fn simulated(does: impl AsyncFnOnce(&Device)) {
     let simulation = Simulation::new(1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(simulation.run(async {
-        let device = Device::simulated(&simulation, Emulated::new());
-        let stream = Stream::new(&device).expect("a stream");
+        does(&Device::simulated(&simulation, Emulated::new())).await;
+    }));
+}
+
+#[kernel]
+fn nothing(_number: u32) {}
+
+/// Kernels on two streams, which wait for each other.
+fn launch(count: u64) {
+    simulated(async |device| {
+        let [one, other] = ["one", "other"].map(|name| Stream::named(device, name).expect("a stream"));
+        for n in 0..count {
+            nothing::launch(&one, 1).expect("launches");
+            if n % 4 == 0 {
+                other.wait_for(&one).expect("waits");
+                nothing::launch(&other, 2).expect("launches");
+                one.wait_for(&other).expect("waits");
+            }
+            if n % 64 == 0 {
+                one.completed().await.expect("a device that works");
+            }
+        }
+        one.completed().await.expect("a device that works");
+    });
+}
+
+/// Copies to a device and back, between the same buffers.
+fn copy(count: u64) {
+    simulated(async |device| {
+        let stream = Stream::new(device).expect("a stream");
+        let mut here = Buffer::<u32>::pinned(device, 64).expect("memory");
+        let mut there = Buffer::<u32>::new(device, 64).expect("memory");
+        for n in 0..count {
+            stream.copy(&here, &mut there).expect("a copy");
+            stream.copy(&there, &mut here).expect("a copy");
+            if n % 64 == 0 {
+                stream.completed().await.expect("a device that works");
+            }
+        }
+        stream.completed().await.expect("a device that works");
+    });
+}
+
+/// Memory that is allocated, used and freed on one stream.
+fn alloc(count: u64) {
+    simulated(async |device| {
+        let stream = Stream::new(device).expect("a stream");
         for n in 0..count {
             let mut memory = stream.alloc::<u32>(256).expect("memory");
             stream.fill(&mut memory, 1).expect("a fill");
@@ -58,5 +105,5 @@ fn alloc(count: u64) {
             }
         }
         stream.completed().await.expect("a device that works");
-    }));
+    });
 }

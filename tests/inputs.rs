@@ -237,6 +237,26 @@ async fn q5_a_stall_names_the_connection() {
     let mut flow = Flow::new("q5");
     let merge = flow.add("merge", Rows(shared()));
     let one = flow.add("one", numbers([1]));
+    // A loop that waits for its own first message, beside one that has come.
+    let (begin, ring, round) =
+        (flow.add("begin", numbers([1])), flow.add("ring", looped()), flow.add("round", pass_on::<u64>()));
+    flow.connect(one.output, merge.parts);
+    flow.connect(begin.output, ring.parts);
+    flow.connect(ring.one, round.input);
+    flow.connect(round.output, ring.parts);
+    flow.connect(ring.other, merge.parts);
+    let told = within(flow.run()).await.unwrap_err().to_string();
+    // And no other: the first has sent its message.
+    assert!(told.contains("`merge` waits for a message in hub `ring.other -> merge.parts` (`parts` waits"), "{told}");
+}
+
+/// An operator that waits for a loop's messages with others queued goes on without it, where the loop can end; that the loop never ran
+/// is the error.
+#[tokio::test]
+async fn q5_a_loop_that_never_begins_is_named_and_not_who_waits_for_it() {
+    let mut flow = Flow::new("q5");
+    let rows = shared();
+    let (merge, one) = (flow.add("merge", Rows(rows.clone())), flow.add("one", numbers([1])));
     // Each waits for the other's first message.
     let (ring, round) = (flow.add("ring", pass_on::<u64>()), flow.add("round", Fork));
     flow.connect(one.output, merge.parts);
@@ -244,8 +264,16 @@ async fn q5_a_stall_names_the_connection() {
     flow.connect(round.output, ring.input);
     flow.connect(round.merged, merge.parts);
     let told = within(flow.run()).await.unwrap_err().to_string();
-    // And no other: the first has sent its message.
-    assert!(told.contains("`merge` waits for a message in hub `round.merged -> merge.parts` (`parts` waits"), "{told}");
+    assert!(told.contains("`ring`, `round` form a cycle and never ran") && !told.contains("merge"), "{told}");
+    assert_eq!(*lock(&rows), [[1]]);
+}
+
+/// Takes a message of each connection, and sends none.
+fn looped() -> impl Operator<Ports = LoopPorts> {
+    runs(|ports: &mut LoopPorts, _cx: &mut Cx| {
+        ports.parts.take_batch()?.for_each(drop);
+        Ok(())
+    })
 }
 
 /// A loop that waits for its own first message: the stall says what such a port waits for, once, and how it runs on any.
@@ -253,13 +281,7 @@ async fn q5_a_stall_names_the_connection() {
 async fn q5_a_stall_says_that_each_connection_is_waited_for() {
     async fn told(at_least: bool) -> String {
         let mut flow = Flow::new("q5");
-        let merge = flow.add(
-            "merge",
-            runs(|ports: &mut LoopPorts, _cx: &mut Cx| {
-                ports.parts.take_batch()?.for_each(drop);
-                Ok(())
-            }),
-        );
+        let merge = flow.add("merge", looped());
         let merge = if at_least { merge.clone().when(condition::at_least(merge.parts, 1)) } else { merge };
         let one = flow.add("one", numbers([1]));
         flow.connect(one.output, merge.parts);
