@@ -716,3 +716,26 @@ async fn an_envelope_that_is_refused_comes_back_though_its_structure_panics() {
     drop(unsent);
     assert_eq!(within(wrapped.into_inner()).await.unwrap(), [7, 7]);
 }
+
+/// A copy that its device had finished before it was lost is copied on from, though nobody has read it.
+#[tokio::test]
+async fn f1_what_a_device_had_finished_before_it_was_lost_is_copied_on() {
+    let (healthy, lost) = (emulated_with(Emulated::new().workers(1)), doomed());
+    let builder = ChunkHub::<u32>::builder("h").elements(1).queue(2).near(&healthy);
+    let hub = builder.envelopes(&healthy, 1).envelopes(&lost, 3).host_envelopes(2).build().unwrap();
+    let (mut produce, mut on_host) = (hub.produce(&lost).unwrap(), hub.peek(&host()).unwrap());
+    let stream = Stream::new(&lost).unwrap();
+    for n in [1, 2] {
+        produce.with(async |blank| blank.set_len(1).and_then(|()| stream.fill(blank, n))).await.unwrap();
+    }
+    drop(within(on_host.next()).await.unwrap().unwrap());
+    // The copy of the second chunk comes after that of the first.
+    assert_eq!(within(on_host.next()).await.unwrap().unwrap().read().await.unwrap(), [2]);
+    lose(&lost).await;
+    let mut peek = hub.peek(&healthy).unwrap();
+    let chunk = within(peek.next()).await.unwrap().unwrap();
+    let ours = Stream::new(&healthy).unwrap();
+    let mut seen = Buffer::<u32>::pinned(&healthy, 1).unwrap();
+    ours.copy(&chunk, &mut seen).unwrap();
+    assert_eq!(within(seen.read()).await.unwrap(), [1]);
+}

@@ -135,23 +135,23 @@ impl Uses {
         Self { write, elsewhere, worthless: self.worthless, reads: SmallVec::new() }
     }
 
-    /// Makes a stream wait for what a read must come after.
-    pub(super) fn before_read(&self, stream: &Stream) -> Result<()> {
+    /// Makes a stream wait for what a read must come after. `outlives`: the memory is not lost with the device that wrote it.
+    pub(super) fn before_read(&self, stream: &Stream, outlives: bool) -> Result<()> {
         match &self.write {
             None => {}
             Some(write) if self.worthless => stream.wait_until_over(write)?,
-            Some(write) => stream.wait_to_read(write)?,
+            Some(write) => stream.wait_to_read(write, outlives)?,
         }
         self.elsewhere.iter().try_for_each(|before| stream.wait_until_over(before))
     }
 
     /// For what a write must come after. `whole`: nothing is left of what was there, so that it may be spoilt.
     #[inline]
-    pub(super) fn before_write(&self, stream: &Stream, whole: bool) -> Result<()> {
+    pub(super) fn before_write(&self, stream: &Stream, whole: bool, outlives: bool) -> Result<()> {
         match &self.write {
             None => {}
             Some(write) if whole || self.worthless => stream.wait_until_over(write)?,
-            Some(write) => stream.wait_to_read(write)?,
+            Some(write) => stream.wait_to_read(write, outlives)?,
         }
         self.elsewhere.iter().chain(&self.reads).try_for_each(|before| stream.wait_until_over(before))
     }
@@ -163,13 +163,12 @@ impl Uses {
         all.filter(|ticket| !ticket.has_ended()).try_for_each(Ticket::commit)
     }
 
-    /// An error if the contents are known to be lost: the device that was to write them is, or the write is spoilt. Asks no
-    /// device.
-    pub(super) fn check_contents(&self) -> Result<()> {
+    /// An error if work that [reads](Self::before_read) what was written is known to be spoilt by that. Asks no device.
+    pub(super) fn check_contents(&self, outlives: bool) -> Result<()> {
         let Some(write) = self.write.as_ref().filter(|_| !self.worthless) else { return Ok(()) };
         // Of a lost device nothing passes any more: what has not by now never will.
         let lost = write.stream().device().check();
-        if !write.has_passed() {
+        if !(outlives && write.is_settled()) {
             lost?;
         }
         write.check_known()

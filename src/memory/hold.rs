@@ -423,7 +423,7 @@ impl Hold {
         };
         drop(state);
         launches.iter().try_for_each(|launch| stream.wait_until_over(launch))?;
-        before.map_or(Ok(()), |uses| uses.before_write(stream, bytes >= size))?;
+        before.map_or(Ok(()), |uses| uses.before_write(stream, bytes >= size, false))?;
         // SAFETY: `to` lies in memory that this graph has, as was just looked up, and that is not given back before the
         // ticket has passed, since it is noted as its use; `from` is as long, and the ticket is noted in it.
         let ticket = stream.enqueue(room, |backend, raw| unsafe {
@@ -497,7 +497,7 @@ impl Hold {
         drop(state);
         // A wait may wake others: not under the lock.
         open.iter().try_for_each(|(ticket, counts)| match counts {
-            true => stream.wait_to_read(ticket),
+            true => stream.wait_to_read(ticket, false),
             false => stream.wait_until_over(ticket),
         })?;
         Ok(after_all)

@@ -347,7 +347,7 @@ impl Memory {
         }
         // Not under the lock: a wait may wake others.
         let uses = self.uses().before_reads();
-        uses.before_read(stream)
+        uses.before_read(stream, self.outlives_others())
     }
 
     /// Makes `stream` wait for what a write must come after that leaves some of what is there, or reads it.
@@ -375,9 +375,10 @@ impl Memory {
         if self.tie.get().is_some() {
             // Not under the lock: a wait may wake others.
             let uses = self.uses().clone();
-            return uses.before_write(stream, whole);
+            return uses.before_write(stream, whole, self.outlives_others());
         }
-        self.own_uses().before_write(stream, whole)
+        let outlives = self.outlives_others();
+        self.own_uses().before_write(stream, whole, outlives)
     }
 
     /// What it holds is of no use from now on: it is given out anew.
@@ -450,9 +451,15 @@ impl Memory {
         Ok(write.map(Ticket::point))
     }
 
+    /// The loss of a device that has written it leaves it as it is: it lies on the host, or on a device that is well.
+    #[inline]
+    fn outlives_others(&self) -> bool {
+        self.is_host() || !self.device.is_lost()
+    }
+
     /// An error if what it holds is known to be lost with a device. Asks no device.
     pub(crate) fn check_contents(&self) -> Result<()> {
-        self.uses().check_contents()
+        self.uses().check_contents(self.outlives_others())
     }
 
     /// What the host must wait for before it reads (`write`: or writes).

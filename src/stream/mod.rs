@@ -555,11 +555,11 @@ impl Stream {
     }
 
     /// The same for work that is prepared now, and a ticket that may be one of this stream. If that is known to be spoilt it is
-    /// no error: the work is spoilt, too.
+    /// no error: the work is spoilt, too. `outlives`: what the ticket has written lies where the loss of its device does not reach.
     #[inline]
-    pub(crate) fn wait_to_read(&self, ticket: &Ticket) -> Result<()> {
+    pub(crate) fn wait_to_read(&self, ticket: &Ticket, outlives: bool) -> Result<()> {
         let waited = if self.is(ticket.stream()) { ticket.check_known() } else { self.wait_and(ticket, true) };
-        waited.or_else(|error| self.read_spoilt(ticket, error))
+        waited.or_else(|error| self.read_spoilt(ticket, outlives, error))
     }
 
     /// The same for work that reads nothing of what the ticket has written: whether that is spoilt makes no difference.

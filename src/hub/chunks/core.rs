@@ -488,7 +488,12 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         let mut arrival = sole(blank)?;
         let stream = self.stream(from, to)?;
         let bytes = source.raw().bytes();
-        transfer::copy(&stream, source.raw().memory(), arrival.raw_mut().memory_mut(), bytes)?;
+        let mut copy = || {
+            transfer::copy(&stream, source.raw().memory(), arrival.raw_mut().memory_mut(), bytes)?;
+            if Device::any_is_lost() { arrival.raw().memory().check_contents() } else { Ok(()) }
+        };
+        // Spoilt by a loss that became known meanwhile, it is made again. Spoilt once more, it is by what it was copied from.
+        copy().or_else(|error| if error.is_device_lost() { copy() } else { Err(error) })?;
         arrival.raw_mut().set_bytes(bytes);
         // Marked now: whoever waits for it waits for this copy and for none after it.
         arrival.raw().mark()?;
