@@ -8,6 +8,7 @@ use common::{
     chunks::{Drain, Fill, FillPorts, See},
     *,
 };
+use futures::FutureExt;
 use wakeline::{
     device::Faults,
     hub::{Destination, Producer},
@@ -738,4 +739,71 @@ async fn f1_what_a_device_had_finished_before_it_was_lost_is_copied_on() {
     let mut seen = Buffer::<u32>::pinned(&healthy, 1).unwrap();
     ours.copy(&chunk, &mut seen).unwrap();
     assert_eq!(within(seen.read()).await.unwrap(), [1]);
+}
+
+/// Chunks in the user's own memory make no room for others: they are not moved out of it and back for ever.
+#[tokio::test]
+async fn what_was_sent_in_place_is_in_nobodys_way() {
+    let device = emulated_with(Emulated::new().workers(1));
+    let builder = ChunkHub::<u32>::builder("h").elements(1).queue(4);
+    let hub = builder.envelopes(&device, 3).host_envelopes(1).build().unwrap();
+    let (mut produce, mut on_device) = (hub.produce(&host()).unwrap(), hub.produce(&device).unwrap());
+    let (mut modify, mut consume) = (hub.modify(&host()).unwrap(), hub.consume(&host()).unwrap());
+    // The host's only envelope is in use, and the next chunk needs it.
+    put(&mut produce, &[1]).await;
+    modify.with(async |_| Ok(())).await.unwrap();
+    let first = within(consume.next()).await.unwrap().unwrap();
+    let stream = Stream::new(&device).unwrap();
+    on_device.with(async |blank| blank.set_len(1).and_then(|()| stream.fill(blank, 2))).await.unwrap();
+    let mut mine = Vec::new();
+    for n in [3, 4] {
+        let (buffer, owner) = Buffer::wrap(vec![n]).unwrap();
+        mine.push(owner);
+        within(produce.send_in_place(buffer, ())).await.unwrap();
+    }
+    assert!(modify.next().now_or_never().is_none());
+    first.commit().unwrap();
+    for n in [2, 3, 4] {
+        let mut chunk = within(modify.next()).await.unwrap().unwrap();
+        chunk.write().await.unwrap()[0] += 10;
+        chunk.commit().unwrap();
+        let chunk = within(consume.next()).await.unwrap().unwrap();
+        assert_eq!(chunk.read().await.unwrap(), [n + 10]);
+        chunk.commit().unwrap();
+    }
+}
+
+/// The same where chunks stay, and a producer waits for a blank that will not come free.
+#[tokio::test]
+async fn what_was_sent_in_place_and_stays_is_in_no_producers_way() {
+    let device = emulated_with(Emulated::new().workers(1));
+    let builder = ChunkHub::<u32>::builder("h").elements(1).queue(6);
+    let hub = builder.envelopes(&device, 4).host_envelopes(1).build().unwrap();
+    let (mut produce, mut again) = (hub.produce(&host()).unwrap(), hub.produce(&host()).unwrap());
+    let mut peek = hub.peek(&host()).unwrap();
+    put(&mut produce, &[1]).await;
+    let held = within(peek.next()).await.unwrap().unwrap();
+    let mut mine = Vec::new();
+    for n in [3, 4] {
+        let (buffer, owner) = Buffer::wrap(vec![n]).unwrap();
+        mine.push(owner);
+        within(produce.send_in_place(buffer, ())).await.unwrap();
+    }
+    assert!(again.next().now_or_never().is_none());
+    drop(held);
+    assert!(within(again.next()).await.unwrap().is_some());
+}
+
+/// A producer that is dropped is gone, though the future of a `next` of its own was forgotten.
+#[tokio::test]
+async fn a_link_is_gone_though_one_of_its_futures_was_forgotten() {
+    let hub = ChunkHub::<u32>::builder("h").elements(1).queue(1).host_envelopes(1).build().unwrap();
+    let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
+    put(&mut produce, &[1]).await;
+    let mut next = Box::pin(produce.next());
+    assert!(next.as_mut().now_or_never().is_none());
+    std::mem::forget(next);
+    drop(produce);
+    within(consume.next()).await.unwrap().unwrap().commit().unwrap();
+    assert!(within(consume.next()).await.unwrap().is_none());
 }

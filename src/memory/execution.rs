@@ -16,6 +16,7 @@ mod open;
 
 use std::{
     cell::Cell,
+    collections::HashSet,
     fmt, iter,
     sync::{Arc, OnceLock, Weak},
 };
@@ -105,13 +106,9 @@ impl Uses {
     fn changed(&mut self, gone: impl IntoIterator<Item = Use>) {
         let all = iter::once(&self.graph).chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
         self.changes += 1;
-        let mut holds = SmallVec::<[Arc<Hold>; 2]>::new();
-        for hold in all.flat_map(|of| &of.holds) {
-            if !holds.iter().any(|known| Arc::ptr_eq(known, hold)) {
-                holds.push(hold.clone());
-            }
-        }
-        self.holds = holds;
+        let mut known = HashSet::new();
+        let holds = all.flat_map(|of| &of.holds).filter(|hold| known.insert(Arc::as_ptr(hold)));
+        self.holds = holds.cloned().collect();
         self.before.extend(gone.into_iter().map(|gone| {
             let open = gone.open();
             (gone, open)

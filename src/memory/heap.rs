@@ -166,8 +166,10 @@ impl Heap {
         let Kind::Blocks { bytes, count } = self.kind else { return Ok(()) };
         for _ in 0..count {
             let home = match self.ask_driver(device, bytes) {
-                // What others keep may make room for it.
-                Err(error) if error.is_out_of_memory() && self.ledger.trim(self.host) > 0 => {
+                // What others keep may make room for it, and what they had, if it is done.
+                Err(error) if error.is_out_of_memory() => {
+                    self.ledger.sweep(self.host);
+                    self.ledger.trim(self.host);
                     self.ask_driver(device, bytes)?
                 }
                 asked => asked?,
@@ -364,11 +366,11 @@ impl Heap {
         if let Err(error) = &asked
             && error.is_out_of_memory()
         {
-            // What is done counts as free, and what is kept in other sizes, or by others, may make room.
+            // What is done counts as free, and is the driver's if its allocator is gone; and what is kept in other sizes, or by
+            // others, may make room.
             self.ledger.sweep(self.host);
-            if self.ledger.trim(self.host) > 0 {
-                asked = self.try_new(device, bytes, size, lane, asker);
-            }
+            self.ledger.trim(self.host);
+            asked = self.try_new(device, bytes, size, lane, asker);
             if size > bytes as u64 && asked.as_ref().is_err_and(Error::is_out_of_memory) {
                 asked = self.try_new(device, bytes, bytes as u64, lane, asker);
             }

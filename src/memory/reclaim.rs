@@ -13,7 +13,7 @@
 //!
 //! A drop never blocks, and asks the device nothing.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -127,8 +127,9 @@ impl Heap {
         if self.swept.start()
             && let Some(device) = self.device.upgrade()
         {
-            let heap = self.clone();
-            Streams::of(&device).lookout().sweep(Box::new(move || heap.beat()));
+            // It keeps itself as long as anything is bound. What another sweep finds first is the driver's again at once.
+            let heap = Arc::downgrade(self);
+            Streams::of(&device).lookout().sweep(Box::new(move || heap.upgrade().is_some_and(|heap| heap.beat())));
         }
     }
 
@@ -257,6 +258,9 @@ impl Heap {
     }
 }
 
+/// So many tickets are looked through one by one.
+const FEW: usize = 16;
+
 /// For each stream that these are bound to the ticket that comes first there.
 pub(super) fn first_of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>) -> SmallVec<[Ticket; 4]> {
     of_each(all, |new, known| new < known)
@@ -268,12 +272,26 @@ fn last_of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>) -> SmallVec<[Tic
 
 fn of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>, takes_over: fn(u64, u64) -> bool) -> SmallVec<[Ticket; 4]> {
     let mut tickets: SmallVec<[Ticket; 4]> = SmallVec::new();
+    // Where they are, by their streams: looked through one by one while they are few.
+    let mut places = HashMap::new();
     for memory in all {
         let _ = memory.uses().each(|ticket| {
-            match tickets.iter_mut().find(|known| known.stream().is(ticket.stream())) {
+            let stream = ticket.stream();
+            let known = match places.is_empty() {
+                true => tickets.iter().position(|known| known.stream().is(stream)),
+                false => places.get(&stream.id()).copied(),
+            };
+            match known.map(|at| &mut tickets[at]) {
                 Some(known) if takes_over(ticket.number(), known.number()) => *known = ticket.clone(),
                 Some(_) => {}
-                None => tickets.push(ticket.clone()),
+                None => {
+                    tickets.push(ticket.clone());
+                    if tickets.len() == FEW {
+                        places.extend(tickets.iter().enumerate().map(|(at, ticket)| (ticket.stream().id(), at)));
+                    } else if tickets.len() > FEW {
+                        places.insert(stream.id(), tickets.len() - 1);
+                    }
+                }
             }
             Ok(())
         });

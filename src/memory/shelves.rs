@@ -14,7 +14,7 @@
 //! Of what is bound to one stream, the block with the latest use is taken first by that stream: it is the one that caches
 //! still know.
 //!
-//! Thousands of blocks may be bound while a device is behind, so no call looks at all of them. Each is filed under a stream
+//! Thousands of blocks may be bound while a device is behind, so no call looks at all of them, but at one for each stream. Each is filed under a stream
 //! that it is bound to, in the order of its last use there ([`Block::blocker`]). A stream passes its work in order: so as long
 //! as the first has not passed, none behind it has, and one that no longer waits for that stream is filed under the next. What
 //! is bound to one stream alone is `sole` there: if the first cannot be had by another stream, none behind it can. Of those
@@ -59,6 +59,8 @@ pub(super) enum Taken<B: Block> {
 pub(super) struct Shelves<B: Block> {
     /// By their size, ascending.
     all: Vec<Shelf<B>>,
+    /// With so many, those that are empty go.
+    tidied_at: usize,
 }
 
 struct Shelf<B: Block> {
@@ -80,12 +82,12 @@ struct List<B> {
 
 /// How many blocks that are bound to several streams a request looks at in each list.
 const LOOKS: usize = 32;
-/// How many shelves there may be before those that are empty go.
+/// How many shelves there may be before those that are empty go, at least.
 const TIDY: usize = 64;
 
 impl<B: Block> Shelves<B> {
     pub(super) fn new() -> Self {
-        Self { all: Vec::new() }
+        Self { all: Vec::new(), tidied_at: TIDY }
     }
 
     #[inline]
@@ -100,7 +102,13 @@ impl<B: Block> Shelves<B> {
     }
 
     #[cold]
-    fn add(&mut self, at: usize, size: u64) -> usize {
+    fn add(&mut self, mut at: usize, size: u64) -> usize {
+        if self.all.len() >= self.tidied_at {
+            self.all.retain(|shelf| !shelf.is_empty());
+            // As many are added before the next time.
+            self.tidied_at = TIDY.max(2 * self.all.len());
+            at = self.find(size).unwrap_or_else(|at| at);
+        }
         self.all.insert(at, Shelf { size, idle: Vec::new(), bound: SmallVec::new() });
         at
     }
@@ -191,9 +199,6 @@ impl<B: Block> Shelves<B> {
                 }
             }
             shelf.bound.retain(|list| !list.is_empty());
-        }
-        if size.is_none() && self.all.len() > TIDY {
-            self.all.retain(|shelf| !shelf.is_empty());
         }
     }
 

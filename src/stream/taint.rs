@@ -44,7 +44,7 @@ pub(super) struct Spoilt {
 }
 
 /// With more spans of spoilt tickets than this, the two that are closest to each other become one, with what lies between.
-const MOST_SPANS: usize = 16;
+const MOST_SPANS: usize = 256;
 
 /// Leave to enqueue a piece of work, and what was known as it was given.
 pub(crate) struct Leave<'a> {

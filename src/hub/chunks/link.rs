@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::poll_fn,
     marker::PhantomData,
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{Context, Poll, Waker, ready},
 };
 
@@ -48,12 +48,14 @@ pub struct Unsent<T: Plain> {
     error: Error,
 }
 
-/// One that waits, until it is dropped.
-pub(crate) struct Waiting<T: Plain, S: Clone + Send + Sync + 'static>(Arc<Seat<T, S>>);
+/// One that waits, until it is dropped. It does not keep the link, which is gone where only this was forgotten.
+pub(crate) struct Waiting<T: Plain, S: Clone + Send + Sync + 'static>(Weak<Seat<T, S>>);
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Drop for Waiting<T, S> {
     fn drop(&mut self) {
-        self.0.rest();
+        if let Some(seat) = self.0.upgrade() {
+            seat.rest();
+        }
     }
 }
 
@@ -117,7 +119,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     }
 
     pub(crate) fn waiting(&self) -> Waiting<T, S> {
-        Waiting(self.seat.clone())
+        Waiting(Arc::downgrade(&self.seat))
     }
 
     /// For a port: asks for the next chunk. Between this and `take` another may be quicker.

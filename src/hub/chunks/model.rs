@@ -34,6 +34,8 @@ use crate::hub::queue::Answer;
 #[derive(Debug)]
 struct Token {
     place: Place,
+    /// It is the hub's, and none that a producer has sent.
+    own: bool,
     data: Cell<u64>,
     /// The places that its data were copied from, as bits: the device of each had a part in what lies here.
     via: Cell<u64>,
@@ -43,7 +45,11 @@ struct Token {
 
 impl Token {
     fn blank(place: Place) -> Held {
-        Rc::new(Self { place, data: Cell::default(), via: Cell::default(), failed: Cell::default() })
+        Rc::new(Self { place, own: true, data: Cell::default(), via: Cell::default(), failed: Cell::default() })
+    }
+
+    fn of_user(place: Place) -> Held {
+        Rc::new(Self { place, own: false, data: Cell::default(), via: Cell::default(), failed: Cell::default() })
     }
 }
 
@@ -88,8 +94,8 @@ impl Blanks<Held> for Pools {
         self.0.len()
     }
 
-    fn is_own(&self, _place: Place, _envelope: &Held) -> bool {
-        true
+    fn is_own(&self, _place: Place, envelope: &Held) -> bool {
+        envelope.own
     }
 
     fn has_failed(&self, envelope: &Held) -> bool {
@@ -158,6 +164,8 @@ struct World {
     /// What is given is taken and committed at once.
     commits: bool,
     pauses: bool,
+    /// Producers send envelopes of their own, some of which the chunk is to come back into.
+    sends: bool,
     /// So many links are still to come, or to go.
     changes: usize,
     /// There is memory for one more envelope.
@@ -181,6 +189,8 @@ struct Setup {
     commits: bool,
     /// Links stop waiting, and ask again later.
     pauses: bool,
+    /// Producers send envelopes of their own, too.
+    sends: bool,
     /// So many links come or go.
     changes: usize,
     seed: u64,
@@ -219,6 +229,7 @@ impl World {
             may_be_lost: HashSet::new(),
             commits: setup.commits,
             pauses: setup.pauses,
+            sends: setup.sends,
             changes: setup.changes,
             has_memory: setup.may_need_more(),
             refused: None,
@@ -340,7 +351,7 @@ impl World {
         } else {
             let home = self.homing.swap_remove(at - tasks - moves);
             // A clone of one that others have is not the envelope.
-            if let Some(token) = Rc::into_inner(home) {
+            if let Some(token) = Rc::into_inner(home).filter(|token| token.own) {
                 let place = token.place;
                 self.act(|_, pools, _| pools.0[place].push(Token::blank(place)));
             }
@@ -442,13 +453,15 @@ impl World {
         }
         let waker = Arc::new(Waker::from(self.tasks[at].woken.clone()));
         let mut out = Actions::default();
-        let asks = Asks { blank: true, stays: self.rng.random() };
+        let blank = self.tasks[at].role != Role::Produce || !self.sends || self.rng.random();
+        let asks = Asks { blank, stays: self.rng.random() };
         let asked = self.state.poll(id, asks, &waker, Some(&waker), &mut self.pools, &mut out).unwrap();
         self.carry_out(out);
         match asked {
             Answer::Never => self.tasks[at].left = 0,
             Answer::Wait => {
                 if self.tasks[at].role == Role::Produce
+                    && blank
                     && let Some(too_few) = self.state.too_few(0, &self.pools)
                 {
                     // An error, which another link may end.
@@ -456,7 +469,7 @@ impl World {
                     self.tasks[at].paused = true;
                     return self.act(|state, _, _| state.rest(id));
                 }
-                if self.state.claim_spare(id) {
+                if blank && self.state.claim_spare(id) {
                     if !self.has_memory {
                         // The link has an error, and asks again.
                         self.tasks[at].paused = true;
@@ -478,7 +491,7 @@ impl World {
         // It has looked; it may have something else to wait for, and then asks again.
         self.tasks[at].woken.0.store(true, Ordering::Relaxed);
         if asked == Answer::Yes && (self.commits || self.rng.random_ratio(3, 4)) {
-            let Some(grant) = self.act(|state, pools, _| state.take(id, true, pools)) else {
+            let Some(grant) = self.act(|state, pools, _| state.take(id, blank, pools)) else {
                 assert!(self.lost.is_some(), "it was there");
                 return;
             };
@@ -504,7 +517,7 @@ impl World {
 
     fn given(&mut self, at: usize, grant: &Grant<Held, ()>) {
         let (id, role, place) = (self.tasks[at].id, self.tasks[at].role, self.tasks[at].place);
-        let envelope = grant.envelope.as_ref().unwrap();
+        let Some(envelope) = &grant.envelope else { return assert!(self.sends && role == Role::Produce) };
         assert_eq!(envelope.place, place);
         assert!(!envelope.failed.get(), "no link is given what is known to be lost");
         if role != Role::Peek {
@@ -558,15 +571,16 @@ impl World {
     fn end(&mut self, at: usize, grant: Grant<Held, ()>) {
         let (id, place) = (self.tasks[at].id, self.tasks[at].place);
         let Grant { number, envelope, .. } = grant;
-        let envelope = envelope.unwrap();
+        let envelope = envelope.unwrap_or_else(|| Token::of_user(place));
         // Nothing is committed where the device is lost.
         let commits = (self.commits || self.rng.random_ratio(4, 5)) && self.lost != Some(place);
         self.made += 1;
         let data = self.made;
         match self.tasks[at].role {
             Role::Produce if commits => {
+                let returns = !envelope.own && self.rng.random();
                 envelope.data.set(data);
-                self.act(|state, _, _| state.produced(number, place, envelope, (), false));
+                self.act(|state, _, _| state.produced(number, place, envelope, (), returns));
                 assert!(self.chunks.insert(number, Known { data, ..Known::default() }).is_none());
                 self.tasks[at].left -= 1;
             }
@@ -681,17 +695,17 @@ fn setups(consumes: bool) -> impl Strategy<Value = Setup> {
                 0..places,
                 0..places,
                 1..8_usize,
-                (any::<bool>(), any::<bool>(), any::<u64>()),
+                (any::<bool>(), any::<bool>(), any::<bool>(), any::<u64>()),
             )
         })
-        .prop_map(move |(envelopes, capacity, mut links, first, last, chunks, (commits, pauses, seed))| {
+        .prop_map(move |(envelopes, capacity, mut links, first, last, chunks, (commits, pauses, sends, seed))| {
             links.retain(|(role, _)| consumes || !matches!(role, Role::Consume | Role::Produce));
             links.insert(0, (Role::Produce, first));
             links.push((if consumes { Role::Consume } else { Role::Modify }, last));
             // Chunks that stay need an envelope each, and one to move them from place to place.
             let most = envelopes.iter().sum::<usize>() - usize::from(envelopes.len() > 1);
             let chunks = if consumes { chunks } else { chunks.min(capacity).min(most) };
-            let setup = Setup { envelopes, capacity, links, chunks, commits, pauses, seed, ..Setup::default() };
+            let setup = Setup { envelopes, capacity, links, chunks, commits, pauses, sends, seed, ..Setup::default() };
             // Links that go round what stays end by themselves.
             Setup { pauses: pauses && consumes, ..setup }
         })
@@ -712,6 +726,7 @@ fn run(setup: &Setup) {
     assert!(stuck.is_empty(), "{stuck:?} wait for ever: {:#?}", world.state);
     let total = setup.envelopes.iter().sum::<usize>() + world.spares;
     let left: usize = world.pools.0.iter().map(Vec::len).sum();
+    let held = world.chunks.keys().flat_map(|number| world.copies(*number)).filter(|token| token.own).count();
     for (given, there) in setup.envelopes.iter().zip(&world.pools.1) {
         assert!(*there <= setup.capacity.max(*given), "{there} envelopes, of {given}, for {} chunks", setup.capacity);
     }
@@ -719,7 +734,6 @@ fn run(setup: &Setup) {
         assert_eq!((world.spares, world.refused), (0, None), "there are enough");
     }
     if setup.loses.is_some() {
-        let held: usize = world.chunks.keys().map(|number| world.copies(*number).len()).sum();
         assert_eq!(left + held, total, "no envelope is lost");
         let consumers = || setup.links.iter().filter(|(role, _)| *role == Role::Consume);
         if world.consumes && consumers().any(|(_, place)| Some(*place) != setup.loses) {
@@ -731,7 +745,6 @@ fn run(setup: &Setup) {
         assert_eq!(world.consumed.iter().collect::<HashSet<_>>().len(), world.consumed.len());
         assert_eq!(left, total, "all envelopes are at home");
     } else {
-        let held: usize = world.chunks.keys().map(|number| world.copies(*number).len()).sum();
         assert_eq!(left + held, total, "no envelope is lost");
         assert_eq!(world.chunks.len(), setup.chunks, "no chunk is lost");
     }

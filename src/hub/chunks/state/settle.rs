@@ -346,7 +346,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     ) {
         let in_the_way = |at: &usize| {
             let chunk = &self.chunks[*at];
-            let idle = chunk.alone.is_none() && chunk.moving == 0 && chunk.copy(place).is_some_and(Copy::is_idle);
+            let idle = chunk.alone.is_none() && chunk.moving == 0 && Self::is_idle_own(chunk, place, blanks);
             let wanted = if self.consumes() {
                 *at < for_chunk && self.next_places(chunk).contains(&place)
             } else {
@@ -358,6 +358,13 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         if let Some(at) = (0..self.chunks.len()).rev().find(in_the_way) {
             self.evict(at, place, demands, blanks, out);
         }
+    }
+
+    /// A copy lies there that no link has, in an envelope of the hub's. One of the user's makes no room: it is nobody else's, and a
+    /// chunk that is to come back into it would do so at once.
+    fn is_idle_own(chunk: &Chunk<E, S>, place: Place, blanks: &impl Blanks<E>) -> bool {
+        let copy = chunk.copy(place).filter(|copy| copy.is_idle());
+        copy.and_then(Copy::there).is_some_and(|envelope| blanks.is_own(place, envelope))
     }
 
     /// The copy of a chunk at a place goes, or moves elsewhere if it is the only one.
@@ -382,7 +389,9 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         let extra = self.chunks.iter().enumerate().filter(|(_, chunk)| !self.consumes() && is_extra(chunk));
         let copies = extra.flat_map(|(of, chunk)| chunk.copies.iter().map(move |copy| (of, copy)));
         let unused = |(of, copy): &(usize, &Copy<E>)| {
-            copy.place != place && copy.is_idle() && demanded_since(demands, *of, copy.place).is_none()
+            copy.place != place
+                && Self::is_idle_own(&self.chunks[*of], copy.place, blanks)
+                && demanded_since(demands, *of, copy.place).is_none()
         };
         if let Some((of, from)) = copies.filter(unused).map(|(of, copy)| (of, copy.place)).next() {
             self.chunks[of].remove(from, &mut out.freed);
@@ -434,7 +443,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         let starved = self.starved().filter(|(_, place)| blanks.count(*place) == 0);
         let Some((since, place)) = starved.min() else { return };
         let in_the_way = |(_, chunk): &(usize, &Chunk<E, S>)| {
-            chunk.alone.is_none() && chunk.moving == 0 && chunk.copy(place).is_some_and(Copy::is_idle)
+            chunk.alone.is_none() && chunk.moving == 0 && Self::is_idle_own(chunk, place, blanks)
         };
         let idle = self.chunks.iter().enumerate().filter(in_the_way);
         let idle = idle.filter(|(at, _)| demanded_since(demands, *at, place).is_none_or(|demand| since < demand));
