@@ -703,3 +703,30 @@ fn m13_a_buffer_made_of_a_slice_is_used_again_on_its_stream() {
     drop(go);
     stream.synchronize_blocking().unwrap();
 }
+
+/// The blocks of an allocator that is gone are there for others as soon as work on the last of them is done.
+#[test]
+fn m13_what_an_allocator_had_that_is_gone_is_there_at_once() {
+    const BLOCK: u64 = 64 << 10;
+    let device = emulated_with(Emulated::new().memory(16 * BLOCK));
+    let stream = Stream::new(&device).unwrap();
+    for _ in 0..5 {
+        let held = hold(&stream);
+        let blocks = Allocator::blocks(&device, BLOCK, 10).unwrap();
+        let mut memory = blocks.alloc::<u8>(&stream, BLOCK as usize).unwrap();
+        stream.fill(&mut memory, 1).unwrap();
+        drop((memory, blocks));
+        let refused = Allocator::blocks(&device, BLOCK, 10).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "its work is not done");
+        drop(held);
+        stream.synchronize_blocking().unwrap();
+        Allocator::blocks(&device, BLOCK, 10).unwrap();
+        // The same for memory that is no block.
+        let blocks = Allocator::blocks(&device, BLOCK, 10).unwrap();
+        let mut memory = blocks.alloc::<u8>(&stream, BLOCK as usize).unwrap();
+        stream.fill(&mut memory, 1).unwrap();
+        drop((memory, blocks));
+        stream.synchronize_blocking().unwrap();
+        stream.alloc::<u8>(10 * BLOCK as usize).unwrap();
+    }
+}

@@ -5,7 +5,7 @@ mod common;
 use std::{
     future::ready,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -699,4 +699,89 @@ async fn a_response_that_is_looked_at_in_passing_is_no_operators_wait() {
     assert_eq!(within(response).await.unwrap(), 7);
     drop(service);
     within(running).await.unwrap();
+}
+
+/// Does something in `start`.
+struct InStart<F>(F);
+
+impl<W: Future<Output = Result<()>> + Send, F: Fn() -> W + Send + 'static> Operator for InStart<F> {
+    type Ports = ();
+
+    async fn start(&mut self, _cx: &mut Cx) -> Result<()> {
+        (self.0)().await
+    }
+
+    async fn compute(&mut self, _ports: &mut (), cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        Ok(())
+    }
+}
+
+/// The flow runs once all operators have started: what waits for that in a `start` would wait for ever.
+#[tokio::test]
+async fn q8_a_start_that_waits_for_its_own_flow_is_a_stall() {
+    for own_thread in [false, true] {
+        for asks in [true, false] {
+            let mut flow = Flow::new("q8");
+            let echo = flow.add("echo", pass_on::<u32>());
+            let service = Arc::new(flow.service("echoes", echo.input, echo.output));
+            let end = flow.add("end", sink(|_: u32| ready(Ok(()))));
+            let ingress = Arc::new(flow.ingress("numbers", end.input));
+            let early = flow.add(
+                "early",
+                InStart(move || {
+                    let (service, ingress) = (service.clone(), ingress.clone());
+                    async move { if asks { service.ask(1).await.map(drop) } else { Ok(ingress.send(1).await?) } }
+                }),
+            );
+            if own_thread {
+                let _ = early.on_own_thread();
+            }
+            let error = within(flow.run()).await.unwrap_err();
+            assert!(
+                error.is_stalled() && error.to_string().contains("operator `early` waits in its `start`"),
+                "{error}"
+            );
+        }
+    }
+}
+
+/// Nothing comes out of a flow before it runs. A task of its own may wait for that, as may an operator that starts in another flow.
+#[tokio::test(start_paused = true)]
+async fn q8_a_start_may_wait_for_another_flow() {
+    let mut flow = Flow::new("q8");
+    let echo = flow.add("echo", pass_on::<u32>());
+    let service = Arc::new(Mutex::new(Some(flow.service("echoes", echo.input, echo.output))));
+    let (mut other, outer) = (Flow::new("other"), lock(&service).clone().unwrap());
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    flow.add(
+        "spawns",
+        InStart(move || {
+            let (service, tell) = (lock(&service).take().unwrap(), tell.clone());
+            async move {
+                tokio::spawn(async move { tell.send(service.ask(7).await) });
+                Ok(())
+            }
+        }),
+    );
+    let numbers = other.add("numbers", source(|| ready(Ok(None::<u32>))));
+    let out = Arc::new(tokio::sync::Mutex::new(other.egress("out", numbers.output)));
+    let outer = Arc::new(Mutex::new(Some(outer)));
+    other.add(
+        "waits",
+        InStart(move || {
+            let (service, out) = (lock(&outer).take().unwrap(), out.clone());
+            async move {
+                assert_eq!(out.lock().await.recv().await, None);
+                assert_eq!(service.ask(8).await?, 8);
+                Ok(())
+            }
+        }),
+    );
+    let other = other.spawn().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let running = flow.spawn().unwrap();
+    within(other).await.unwrap();
+    within(running).await.unwrap();
+    assert_eq!(within(told.recv()).await.unwrap().unwrap(), 7);
 }

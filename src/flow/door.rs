@@ -20,7 +20,7 @@ use std::{
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
-use super::{Handle, SendError, blank_queue::BlankQueue};
+use super::{Handle, SendError, blank_queue::BlankQueue, starting::may_wait_for};
 use crate::{
     clock,
     condition::Readiness,
@@ -140,7 +140,7 @@ impl<M: Message> Door<M> {
     }
 
     /// That of the present run, or else of the next one. An error if that ends before it has opened this, or never comes.
-    pub(super) async fn once_open(mut stage: watch::Receiver<Stage<M>>) -> Result<Arc<Self>> {
+    pub(super) async fn once_open(flow: u64, mut stage: watch::Receiver<Stage<M>>) -> Result<Arc<Self>> {
         let is_open = matches!(&*stage.borrow_and_update(), Stage::Open(_));
         {
             let mut changed = pin!(proxied(stage.changed()));
@@ -148,7 +148,12 @@ impl<M: Message> Door<M> {
                 true => Poll::Ready(Err(thread_over())),
                 false if is_open => Poll::Ready(Ok(())),
                 // An error is that the operator is gone: the stage is the last one.
-                false => changed.as_mut().poll(task).map(|_| Ok(())),
+                false => match changed.as_mut().poll(task) {
+                    Poll::Ready(_) => Poll::Ready(Ok(())),
+                    Poll::Pending => {
+                        may_wait_for(flow).map_or_else(|error| Poll::Ready(Err(error)), |()| Poll::Pending)
+                    }
+                },
             });
             opened.await?;
         }
@@ -299,8 +304,8 @@ impl<M: Message> Drop for Sending<'_, M> {
 
 impl<M: Message> Place<M> {
     /// One in a flow, when that runs and has it.
-    pub(super) async fn once_open(stage: watch::Receiver<Stage<M>>) -> Result<Self> {
-        Door::once_open(stage).await?.place().await
+    pub(super) async fn once_open(flow: u64, stage: watch::Receiver<Stage<M>>) -> Result<Self> {
+        Door::once_open(flow, stage).await?.place().await
     }
 
     /// Nothing can be sent there: its run of the flow is over, or about to be.

@@ -33,6 +33,7 @@ use super::{
     link::{self, Attached, Linking},
     section,
     spawn::{Threads, guarded, spawn},
+    starting::starting,
     thread::{OwnThread, at_home},
 };
 use crate::{
@@ -171,6 +172,8 @@ pub(super) struct Finished {
 
 /// A run that is about to begin.
 pub(super) struct Start {
+    /// Its number.
+    pub(super) flow: u64,
     pub(super) control: Arc<Control>,
     pub(super) crew: Vec<Member>,
     pub(super) threads: Threads,
@@ -216,7 +219,8 @@ impl Drop for Watched {
 }
 
 async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>) -> Finished {
-    let Start { control, mut crew, threads, own_threads, joints, links, sections, unbegun, keep, on_stall } = start;
+    let Start { flow, control, mut crew, threads, own_threads, joints, links, sections, unbegun, keep, on_stall } =
+        start;
     let told: Vec<_> = sections.iter().map(|section| section.told.clone()).collect();
     let _watched = watched;
     let clock = TickClock::start();
@@ -247,7 +251,7 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
             continue;
         }
         let (node, name) = (Node::alone(), member.name.clone());
-        let starting = at_home(own_threads[member.index].as_ref(), first_phase(member, node.clone()));
+        let starting = at_home(own_threads[member.index].as_ref(), first_phase(member, flow, node.clone()));
         let outcome = match abortable(&control, &node, starting).await {
             Some((member, outcome)) => {
                 started.push(member);
@@ -337,9 +341,9 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
 }
 
 /// An operator's `start`.
-async fn first_phase(mut member: Member, node: Arc<Node>) -> (Member, Result<()>) {
-    let Member { device, seat, .. } = &mut member;
-    let outcome = caught(attended(&node, device, seat.start())).await;
+async fn first_phase(mut member: Member, flow: u64, node: Arc<Node>) -> (Member, Result<()>) {
+    let Member { device, seat, name, .. } = &mut member;
+    let outcome = caught(starting(flow, name.clone(), attended(&node, device, seat.start()))).await;
     let filled = outcome.and_then(|()| link::are_filled(&member.fills));
     (member, filled)
 }

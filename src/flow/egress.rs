@@ -27,7 +27,7 @@ use std::{
 
 use futures::Stream;
 
-use super::Flow;
+use super::{Flow, starting::may_wait_for};
 use crate::{
     condition::{Condition, Status},
     error::Result,
@@ -37,7 +37,7 @@ use crate::{
         queue::{Answer, Full, Queue},
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
-    sync::{Discarded, Mutex, WakerCell, discard_all, lock},
+    sync::{Discarded, Mutex, WakerCell, discard_all, lock, logged},
 };
 
 impl Flow {
@@ -72,7 +72,7 @@ impl Flow {
         let queue = exit.queue();
         let added = self.add(name, Leave(exit.clone())).when(Outside { exit: exit.clone(), queue: queue.clone() });
         self.connect_with(from, added.input, hub);
-        Egress { exit, queue }
+        Egress { flow: self.id, exit, queue }
     }
 }
 
@@ -92,6 +92,8 @@ impl Flow {
 /// here, also after a failure: what that was [`Running`](crate::Running) says. Of a flow that runs again, the messages of a
 /// later run follow those of the earlier ones: each run may leave one message here.
 pub struct Egress<M: Message> {
+    /// Its number.
+    flow: u64,
     exit: Arc<Exit<M>>,
     /// Of the run that it listens to.
     queue: Arc<Queue<M>>,
@@ -164,7 +166,8 @@ impl<M: 'static> Exit<M> {
 }
 
 impl<M: Message> Egress<M> {
-    /// The next message, once there is one. `None` when nothing more will come.
+    /// The next message, once there is one. `None` when nothing more will come; and, with a warning in the log, in the `start` of an
+    /// operator of the same flow, which runs once all operators have started.
     ///
     /// # Cancel safety
     /// A message is taken only as the future resolves: dropping it loses none.
@@ -195,7 +198,11 @@ impl<M: Message> Egress<M> {
         loop {
             match self.queue.poll_message(cx.waker()) {
                 Answer::Yes => return Poll::Ready(self.try_recv()),
-                Answer::Wait => return Poll::Pending,
+                Answer::Wait => {
+                    let Err(error) = may_wait_for(self.flow) else { return Poll::Pending };
+                    logged(|| tracing::warn!(%error, "nothing comes out of a flow before it runs"));
+                    return Poll::Ready(None);
+                }
                 Answer::Never => {}
             }
             if !self.listen_on() {

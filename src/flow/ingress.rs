@@ -64,7 +64,7 @@ impl Flow {
         let (stage, handle) = watch::channel(Stage::Before);
         let added = self.add(name, Entrance { stage });
         self.connect_with(added.messages, to, hub);
-        Ingress::new(handle)
+        Ingress::new(self.id, handle)
     }
 }
 
@@ -98,6 +98,8 @@ impl Flow {
 /// It is a [`Sink`]. What is sent takes along the present [`Span`]: the operators that handle it, and what they make of it,
 /// are inside that span meanwhile.
 pub struct Ingress<M: Message> {
+    /// Its number.
+    flow: u64,
     /// Its receivers are the handles. `None`: this one was closed.
     stage: Option<watch::Receiver<Stage<M>>>,
     /// For the [`Sink`].
@@ -113,8 +115,8 @@ pub struct SendError<M> {
 }
 
 impl<M: Message> Ingress<M> {
-    pub(super) fn new(stage: watch::Receiver<Stage<M>>) -> Self {
-        Self { stage: Some(stage), place: Asked::No }
+    pub(super) fn new(flow: u64, stage: watch::Receiver<Stage<M>>) -> Self {
+        Self { flow, stage: Some(stage), place: Asked::No }
     }
 
     /// Sends a message, once there is room for it, and the flow runs. Who asks first is served first.
@@ -122,7 +124,8 @@ impl<M: Message> Ingress<M> {
     /// # Errors
     /// If the flow has failed, that; [`Closed`](ErrorKind::Closed) if it was stopped, has ended and
     /// [runs no more](Self#between-two-runs), or if the reader is gone;
-    /// [`Usage`](ErrorKind::Usage) for a message that cannot be brought to the reader.
+    /// [`Usage`](ErrorKind::Usage) for a message that cannot be brought to the reader; [`Stalled`](ErrorKind::Stalled) in the
+    /// `start` of an operator of the same flow, which runs once all operators have started.
     /// The message comes back, unless it was lost on the way to its device.
     ///
     /// # Cancel safety
@@ -163,7 +166,7 @@ impl<M: Message> Ingress<M> {
     async fn place(&self) -> Result<Place<M>> {
         match self.try_place()? {
             Some(place) => Ok(place),
-            None => Place::once_open(self.stage()?.clone()).await,
+            None => Place::once_open(self.flow, self.stage()?.clone()).await,
         }
     }
 
@@ -179,7 +182,7 @@ impl<M: Message> Ingress<M> {
 
     /// Where messages come in, once the flow runs.
     pub(super) fn some_door(&self) -> Result<impl Future<Output = Result<Arc<Door<M>>>> + Send + Sync + use<M>> {
-        Ok(Door::once_open(self.stage()?.clone()))
+        Ok(Door::once_open(self.flow, self.stage()?.clone()))
     }
 
     /// Where messages come in, if the flow runs.
@@ -192,7 +195,7 @@ impl<M: Message> Ingress<M> {
 
     /// A place, some time: for those who poll.
     pub(super) fn some_place(&self) -> Result<impl Future<Output = Result<Place<M>>> + Send + Sync + use<M>> {
-        Ok(Place::once_open(self.stage()?.clone()))
+        Ok(Place::once_open(self.flow, self.stage()?.clone()))
     }
 }
 
@@ -208,7 +211,7 @@ impl<T: Plain> Ingress<Envelope<T>> {
     /// # Cancel safety
     /// An envelope is taken only as the future resolves: dropping it loses none.
     pub async fn blank(&self) -> Result<Envelope<T>> {
-        Door::once_open(self.stage()?.clone()).await?.blank().await
+        Door::once_open(self.flow, self.stage()?.clone()).await?.blank().await
     }
 }
 
@@ -262,7 +265,7 @@ impl<M: Message> Sink<M> for Ingress<M> {
 /// One more handle. A place that this one keeps as a [`Sink`] is not the other's.
 impl<M: Message> Clone for Ingress<M> {
     fn clone(&self) -> Self {
-        Self { stage: self.stage.clone(), place: Asked::No }
+        Self { flow: self.flow, stage: self.stage.clone(), place: Asked::No }
     }
 }
 

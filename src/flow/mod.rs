@@ -33,6 +33,7 @@ mod running;
 mod section;
 mod service;
 mod spawn;
+mod starting;
 mod steps;
 mod thread;
 mod wiring;
@@ -375,6 +376,7 @@ impl Flow {
         });
         let sections = sections.collect();
         Ok(drive::launch(drive::Start {
+            flow: self.id,
             control,
             crew,
             threads,

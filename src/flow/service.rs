@@ -95,7 +95,7 @@ impl Flow {
         let added = self.add(&*book.name, Desk { stage, book: book.clone() });
         self.connect_with(added.requests, to, requests);
         self.connect(from, added.responses);
-        Service { requests: Ingress::new(handle), book, limit: None, asked: Asked::No }
+        Service { requests: Ingress::new(self.id, handle), book, limit: None, asked: Asked::No }
     }
 }
 
@@ -201,7 +201,8 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     /// [refused](Self#device-work-on-a-request).
     ///
     /// What an operator answered with; the kind of what the flow failed with; [`Unanswered`](ErrorKind::Unanswered) if an operator dropped
-    /// the request; [`Closed`](ErrorKind::Closed) if the flow was stopped before it had room.
+    /// the request; [`Closed`](ErrorKind::Closed) if the flow was stopped before it had room; [`Stalled`](ErrorKind::Stalled) in the
+    /// `start` of an operator of the same flow, which runs once all operators have started.
     ///
     /// # Cancel safety
     /// Dropping the future drops a request that was not sent, and gives up the place that it waits for, or the answer. A future that is kept and not polled keeps
