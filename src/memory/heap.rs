@@ -167,9 +167,7 @@ impl Heap {
         for _ in 0..count {
             let home = match self.ask_driver(device, bytes) {
                 // What others keep may make room for it, and what they had, if it is done.
-                Err(error) if error.is_out_of_memory() => {
-                    self.ledger.sweep(self.host);
-                    self.ledger.trim(self.host);
+                Err(error) if error.is_out_of_memory() && self.ledger.make_room(self.host) => {
                     self.ask_driver(device, bytes)?
                 }
                 asked => asked?,
@@ -368,9 +366,9 @@ impl Heap {
         {
             // What is done counts as free, and is the driver's if its allocator is gone; and what is kept in other sizes, or by
             // others, may make room.
-            self.ledger.sweep(self.host);
-            self.ledger.trim(self.host);
-            asked = self.try_new(device, bytes, size, lane, asker);
+            if self.ledger.make_room(self.host) {
+                asked = self.try_new(device, bytes, size, lane, asker);
+            }
             if size > bytes as u64 && asked.as_ref().is_err_and(Error::is_out_of_memory) {
                 asked = self.try_new(device, bytes, bytes as u64, lane, asker);
             }

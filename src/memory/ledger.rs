@@ -28,6 +28,8 @@ pub(crate) struct Ledger {
     in_use: AtomicU64,
     peak: AtomicU64,
     leaked: AtomicU64,
+    /// Bytes that were ever given back to the driver.
+    given_back: AtomicU64,
     pub(super) hunger: Hunger,
 }
 
@@ -129,6 +131,20 @@ impl Ledger {
     /// Gives what is idle back to the driver: so many bytes.
     pub(super) fn trim(&self, host: bool) -> u64 {
         self.heaps(host).iter().map(|heap| heap.trim()).sum()
+    }
+
+    /// The driver has no more memory: gives back what is done with and what is kept, and what allocators had that are gone. True if
+    /// it has more by now.
+    pub(super) fn make_room(&self, host: bool) -> bool {
+        let before = self.given_back.load(Ordering::SeqCst);
+        self.sweep(host);
+        self.trim(host);
+        self.given_back.load(Ordering::SeqCst) > before
+    }
+
+    /// So many bytes are the driver's again.
+    pub(super) fn give_back(&self, bytes: u64) {
+        self.given_back.fetch_add(bytes, Ordering::SeqCst);
     }
 
     /// Where no memory is out, so that none will come back: a number. Between two looks with the same number none was out.

@@ -233,7 +233,7 @@ impl Heap {
                 Home::Host(pointer) => unsafe { self.backend.free_host(pointer, size as usize) },
             };
             match freed {
-                Ok(()) => {}
+                Ok(()) => self.ledger.give_back(size),
                 Err(error) if error.is_device_lost() => self.ledger.leak(size),
                 Err(error) => log(move || tracing::error!(%error, bytes = size, "memory could not be given back")),
             }
