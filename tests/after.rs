@@ -1,8 +1,6 @@
 //! Scenarios L1, L7 and L8: `may_run` before a run, `after` when its device work is done, and a word to the flow from any
 //! method.
 
-mod common;
-
 use std::{
     future::ready,
     sync::{
@@ -11,7 +9,7 @@ use std::{
     },
 };
 
-use common::*;
+use crate::common::*;
 use tokio::sync::oneshot;
 use wakeline::{
     condition::Status,

@@ -1,10 +1,8 @@
 //! Hubs of chunks where they are easily wrong: links that go, chunks that are given back, devices that are lost.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     chunks::{Drain, Fill, FillPorts, See},
     *,
 };

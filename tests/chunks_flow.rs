@@ -1,10 +1,8 @@
 //! Scenarios H, of hubs whose chunks several links see, with ports of a flow's operators.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{
+use crate::common::{
     chunks::{Drain, DrainPorts, Fill, See},
     emulated, freed, increment, lock, on_both, shared, sink, square, until, within,
 };
@@ -17,7 +15,7 @@ use wakeline::{
     prelude::*,
 };
 
-use common::Shared;
+use crate::common::Shared;
 
 fn host() -> Device {
     Device::host()
@@ -892,7 +890,7 @@ async fn a_link_of_an_operator_that_never_runs_again_is_in_no_other_ones_way() {
     let mut flow = Flow::new("ends");
     let last = flow.add(
         "last",
-        common::task(move |ports: &mut DrainPorts, cx| {
+        crate::common::task(move |ports: &mut DrainPorts, cx| {
             let (never, end) = (never.take().unwrap(), end.take().unwrap());
             async move {
                 assert!(!cx.ready(ports).await);

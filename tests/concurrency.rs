@@ -1,7 +1,5 @@
 //! L7, E4: several runs of one operator at a time.
 
-mod common;
-
 use std::{
     collections::HashSet,
     sync::{
@@ -10,7 +8,7 @@ use std::{
     },
 };
 
-use common::*;
+use crate::common::*;
 use tokio::sync::{Barrier, Notify};
 use wakeline::{ErrorKind, condition::predicate, operator::concurrent, prelude::*};
 

@@ -1,7 +1,5 @@
 //! Scenarios C: when may an operator run?
 
-mod common;
-
 use std::{
     future::ready,
     sync::{
@@ -10,7 +8,7 @@ use std::{
     },
 };
 
-use common::*;
+use crate::common::*;
 use futures::FutureExt;
 use wakeline::{
     Message,
@@ -87,7 +85,7 @@ on_both!(c8_stream_an_operator_runs_when_the_work_is_done, async |device: Device
     flow.connect(send.output, note.input);
     let running = flow.spawn().unwrap();
     a_while().await;
-    assert_eq!(*lock(&seen), [], "not before");
+    assert_eq!(*lock(&seen), [0; 0], "not before");
     drop(held);
     let report = running.await.unwrap();
     assert_eq!(*lock(&seen), [2]);

@@ -1,9 +1,5 @@
 //! Scenarios C5, C7, C11 and C12: counts, gates, work elsewhere, futures, predicates, conditions of one's own.
 
-#[path = "common/clock.rs"]
-mod clock;
-mod common;
-
 use std::{
     future::ready,
     sync::{
@@ -14,8 +10,8 @@ use std::{
     task::Context,
 };
 
-use clock::*;
-use common::{until as becomes, *};
+use crate::clock::*;
+use crate::common::{until as becomes, *};
 use futures::FutureExt;
 use tokio::{sync::Notify, time::Instant};
 use wakeline::{

@@ -1,9 +1,5 @@
 //! Scenarios C0 to C4: no condition at all, messages at one port and at several, batches, room downstream.
 
-#[path = "common/clock.rs"]
-mod clock;
-mod common;
-
 use std::{
     future::ready,
     sync::{
@@ -12,8 +8,8 @@ use std::{
     },
 };
 
-use clock::*;
-use common::*;
+use crate::clock::*;
+use crate::common::*;
 use wakeline::{
     condition::{Gate, Since, any_of, at_least, at_most, batch, count, each, every, room, sum},
     device::{Emulated, Simulation},

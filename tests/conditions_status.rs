@@ -1,10 +1,6 @@
 //! Scenarios C13 and C14, what operators wait for as others see it, and what that costs; and when a flow whose operators
 //! all wait is at its end.
 
-#[path = "common/clock.rs"]
-mod clock;
-mod common;
-
 use std::{
     future::ready,
     sync::{
@@ -14,8 +10,8 @@ use std::{
     task::Context,
 };
 
-use clock::*;
-use common::{until as becomes, *};
+use crate::clock::*;
+use crate::common::{until as becomes, *};
 use futures::StreamExt;
 use tokio::{
     sync::{Notify, mpsc},

@@ -2,11 +2,9 @@
 
 #![cfg(feature = "config")]
 
-mod common;
-
 use std::{collections::BTreeMap, path::PathBuf};
 
-use common::*;
+use crate::common::*;
 use serde::{Deserialize, Serialize, Serializer};
 use tempfile::TempDir;
 use wakeline::{Config, prelude::*};
@@ -81,7 +79,7 @@ fn with_variables(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
         return body();
     }
     let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", &format!("config::{test}"), "--nocapture"])
         .env("CONFIG_CHILD", "1")
         .envs(variables.iter().copied())
         .output()
@@ -474,7 +472,7 @@ fn config_a_file_of_any_depth_is_read_or_refused() {
         let wrapped = Config::new().set("a", Level(Deep::Newtype, 100)).unwrap();
         assert_eq!(wrapped.get::<u32>("a").unwrap(), 1);
     }
-    common::alone::in_a_process("config_a_file_of_any_depth_is_read_or_refused", || {
+    crate::common::alone::in_a_process("config_a_file_of_any_depth_is_read_or_refused", || {
         std::thread::Builder::new().stack_size(2 << 20).spawn(read_all).unwrap().join().unwrap();
     });
 }

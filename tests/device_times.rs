@@ -1,7 +1,5 @@
 //! Where the time went: the device's time for each operator's runs, apart from the host's.
 
-mod common;
-
 use std::{
     sync::{
         Arc,
@@ -11,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::*;
+use crate::common::*;
 use wakeline::{
     device::{Emulated, Faults},
     prelude::*,

@@ -1,10 +1,8 @@
 //! Scenarios Q2, Q3 and Q4: hubs that hold nobody up, and count what they drop.
 
-mod common;
-
 use std::{future::ready, marker::PhantomData};
 
-use common::*;
+use crate::common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{

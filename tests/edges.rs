@@ -1,10 +1,8 @@
 //! What a flow must withstand beside the scenarios: found by review, each once a defect.
 
-mod common;
-
 use std::{borrow::Cow, time::Duration};
 
-use common::*;
+use crate::common::*;
 use wakeline::{
     Inputs,
     condition::{Condition, Status, at_least, count},

@@ -1,7 +1,5 @@
 //! Scenario E3: flows on every kind of runtime, beside each other, on one thread, and in `select!`.
 
-mod common;
-
 use std::{
     cell::RefCell,
     future::ready,
@@ -15,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use common::*;
+use crate::common::*;
 use futures::FutureExt;
 use tokio::{
     runtime::{Builder, LocalRuntime},

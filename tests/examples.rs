@@ -1,9 +1,6 @@
 //! Scenarios H11 and H12: the examples that compute something compare it with the host's result, and fail if it differs.
 
-#[path = "common/example.rs"]
-mod example;
-
-use example::{command, devices, text};
+use crate::example::{command, devices, text};
 
 /// Runs an example on each device. What it says in its one line.
 fn run(name: &str, options: &[&str], then: impl Fn(&str)) {

@@ -1,7 +1,5 @@
 //! Scenarios F: faults and cancellation, planned on the emulated device.
 
-mod common;
-
 use std::{
     future::ready,
     sync::{
@@ -12,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::*;
+use crate::common::*;
 use futures::{FutureExt, task::noop_waker_ref};
 use tokio::sync::{mpsc, oneshot};
 use wakeline::{

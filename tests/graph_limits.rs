@@ -1,13 +1,11 @@
 //! What graphs cannot do, said before the driver does, and what they hold while they can: on both devices alike.
 
-mod common;
-
 use std::{
     sync::{Arc, mpsc},
     time::Duration,
 };
 
-use common::*;
+use crate::common::*;
 use wakeline::{
     graph::{Graph, Node},
     prelude::*,

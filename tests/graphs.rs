@@ -1,9 +1,5 @@
 //! Scenarios G1 to G8, G11 and G12: graphs, captured and built node by node, launched in order with everything else.
 
-mod common;
-#[path = "common/graph.rs"]
-mod graph;
-
 use std::{
     collections::BTreeSet,
     sync::{
@@ -12,8 +8,8 @@ use std::{
     },
 };
 
-use common::*;
-use graph::*;
+use crate::common::*;
+use crate::graph::*;
 use wakeline::{
     graph::{Graph, GraphEvent, Node, NodeKind, Registry},
     memory::Allocator,
@@ -704,7 +700,7 @@ on_both!(g11_threads_capture_at_once_while_others_work, async |device: Device| {
 
 #[test]
 fn g12_a_graph_is_drawn() {
-    let device = common::emulated();
+    let device = crate::common::emulated();
     let (mut a, mut b) = (Buffer::<u32>::new(&device, 64).unwrap(), Buffer::<u32>::new(&device, 64).unwrap());
     let mut graph = Graph::builder(&device).unwrap();
     let fill = graph.add(&[], |stream| stream.fill(&mut a, 1)).unwrap();

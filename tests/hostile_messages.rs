@@ -5,9 +5,6 @@
 
 #![forbid(unsafe_code)]
 
-#[path = "common/alone.rs"]
-mod alone;
-
 use std::{
     cell::Cell,
     collections::BTreeSet,
@@ -37,7 +34,7 @@ use wakeline::{
 
 /// Runs a body that must not hang.
 fn within_bound(what: &str, body: impl Future<Output = ()> + Send + 'static) {
-    alone::case_within_bound(what, || {
+    crate::common::alone::case_within_bound(what, || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(body);
     });

@@ -5,9 +5,6 @@
 
 #![forbid(unsafe_code)]
 
-#[path = "common/alone.rs"]
-mod alone;
-
 use std::{
     future::{Future, ready},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -21,7 +18,7 @@ use std::{
     thread,
 };
 
-use alone::case_within_bound;
+use crate::common::alone::case_within_bound;
 use futures::{FutureExt, executor::block_on};
 use wakeline::{
     Egress, Ingress,

@@ -1,13 +1,11 @@
 //! Scenarios H: hubs and envelopes.
 
-mod common;
-
 use std::{
     collections::HashSet,
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use common::*;
+use crate::common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{
@@ -117,7 +115,7 @@ mod h13_larger_than_the_device {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn cuda() {
-        if let Some(device) = common::cuda() {
+        if let Some(device) = crate::common::cuda() {
             h13(device).await;
         }
     }

@@ -1,7 +1,5 @@
 //! Scenario E2: ways into a flow and out of it, from any task or thread.
 
-mod common;
-
 use std::{
     cell::RefCell,
     future::ready,
@@ -15,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use common::*;
+use crate::common::*;
 use futures::{FutureExt, SinkExt, StreamExt, future::join_all, poll, stream};
 use tokio::sync::{Notify, oneshot};
 use wakeline::{Egress, Ingress, Running, condition::Status, hub::RawEnvelope, prelude::*};

@@ -1,17 +1,13 @@
 //! Scenario Q5: any number of senders on one port, and what an operator can do with them; and Q9: metadata, which the
 //! messages of several senders bring together.
 
-#[path = "common/clock.rs"]
-mod clock;
-mod common;
-
 use std::sync::{
     Arc, OnceLock,
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use clock::{Notes, at_until, runs};
-use common::*;
+use crate::clock::{Notes, at_until, runs};
+use crate::common::*;
 use futures::FutureExt;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wakeline::{

@@ -1,7 +1,5 @@
 //! Scenarios L: lifecycle and errors.
 
-mod common;
-
 use std::{
     fmt,
     future::ready,
@@ -11,7 +9,7 @@ use std::{
     },
 };
 
-use common::*;
+use crate::common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::prelude::*;

@@ -1,14 +1,12 @@
 //! Odd requests: what one caller of a service gives to the flow is no concern of the others. A request that cannot enter the
 //! flow is its caller's error, one whose device work does not end holds up its own caller alone, and the flow goes on.
 
-mod common;
-
 use std::{
     future::{poll_fn, ready},
     sync::Arc,
 };
 
-use common::*;
+use crate::common::*;
 use futures::FutureExt;
 use tokio::sync::Semaphore;
 use tower::Service as _;

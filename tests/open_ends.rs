@@ -1,9 +1,6 @@
 //! What goes into a replayed section and what comes out of it: copies of its graph, wherever the messages lie.
 
-#[path = "common/mod.rs"]
-mod common;
-
-use common::*;
+use crate::common::*;
 use wakeline::{
     device::{Emulated, Faults, Simulation},
     graph::Graph,

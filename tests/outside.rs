@@ -1,10 +1,8 @@
 //! Envelopes outside of the flow that they belong to: the flow waits for them, wherever they are.
 
-mod common;
-
 use std::cell::RefCell;
 
-use common::{
+use crate::common::{
     chunks::{DrainPorts, Fill},
     *,
 };

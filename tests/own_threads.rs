@@ -1,7 +1,5 @@
 //! Scenario E4: operators that block, or must own a thread.
 
-mod common;
-
 use std::{
     future::ready,
     sync::{
@@ -13,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use common::*;
+use crate::common::*;
 use futures::FutureExt;
 use tokio::{runtime, sync::oneshot};
 use wakeline::{device::Simulation, prelude::*};

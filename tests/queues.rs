@@ -1,7 +1,5 @@
 //! Scenarios Q: queues, ends, cycles, stalls.
 
-mod common;
-
 use std::{
     future::ready,
     sync::{
@@ -11,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use common::*;
+use crate::common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{Inputs, condition::Status, prelude::*};

@@ -4,9 +4,7 @@
 //! A failing seed is found again with `WAKELINE_SEEDS=4711 cargo test --test replay_random`, many with
 //! `WAKELINE_SEEDS=0..10000`.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use wakeline::{
     device::{Emulated, Simulation},
     flow::{Added, AnyAdded, Operators},

@@ -1,15 +1,13 @@
 //! Scenario E1: a flow as a service. Requests and responses matched, back-pressure as readiness, and nobody left without an
 //! answer.
 
-mod common;
-
 use std::{
     future::{poll_fn, ready},
     pin::pin,
     sync::Arc,
 };
 
-use common::*;
+use crate::common::*;
 use futures::{FutureExt, future::join_all, poll};
 use tokio::sync::{Notify, mpsc};
 use tower::{Service as _, ServiceBuilder, ServiceExt, load_shed::error::Overloaded};

@@ -1,15 +1,13 @@
 //! Scenarios E1 and L4: however a flow ends that is a service, and at whatever moment, each caller hears of it once, and
 //! nothing hangs.
 
-mod common;
-
 use std::{
     future::poll_fn,
     pin::Pin,
     task::{Context, Poll},
 };
 
-use common::*;
+use crate::common::*;
 use futures::{
     Sink as _,
     future::{join, join_all},

@@ -1,7 +1,5 @@
 //! A part of a flow that waits for itself alone, while the rest goes on: it ends or it is a stall, and is found (Q7, Q8).
 
-mod common;
-
 use std::{
     future::ready,
     sync::{
@@ -11,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use common::*;
+use crate::common::*;
 use futures::{FutureExt, future::join_all};
 use tokio::{sync::Notify, time::Instant};
 use wakeline::{

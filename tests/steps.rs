@@ -1,7 +1,5 @@
 //! L5: a flow run by hand, step by step, with its log.
 
-mod common;
-
 use std::{
     io::Write,
     sync::{
@@ -11,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use common::*;
+use crate::common::*;
 use futures::FutureExt;
 use tokio::{sync::Notify, time::Instant};
 use wakeline::{

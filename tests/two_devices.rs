@@ -1,10 +1,8 @@
 //! Two devices in one flow: hubs copy from one to the other, and each operator's device is current when it runs.
 
-mod common;
-
 use std::{future::poll_fn, task::Poll};
 
-use common::*;
+use crate::common::*;
 use wakeline::{
     device::{Emulated, Faults, Simulation},
     prelude::*,

@@ -1,15 +1,12 @@
 //! The main job as a user runs it: the example's executable, its output, its exit code, its one line.
 
-#[path = "common/example.rs"]
-mod example;
-
 use std::{
     fs,
     path::{Path, PathBuf},
     process::Output,
 };
 
-use example::{checked, command, devices, executable, text};
+use crate::example::{checked, command, devices, executable, text};
 use tempfile::TempDir;
 
 fn run(input: &Path, output: &Path, options: &[&str]) -> Output {

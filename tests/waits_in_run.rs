@@ -1,8 +1,6 @@
 //! Waits in the middle of a run: for room, for a blank envelope, for a message. They are seen from outside, and a flow that
 //! hangs in them is told so (Q7, Q8, C14).
 
-mod common;
-
 use std::{
     future::poll_fn,
     sync::{
@@ -13,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use common::*;
+use crate::common::*;
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::{
     sync::{Notify, mpsc},

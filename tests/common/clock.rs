@@ -9,7 +9,7 @@ use futures::FutureExt;
 use tokio::time::{Instant, sleep_until};
 use wakeline::prelude::*;
 
-use super::{Shared, SourcePorts, lock, shared, task};
+use crate::common::{Shared, SourcePorts, lock, shared, task};
 
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)

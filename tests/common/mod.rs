@@ -129,19 +129,19 @@ macro_rules! on_both {
             use super::*;
 
             async fn body(device: Device) {
-                common::within($body(device.clone())).await;
-                common::at_rest(&device).await;
+                $crate::common::within($body(device.clone())).await;
+                $crate::common::at_rest(&device).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn emulated() {
-                body(common::emulated()).await;
+                body($crate::common::emulated()).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn cuda() {
-                let _alone = common::alone().await;
-                if let Some(device) = common::cuda() {
+                let _alone = $crate::common::alone().await;
+                if let Some(device) = $crate::common::cuda() {
                     body(device).await;
                 }
             }

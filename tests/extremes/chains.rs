@@ -6,7 +6,7 @@ use super::*;
 
 /// Runs a test's body in a process of its own: an overflow of a stack aborts the process.
 pub(super) fn on_a_small_stack(test: &str, body: impl FnOnce() + Send + 'static) {
-    alone::in_a_process(test, || small_stack(256 << 10, body));
+    crate::common::alone::in_a_process(test, || small_stack(256 << 10, body));
 }
 
 fn small_stack(bytes: usize, body: impl FnOnce() + Send + 'static) {
@@ -47,7 +47,7 @@ fn envelopes_come_home_along_any_number_of_hubs() {
         running.abort();
         assert!(running.await.unwrap_err().is_cancelled());
     }
-    alone::in_a_process("chains::envelopes_come_home_along_any_number_of_hubs", || {
+    crate::common::alone::in_a_process("extremes::chains::envelopes_come_home_along_any_number_of_hubs", || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let simulation = Simulation::new(1);
         runtime.block_on(simulation.run(run(&simulation)));
@@ -58,7 +58,7 @@ fn envelopes_come_home_along_any_number_of_hubs() {
 #[test]
 fn chains_of_causes_may_be_of_any_length() {
     const FAILURES: usize = 20_000;
-    on_a_small_stack("chains::chains_of_causes_may_be_of_any_length", || {
+    on_a_small_stack("extremes::chains::chains_of_causes_may_be_of_any_length", || {
         fn retry(last: Error) -> Error {
             Error::new(ErrorKind::Operator, "a retry failed").because(last)
         }
@@ -86,7 +86,7 @@ fn chains_of_causes_may_be_of_any_length() {
 /// An operator of a cycle that keeps what came with the message before.
 #[test]
 fn metadata_may_lie_in_metadata_to_any_depth() {
-    on_a_small_stack("chains::metadata_may_lie_in_metadata_to_any_depth", || {
+    on_a_small_stack("extremes::chains::metadata_may_lie_in_metadata_to_any_depth", || {
         let drops = Arc::new(());
         let mut metadata = Metadata::default();
         for _ in 0..20_000 {
@@ -120,7 +120,7 @@ fn conditions_within_conditions_are_refused_beyond_a_depth() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(flow.run())
     };
-    on_a_small_stack("chains::conditions_within_conditions_are_refused_beyond_a_depth", move || {
+    on_a_small_stack("extremes::chains::conditions_within_conditions_are_refused_beyond_a_depth", move || {
         let open = Gate::open;
         let nested = |levels: usize| {
             (0..levels).fold(any_of(open(), open()), |when, level| match level % 4 {
@@ -156,7 +156,7 @@ fn conditions_within_conditions_are_refused_beyond_a_depth() {
 #[test]
 fn a_flow_of_any_length_is_checked_and_runs() {
     const OPERATORS: usize = 5_000;
-    on_a_small_stack("chains::a_flow_of_any_length_is_checked_and_runs", || {
+    on_a_small_stack("extremes::chains::a_flow_of_any_length_is_checked_and_runs", || {
         let mut flow = host_only();
         let device = Device::emulated(Emulated::new());
         let from = flow.add("from", SendEach::new([vec![1_u32]]));
@@ -182,7 +182,7 @@ fn a_flow_of_any_length_is_checked_and_runs() {
 #[test]
 fn an_output_of_any_number_of_readers_is_checked() {
     const READERS: usize = 20_000;
-    on_a_small_stack("chains::an_output_of_any_number_of_readers_is_checked", || {
+    on_a_small_stack("extremes::chains::an_output_of_any_number_of_readers_is_checked", || {
         let mut flow = host_only();
         let from = flow.add("from", SendEach::new([vec![1_u32]]));
         let reader = |at| flow.add(format!("reader {at}"), sink(async |_: Envelope<u32>| Ok(()))).input;
@@ -199,7 +199,7 @@ struct Within(#[allow(dead_code, reason = "dropped")] Option<ChunkHub<u8, Within
 /// A structure holds a hub, one of whose chunks has a structure that holds a hub.
 #[test]
 fn hubs_may_lie_in_structures_to_any_depth() {
-    on_a_small_stack("chains::hubs_may_lie_in_structures_to_any_depth", || {
+    on_a_small_stack("extremes::chains::hubs_may_lie_in_structures_to_any_depth", || {
         let mut inner = None;
         for _ in 0..5_000 {
             let hub = ChunkHub::<u8, Within>::builder("hub").elements(1).host_envelopes(1).build().unwrap();
@@ -226,7 +226,7 @@ impl Message for Holds {}
 
 #[test]
 fn egresses_may_lie_in_messages_to_any_depth() {
-    on_a_small_stack("chains::egresses_may_lie_in_messages_to_any_depth", || {
+    on_a_small_stack("extremes::chains::egresses_may_lie_in_messages_to_any_depth", || {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let mut before = None;
             for _ in 0..2_000 {
@@ -421,7 +421,7 @@ fn runtime() -> tokio::runtime::Runtime {
 /// Wherever the library keeps a user's value: that may keep another one, to any depth.
 #[test]
 fn what_a_user_gives_away_may_lie_in_it_to_any_depth() {
-    on_a_small_stack("chains::what_a_user_gives_away_may_lie_in_it_to_any_depth", || {
+    on_a_small_stack("extremes::chains::what_a_user_gives_away_may_lie_in_it_to_any_depth", || {
         for (place, keep) in KEEPERS {
             println!("{place}");
             drop((0..1_000).fold(None, |inner, _| keep(inner)));

@@ -6,9 +6,6 @@
 
 mod alignment;
 mod chains;
-#[allow(unsafe_code)]
-#[path = "../common/mod.rs"]
-mod common;
 mod names;
 mod panics;
 mod sizes;
@@ -23,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use common::*;
+use crate::common::*;
 use futures::FutureExt;
 use wakeline::{
     condition::{self, Condition, MissedTicks, at_least, at_most, batch, count, every, memory, predicate, room},

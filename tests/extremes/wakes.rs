@@ -58,7 +58,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
 
 #[test]
 fn callers_of_a_service_with_a_limit_give_up_as_they_are_woken() {
-    on_a_small_stack("wakes::callers_of_a_service_with_a_limit_give_up_as_they_are_woken", || {
+    on_a_small_stack("extremes::wakes::callers_of_a_service_with_a_limit_give_up_as_they_are_woken", || {
         block_on(async {
             let gate = Gate::open();
             let mut flow = Flow::new("f");
@@ -84,7 +84,7 @@ fn callers_of_a_service_with_a_limit_give_up_as_they_are_woken() {
 
 #[test]
 fn senders_from_outside_give_up_as_they_are_woken() {
-    on_a_small_stack("wakes::senders_from_outside_give_up_as_they_are_woken", || {
+    on_a_small_stack("extremes::wakes::senders_from_outside_give_up_as_they_are_woken", || {
         block_on(async {
             let gate = Gate::paused();
             let mut flow = Flow::new("f");
@@ -109,7 +109,7 @@ fn senders_from_outside_give_up_as_they_are_woken() {
 /// Each ticket's task asks for its own mark, which is passed, too, and so wakes the next.
 #[test]
 fn tasks_that_wait_for_a_stream_go_on_as_they_are_woken() {
-    on_a_small_stack("wakes::tasks_that_wait_for_a_stream_go_on_as_they_are_woken", || {
+    on_a_small_stack("extremes::wakes::tasks_that_wait_for_a_stream_go_on_as_they_are_woken", || {
         let stream = Stream::new(&Device::emulated(Emulated::new().workers(1))).unwrap();
         stream.set_completion_mode(CompletionMode::Quiet);
         let (go, held) = mpsc::channel::<()>();
@@ -138,7 +138,7 @@ fn tasks_that_poll_a_stream_wake_each_other() {
             assert!(next.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
         }
     }
-    on_a_small_stack("wakes::tasks_that_poll_a_stream_wake_each_other", || {
+    on_a_small_stack("extremes::wakes::tasks_that_poll_a_stream_wake_each_other", || {
         let stream = Stream::new(&Device::emulated(Emulated::new().workers(1))).unwrap();
         stream.set_completion_mode(CompletionMode::LowLatency);
         let (go, held) = mpsc::channel::<()>();

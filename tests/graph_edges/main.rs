@@ -1,11 +1,6 @@
 //! Graphs at their edges: what a sceptic did to them. Each test is named for the fault that it would show; what never was one
 //! is `holds_..`.
 
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../common/graph.rs"]
-mod graph;
-
 use std::{
     sync::{
         Arc,
@@ -15,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::*;
-use graph::*;
+use crate::common::*;
+use crate::graph::*;
 use wakeline::{
     device::{Emulated, Faults},
     graph::{Graph, GraphEvent, Node},
@@ -33,12 +28,12 @@ macro_rules! alone {
 
             #[test]
             fn emulated() {
-                in_a_process(concat!(module_path!(), "::emulated"), || Some(common::emulated()), $body);
+                in_a_process(concat!(module_path!(), "::emulated"), || Some(crate::common::emulated()), $body);
             }
 
             #[test]
             fn cuda() {
-                in_a_process(concat!(module_path!(), "::cuda"), common::cuda, $body);
+                in_a_process(concat!(module_path!(), "::cuda"), crate::common::cuda, $body);
             }
         }
     };
@@ -54,7 +49,7 @@ mod slices;
 fn in_a_process(path: &str, device: impl FnOnce() -> Option<Device>, body: impl AsyncFnOnce(Device, Stream)) {
     // Tests are called without their crate.
     let name = path.split_once("::").map_or(path, |(_, name)| name);
-    alone::in_a_process(name, || {
+    crate::common::alone::in_a_process(name, || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(within(async {
             let Some(device) = device() else { return };

@@ -17,7 +17,7 @@ use wakeline::{
     prelude::*,
 };
 
-use crate::common::{self, emulated, lock, on_both, shared, streams, within};
+use crate::common::{emulated, lock, on_both, shared, streams, within};
 
 const BLOCK: u64 = 4096;
 

@@ -19,7 +19,7 @@ fn subscribe_with_panics() {
 /// Functions behind a fault are dropped one by one, whoever waits learns of the fault, and the worker lives.
 #[test]
 fn functions_behind_a_fault_may_panic_as_they_are_dropped() {
-    in_a_process("functions::functions_behind_a_fault_may_panic_as_they_are_dropped", || {
+    in_a_process("hostile_devices::functions::functions_behind_a_fault_may_panic_as_they_are_dropped", || {
         for workers in [1, 2] {
             let device = Device::emulated(Emulated::new().workers(workers));
             let stream = Stream::new(&device).unwrap();
@@ -47,7 +47,7 @@ fn functions_behind_a_fault_may_panic_as_they_are_dropped() {
 /// that.
 #[test]
 fn a_fault_is_known_when_the_functions_behind_it_are_dropped() {
-    in_a_process("functions::a_fault_is_known_when_the_functions_behind_it_are_dropped", || {
+    in_a_process("hostile_devices::functions::a_fault_is_known_when_the_functions_behind_it_are_dropped", || {
         struct Waits(mpsc::Receiver<()>);
         impl Drop for Waits {
             fn drop(&mut self) {
@@ -74,7 +74,7 @@ fn a_fault_is_known_when_the_functions_behind_it_are_dropped() {
 /// A device lets go of what graphs, and host functions that it has lost, have captured, one by one.
 #[test]
 fn functions_that_a_device_keeps_may_panic_as_they_are_dropped() {
-    in_a_process("functions::functions_that_a_device_keeps_may_panic_as_they_are_dropped", || {
+    in_a_process("hostile_devices::functions::functions_that_a_device_keeps_may_panic_as_they_are_dropped", || {
         let (dropped, bomb) = bombs();
         let device =
             Device::emulated(Emulated::new().faults(Faults::new().lose_host_function(1).lose_host_function(2)));
@@ -112,7 +112,7 @@ fn functions_that_a_device_keeps_may_panic_as_they_are_dropped() {
 /// as it hears of that.
 #[test]
 fn a_worker_survives_a_subscriber_that_panics() {
-    in_a_process("functions::a_worker_survives_a_subscriber_that_panics", || {
+    in_a_process("hostile_devices::functions::a_worker_survives_a_subscriber_that_panics", || {
         subscribe_with_panics();
         let device = Device::emulated(Emulated::new().workers(1));
         let stream = Stream::new(&device).unwrap();
@@ -132,7 +132,7 @@ fn a_worker_survives_a_subscriber_that_panics() {
 /// A panic whose payload panics as it is dropped, with a subscriber that panics: two panics at a time would be an abort.
 #[test]
 fn a_payload_and_a_subscriber_that_panic_do_not_abort() {
-    in_a_process("functions::a_payload_and_a_subscriber_that_panic_do_not_abort", || {
+    in_a_process("hostile_devices::functions::a_payload_and_a_subscriber_that_panic_do_not_abort", || {
         subscribe_with_panics();
         let stream = Stream::new(&Device::emulated(Emulated::new().workers(1))).unwrap();
         let (dropped, bomb) = bombs();
@@ -219,7 +219,7 @@ fn a_kernel_that_runs_on_a_lost_device_has_its_memory_to_itself() {
 /// on another device.
 #[test]
 fn a_subscriber_waits_for_another_threads_launch() {
-    in_a_process("functions::a_subscriber_waits_for_another_threads_launch", || {
+    in_a_process("hostile_devices::functions::a_subscriber_waits_for_another_threads_launch", || {
         static LAUNCH: Mutex<Option<mpsc::Sender<()>>> = Mutex::new(None);
         static LAUNCHED: Mutex<Option<mpsc::Receiver<()>>> = Mutex::new(None);
         struct Writer;
@@ -280,7 +280,7 @@ impl Drop for Discards {
 /// A waker that panics as it is woken, and as it is dropped.
 #[test]
 fn a_waker_that_panics_twice_does_not_abort() {
-    in_a_process("functions::a_waker_that_panics_twice_does_not_abort", || {
+    in_a_process("hostile_devices::functions::a_waker_that_panics_twice_does_not_abort", || {
         let waker = Waker::from(Arc::new(Hostile {
             woken: Some(Box::new(|| panic!("a waker"))),
             dropped: Some(Box::new(|| panic!("a waker's destructor"))),
@@ -361,7 +361,7 @@ fn the_end_of_a_worker_is_not_waited_for() {
 /// The waker of who waits for wrapped memory panics in the destructor of the buffer, which may run as another panic unwinds.
 #[test]
 fn a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop() {
-    in_a_process("functions::a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop", || {
+    in_a_process("hostile_devices::functions::a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop", || {
         let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(|| panic!("a waker"))), dropped: None }));
         let (buffer, wrapped) = Buffer::<u32>::wrap(vec![1, 2, 3]).unwrap();
         let mut back = Box::pin(wrapped.into_inner());
@@ -379,7 +379,7 @@ fn a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop() {
 /// destructor ends there where it is the buffer's.
 #[test]
 fn an_owner_that_panics_does_not_unwind_out_of_a_buffers_drop() {
-    in_a_process("functions::an_owner_that_panics_does_not_unwind_out_of_a_buffers_drop", || {
+    in_a_process("hostile_devices::functions::an_owner_that_panics_does_not_unwind_out_of_a_buffers_drop", || {
         struct Owner(Vec<u32>, #[allow(dead_code, reason = "dropped")] Bomb);
         impl AsMut<[u32]> for Owner {
             fn as_mut(&mut self) -> &mut [u32] {

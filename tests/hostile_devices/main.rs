@@ -3,8 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-#[path = "../common/alone.rs"]
-mod alone;
 mod functions;
 mod loss;
 mod simulations;
@@ -23,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use alone::{in_a_process, within_bound};
+use crate::common::alone::{in_a_process, within_bound};
 use wakeline::{
     Buffer, Stream,
     device::{Device, Emulated, Faults, Simulation},

@@ -8,7 +8,7 @@ struct Shape(#[allow(dead_code, reason = "dropped")] Arc<Bomb>);
 
 #[test]
 fn structures_whose_destructors_panic_go_with_their_hub() {
-    alone("chunks::structures_whose_destructors_panic_go_with_their_hub", async {
+    alone("hostile_flows::chunks::structures_whose_destructors_panic_go_with_their_hub", async {
         let hub = ChunkHub::<u32, Shape>::builder("h").elements(1).queue(2).host_envelopes(2).build().unwrap();
         let mut produce = hub.produce(&host()).unwrap();
         for number in 0..2 {
@@ -36,7 +36,7 @@ async fn with_a_bomb() -> ChunkHub<u32, Shape> {
 
 #[test]
 fn structures_whose_destructors_panic_are_dropped_by_others() {
-    alone("chunks::structures_whose_destructors_panic_are_dropped_by_others", async {
+    alone("hostile_flows::chunks::structures_whose_destructors_panic_are_dropped_by_others", async {
         let hub = with_a_bomb().await;
         hub.consume(&host()).unwrap().next().await.unwrap().unwrap().commit().unwrap();
         let hub = with_a_bomb().await;
@@ -84,7 +84,7 @@ impl Drop for Does {
 /// The destructor may wait for the task that is woken.
 #[test]
 fn an_envelope_that_comes_home_in_a_deep_destructor_wakes_at_once() {
-    alone("chunks::an_envelope_that_comes_home_in_a_deep_destructor_wakes_at_once", async {
+    alone("hostile_flows::chunks::an_envelope_that_comes_home_in_a_deep_destructor_wakes_at_once", async {
         for depth in [1, 7, 8, 9, 100] {
             let hub = ChunkHub::<u32>::builder("h").elements(1).queue(2).host_envelopes(1).build().unwrap();
             let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
@@ -109,7 +109,7 @@ fn an_envelope_that_comes_home_in_a_deep_destructor_wakes_at_once() {
 /// What is read ahead, for one that is at work on another chunk, does not take the envelope that a producer waits for.
 #[test]
 fn a_producer_gets_the_envelope_of_a_chunk_that_is_read_ahead() {
-    alone("chunks::a_producer_gets_the_envelope_of_a_chunk_that_is_read_ahead", async {
+    alone("hostile_flows::chunks::a_producer_gets_the_envelope_of_a_chunk_that_is_read_ahead", async {
         let device = Device::emulated(Emulated::new());
         let builder = ChunkHub::<u32>::builder("h").elements(1).queue(3);
         let hub = builder.envelopes(&device, 2).host_envelopes(2).build().unwrap();

@@ -16,7 +16,7 @@ impl Condition for Never {
 
 #[test]
 fn conditions_whose_destructors_panic_end_with_the_flow() {
-    alone("conditions::conditions_whose_destructors_panic_end_with_the_flow", async {
+    alone("hostile_flows::conditions::conditions_whose_destructors_panic_end_with_the_flow", async {
         let flow = || {
             let mut flow = Flow::new("f");
             let source = flow.add("source", source(async || Ok(Some(1_u32)))).when(Never(Bomb)).when(Never(Bomb));
@@ -46,7 +46,7 @@ impl Condition for OfTwoMinds {
 
 #[test]
 fn conditions_that_are_of_two_minds_use_what_they_were_given_to() {
-    alone("conditions::conditions_that_are_of_two_minds_use_what_they_were_given_to", async {
+    alone("hostile_flows::conditions::conditions_that_are_of_two_minds_use_what_they_were_given_to", async {
         let mut flow = Flow::new("f");
         let mut from = flow.add("from", source(|| ready(Ok(None::<u32>))));
         let given_to = Arc::new(Mutex::new(Vec::new()));
@@ -67,7 +67,7 @@ fn conditions_that_are_of_two_minds_use_what_they_were_given_to() {
 
 #[test]
 fn a_function_of_until_and_its_future_panic_as_they_are_dropped() {
-    alone("conditions::a_function_of_until_and_its_future_panic_as_they_are_dropped", async {
+    alone("hostile_flows::conditions::a_function_of_until_and_its_future_panic_as_they_are_dropped", async {
         let (tell, mut waits) = tokio::sync::mpsc::unbounded_channel();
         let mut flow = Flow::new("f");
         let bomb = Bomb;
@@ -105,15 +105,18 @@ impl Condition for PanicsTwice {
 
 #[test]
 fn a_condition_that_panics_as_it_is_asked_and_as_it_is_given_up_fails_its_flow() {
-    alone("conditions::a_condition_that_panics_as_it_is_asked_and_as_it_is_given_up_fails_its_flow", async {
-        let mut flow = Flow::new("f");
-        let source = flow.add("source", source(async || Ok(Some(1_u32)))).when(PanicsTwice(0));
-        let end = flow.add("end", sink(async |_: u32| Ok(())));
-        flow.connect(source.output, end.input);
-        let error = flow.run().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Panicked);
-        assert!(error.to_string().contains("asked again"), "{error}");
-    });
+    alone(
+        "hostile_flows::conditions::a_condition_that_panics_as_it_is_asked_and_as_it_is_given_up_fails_its_flow",
+        async {
+            let mut flow = Flow::new("f");
+            let source = flow.add("source", source(async || Ok(Some(1_u32)))).when(PanicsTwice(0));
+            let end = flow.add("end", sink(async |_: u32| Ok(())));
+            flow.connect(source.output, end.input);
+            let error = flow.run().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Panicked);
+            assert!(error.to_string().contains("asked again"), "{error}");
+        },
+    );
 }
 
 /// A condition that is always there, and makes a device as it is dropped.
@@ -151,7 +154,7 @@ impl Operator for Does {
 
 #[test]
 fn a_condition_that_is_added_while_the_flow_runs_is_there_in_the_next_run() {
-    alone("conditions::a_condition_that_is_added_while_the_flow_runs_is_there_in_the_next_run", async {
+    alone("hostile_flows::conditions::a_condition_that_is_added_while_the_flow_runs_is_there_in_the_next_run", async {
         let asked = Arc::new(AtomicUsize::new(0));
         let mut flow = Flow::new("f");
         let (add, added) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
@@ -227,7 +230,7 @@ impl Condition for PanicsAsChecked {
 
 #[test]
 fn a_condition_that_panics_as_it_is_checked_is_an_error_of_the_set_up() {
-    alone("conditions::a_condition_that_panics_as_it_is_checked_is_an_error_of_the_set_up", async {
+    alone("hostile_flows::conditions::a_condition_that_panics_as_it_is_checked_is_an_error_of_the_set_up", async {
         let mut flow = Flow::new("f");
         let source = flow.add("source", source(|| ready(Ok(None::<u32>)))).when(PanicsAsChecked);
         let sink = flow.add("sink", sink(|_: u32| ready(Ok(()))));

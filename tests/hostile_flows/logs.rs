@@ -18,7 +18,7 @@ impl<F: FnMut(&str) + Send> Write for Lines<F> {
 
 #[test]
 fn the_writer_of_a_log_uses_its_hub() {
-    alone("logs::the_writer_of_a_log_uses_its_hub", async {
+    alone("hostile_flows::logs::the_writer_of_a_log_uses_its_hub", async {
         let hub = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(4).build().unwrap();
         let (mut produce, mut other) = (hub.produce(&host()).unwrap(), Some(hub.produce(&host()).unwrap()));
         let (asked, text) = (hub.clone(), Arc::new(Mutex::new(String::new())));
@@ -42,7 +42,7 @@ fn the_writer_of_a_log_uses_its_hub() {
 
 #[test]
 fn the_writer_of_a_log_panics() {
-    alone("logs::the_writer_of_a_log_panics", async {
+    alone("hostile_flows::logs::the_writer_of_a_log_panics", async {
         let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).build().unwrap();
         hub.log_to(Lines(|line: &str| assert!(!line.contains("modified"), "the writer of a log panics")));
         put(&mut hub.produce(&host()).unwrap(), 1).await;
@@ -62,7 +62,7 @@ fn the_writer_of_a_log_panics() {
 
 #[test]
 fn the_writer_of_a_log_holds_up_its_own_thread_alone() {
-    alone("logs::the_writer_of_a_log_holds_up_its_own_thread_alone", async {
+    alone("hostile_flows::logs::the_writer_of_a_log_holds_up_its_own_thread_alone", async {
         let hub = ChunkHub::<u32>::builder("h").elements(1).queue(2).host_envelopes(2).build().unwrap();
         let (go, held) = mpsc::channel::<()>();
         let (began, wait) = mpsc::channel();
@@ -92,7 +92,7 @@ fn empty() -> ChunkHub<u32> {
 /// As another thread does that goes on all the time.
 #[test]
 fn a_hub_that_notes_a_line_for_each_line_blocks_no_thread_for_ever() {
-    alone("logs::a_hub_that_notes_a_line_for_each_line_blocks_no_thread_for_ever", async {
+    alone("hostile_flows::logs::a_hub_that_notes_a_line_for_each_line_blocks_no_thread_for_ever", async {
         let (hub, lines) = (empty(), Arc::new(AtomicUsize::new(0)));
         let slot = Arc::new(Mutex::new(Some(hub.clone())));
         hub.log_to(Lines({
@@ -117,7 +117,7 @@ fn a_hub_that_notes_a_line_for_each_line_blocks_no_thread_for_ever() {
 #[test]
 fn lines_that_a_writer_is_too_slow_for_are_counted() {
     const MOST: usize = 1024;
-    alone("logs::lines_that_a_writer_is_too_slow_for_are_counted", async {
+    alone("hostile_flows::logs::lines_that_a_writer_is_too_slow_for_are_counted", async {
         let (hub, text) = (empty(), Arc::new(Mutex::new(String::new())));
         let ((go, held), (began, wait)) = (mpsc::channel::<()>(), mpsc::channel());
         hub.log_to(Lines({
@@ -159,7 +159,7 @@ impl std::error::Error for Unspeakable {}
 
 #[test]
 fn the_writer_of_the_log_of_steps_panics_and_so_does_an_error_in_it() {
-    alone("logs::the_writer_of_the_log_of_steps_panics_and_so_does_an_error_in_it", async {
+    alone("hostile_flows::logs::the_writer_of_the_log_of_steps_panics_and_so_does_an_error_in_it", async {
         let flow = |fails: bool| {
             let (mut flow, mut numbers) = (Flow::new("f"), 1..=3);
             let next = move || {

@@ -6,8 +6,6 @@
 
 #![forbid(unsafe_code)]
 
-#[path = "../common/alone.rs"]
-mod alone;
 mod chunks;
 mod conditions;
 mod logs;
@@ -28,7 +26,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use alone::in_a_process;
+use crate::common::alone::in_a_process;
 use futures::{FutureExt, StreamExt};
 use tracing::Instrument;
 use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};

@@ -23,7 +23,7 @@ impl Operator for Stuck {
 
 #[test]
 fn messages_in_a_hub_whose_destructors_panic_end_with_the_flow() {
-    alone("messages::messages_in_a_hub_whose_destructors_panic_end_with_the_flow", async {
+    alone("hostile_flows::messages::messages_in_a_hub_whose_destructors_panic_end_with_the_flow", async {
         let (made, mut receiver) = tokio::sync::mpsc::unbounded_channel();
         let mut flow = Flow::new("f");
         let bombs = flow.add("bombs", source(bombs(made)));
@@ -62,7 +62,7 @@ impl Operator for DropsBatch {
 
 #[test]
 fn a_batch_whose_destructors_panic_is_dropped_unused() {
-    alone("messages::a_batch_whose_destructors_panic_is_dropped_unused", async {
+    alone("hostile_flows::messages::a_batch_whose_destructors_panic_is_dropped_unused", async {
         let (made, _told) = tokio::sync::mpsc::unbounded_channel();
         let mut flow = Flow::new("f");
         let bombs = flow.add("bombs", source(bombs(made)));
@@ -93,7 +93,7 @@ impl Operator for Labels {
 
 #[test]
 fn metadata_whose_destructors_panic_go_with_their_message() {
-    alone("messages::metadata_whose_destructors_panic_go_with_their_message", async {
+    alone("hostile_flows::messages::metadata_whose_destructors_panic_go_with_their_message", async {
         let mut flow = Flow::new("f");
         let labels = flow.add("labels", Labels);
         let came = Arc::new(AtomicUsize::new(0));
@@ -201,21 +201,21 @@ async fn moves_of_strangers(device: Device) {
 
 #[test]
 fn a_message_that_panics_in_a_move_fails_its_hub_emulated() {
-    alone("messages::a_message_that_panics_in_a_move_fails_its_hub_emulated", async {
+    alone("hostile_flows::messages::a_message_that_panics_in_a_move_fails_its_hub_emulated", async {
         moves(Device::emulated(Emulated::new().workers(4)).race_checked()).await;
     });
 }
 
 #[test]
 fn a_message_from_outside_that_panics_in_a_move_is_dropped_emulated() {
-    alone("messages::a_message_from_outside_that_panics_in_a_move_is_dropped_emulated", async {
+    alone("hostile_flows::messages::a_message_from_outside_that_panics_in_a_move_is_dropped_emulated", async {
         moves_of_strangers(Device::emulated(Emulated::new().workers(4)).race_checked()).await;
     });
 }
 
 #[test]
 fn a_message_that_panics_in_a_move_cuda() {
-    alone("messages::a_message_that_panics_in_a_move_cuda", async {
+    alone("hostile_flows::messages::a_message_that_panics_in_a_move_cuda", async {
         match Device::cuda(0) {
             Ok(device) => {
                 moves(device.clone().race_checked()).await;
@@ -231,7 +231,7 @@ fn a_message_that_panics_in_a_move_cuda() {
 
 #[test]
 fn a_blank_envelope_comes_past_a_future_that_is_kept() {
-    alone("messages::a_blank_envelope_comes_past_a_future_that_is_kept", async {
+    alone("hostile_flows::messages::a_blank_envelope_comes_past_a_future_that_is_kept", async {
         let mut flow = Flow::new("f");
         let end = flow.add("end", sink(async |_: Envelope<u8>| Ok(())));
         let ingress = flow.ingress_with("in", end.input, Hub::bounded(1).envelopes(1).envelope_bytes(8));
@@ -254,7 +254,7 @@ impl Message for Response {}
 
 #[test]
 fn a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other() {
-    alone("messages::a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other", async {
+    alone("hostile_flows::messages::a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other", async {
         let (go, gate) = tokio::sync::watch::channel(false);
         let (tell, mut taken) = tokio::sync::mpsc::unbounded_channel();
         let mut flow = Flow::new("f");
@@ -296,7 +296,7 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for PanicsAtClose {
 
 #[test]
 fn a_message_and_its_span_panic_as_they_are_dropped() {
-    alone("messages::a_message_and_its_span_panic_as_they_are_dropped", async {
+    alone("hostile_flows::messages::a_message_and_its_span_panic_as_they_are_dropped", async {
         tracing_subscriber::registry().with(PanicsAtClose).init();
         let mut flow = Flow::new("f");
         let stuck = flow.add("stuck", Stuck);
@@ -362,7 +362,7 @@ impl Operator for Leaves {
 /// Where the library drops a message for the operator that sends, or that has left it: it is no fault of that operator's.
 #[test]
 fn a_message_that_panics_as_a_hub_drops_it_fails_no_operator() {
-    alone("messages::a_message_that_panics_as_a_hub_drops_it_fails_no_operator", async {
+    alone("hostile_flows::messages::a_message_that_panics_as_a_hub_drops_it_fails_no_operator", async {
         for hub in [Hub::drop_oldest(1), Hub::drop_newest(1)] {
             for readers in [1, 2] {
                 let (mut flow, seen, mut next) = (Flow::new("f"), Arc::new(AtomicUsize::new(0)), 0);
@@ -565,16 +565,19 @@ async fn passes(way: &str) {
 /// Two panics at a time would end the process: nowhere is a message dropped as a panic of its own code passes.
 #[test]
 fn a_message_whose_code_panics_and_whose_destructor_does_ends_no_process() {
-    in_a_process("messages::a_message_whose_code_panics_and_whose_destructor_does_ends_no_process", || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        for way in ["offer", "egress", "response", "ingress", "sink", "ask", "call", "leaves"] {
-            for of_size in [false, true] {
-                for nth in 0..8 {
-                    PANICS.set((of_size, nth));
-                    println!("{way}, call {nth} of size {of_size}");
-                    runtime.block_on(passes(way));
+    in_a_process(
+        "hostile_flows::messages::a_message_whose_code_panics_and_whose_destructor_does_ends_no_process",
+        || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            for way in ["offer", "egress", "response", "ingress", "sink", "ask", "call", "leaves"] {
+                for of_size in [false, true] {
+                    for nth in 0..8 {
+                        PANICS.set((of_size, nth));
+                        println!("{way}, call {nth} of size {of_size}");
+                        runtime.block_on(passes(way));
+                    }
                 }
             }
-        }
-    });
+        },
+    );
 }

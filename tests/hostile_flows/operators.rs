@@ -16,7 +16,7 @@ impl Operator for Ends {
 
 #[test]
 fn operators_whose_destructors_panic_go_with_their_flow() {
-    alone("operators::operators_whose_destructors_panic_go_with_their_flow", async {
+    alone("hostile_flows::operators::operators_whose_destructors_panic_go_with_their_flow", async {
         let flow = || {
             let mut flow = Flow::new("f");
             for name in ["one", "other"] {
@@ -54,7 +54,7 @@ impl Operator for NeverStarts {
 
 #[test]
 fn operators_whose_destructors_panic_go_with_their_runtime() {
-    alone("operators::operators_whose_destructors_panic_go_with_their_runtime", async {
+    alone("hostile_flows::operators::operators_whose_destructors_panic_go_with_their_runtime", async {
         let (tell, mut starts) = tokio::sync::mpsc::unbounded_channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -131,7 +131,10 @@ async fn all_stop(error: Option<fn() -> Error>, panics: bool) {
 
 #[test]
 fn every_stop_runs_though_a_future_of_one_panics_as_it_is_dropped() {
-    alone("operators::every_stop_runs_though_a_future_of_one_panics_as_it_is_dropped", all_stop(None, true));
+    alone(
+        "hostile_flows::operators::every_stop_runs_though_a_future_of_one_panics_as_it_is_dropped",
+        all_stop(None, true),
+    );
 }
 
 /// A cause whose destructor panics.
@@ -149,7 +152,7 @@ impl std::error::Error for Cause {}
 #[test]
 fn every_stop_runs_though_their_errors_panic_as_they_are_dropped() {
     alone(
-        "operators::every_stop_runs_though_their_errors_panic_as_they_are_dropped",
+        "hostile_flows::operators::every_stop_runs_though_their_errors_panic_as_they_are_dropped",
         all_stop(Some(|| Error::other(Cause(Bomb))), false),
     );
 }
@@ -168,7 +171,7 @@ impl std::error::Error for NoText {}
 
 #[test]
 fn every_stop_runs_though_the_text_of_their_errors_panics() {
-    alone("operators::every_stop_runs_though_the_text_of_their_errors_panics", async {
+    alone("hostile_flows::operators::every_stop_runs_though_the_text_of_their_errors_panics", async {
         tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(std::io::sink).init();
         all_stop(Some(|| Error::other(NoText)), false).await;
     });
@@ -176,7 +179,7 @@ fn every_stop_runs_though_the_text_of_their_errors_panics() {
 
 #[test]
 fn operators_whose_destructors_panic_go_with_an_outcome_that_is_not_taken() {
-    alone("operators::operators_whose_destructors_panic_go_with_an_outcome_that_is_not_taken", async {
+    alone("hostile_flows::operators::operators_whose_destructors_panic_go_with_an_outcome_that_is_not_taken", async {
         let mut flow = Flow::new("f");
         let ends: Vec<_> = ["one", "other"].map(|name| flow.add(name, Ends(Bomb))).into();
         let (end, mut ended) = tokio::sync::mpsc::unbounded_channel::<()>();
@@ -217,7 +220,7 @@ impl Operator for Ended {
 
 #[test]
 fn functions_of_sections_and_writers_of_steps_panic_as_they_are_dropped() {
-    alone("operators::functions_of_sections_and_writers_of_steps_panic_as_they_are_dropped", async {
+    alone("hostile_flows::operators::functions_of_sections_and_writers_of_steps_panic_as_they_are_dropped", async {
         struct Writer(#[allow(dead_code, reason = "dropped")] Bomb);
         impl Write for Writer {
             fn write(&mut self, text: &[u8]) -> io::Result<usize> {
@@ -336,10 +339,10 @@ fn ends_in_a_run(name: &str, several: bool) {
 
 #[test]
 fn an_operator_its_ports_and_its_run_panic_as_the_runtime_ends() {
-    ends_in_a_run("operators::an_operator_its_ports_and_its_run_panic_as_the_runtime_ends", false);
+    ends_in_a_run("hostile_flows::operators::an_operator_its_ports_and_its_run_panic_as_the_runtime_ends", false);
 }
 
 #[test]
 fn a_worker_its_ports_and_its_run_panic_as_the_runtime_ends() {
-    ends_in_a_run("operators::a_worker_its_ports_and_its_run_panic_as_the_runtime_ends", true);
+    ends_in_a_run("hostile_flows::operators::a_worker_its_ports_and_its_run_panic_as_the_runtime_ends", true);
 }

@@ -17,7 +17,7 @@ fn hostile() -> Waker {
 
 #[test]
 fn a_waker_that_panics_at_an_egress_fails_no_flow() {
-    alone("wakers::a_waker_that_panics_at_an_egress_fails_no_flow", async {
+    alone("hostile_flows::wakers::a_waker_that_panics_at_an_egress_fails_no_flow", async {
         let (go, numbers) = tokio::sync::mpsc::unbounded_channel::<u32>();
         let numbers = Arc::new(tokio::sync::Mutex::new(numbers));
         let next = move || {
@@ -52,7 +52,7 @@ impl Operator for Keeps {
 
 #[test]
 fn callers_whose_wakers_panic_leave_the_others_their_answers() {
-    alone("wakers::callers_whose_wakers_panic_leave_the_others_their_answers", async {
+    alone("hostile_flows::wakers::callers_whose_wakers_panic_leave_the_others_their_answers", async {
         let (kept, (tell, mut receiver)) = (Arc::default(), tokio::sync::mpsc::unbounded_channel());
         let mut flow = Flow::new("f");
         let keeps = flow.add("keeps", Keeps(Arc::clone(&kept), tell));
@@ -84,7 +84,7 @@ fn callers_whose_wakers_panic_leave_the_others_their_answers() {
 
 #[test]
 fn peeks_whose_wakers_panic_leave_the_others_their_chunk() {
-    alone("wakers::peeks_whose_wakers_panic_leave_the_others_their_chunk", async {
+    alone("hostile_flows::wakers::peeks_whose_wakers_panic_leave_the_others_their_chunk", async {
         let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).build().unwrap();
         let mut produce = hub.produce(&host()).unwrap();
         let mut links: Vec<_> = (0..7).map(|_| hub.peek(&host()).unwrap()).collect();
@@ -140,7 +140,7 @@ impl Operator for OwnWakers {
 
 #[test]
 fn a_waker_that_is_replaced_sends_into_the_hub_that_drops_it() {
-    alone("wakers::a_waker_that_is_replaced_sends_into_the_hub_that_drops_it", async {
+    alone("hostile_flows::wakers::a_waker_that_is_replaced_sends_into_the_hub_that_drops_it", async {
         let (slot, sent) = (Slot::default(), Arc::default());
         let mut flow = Flow::new("f");
         let own = flow.add("own", OwnWakers(slot.clone(), Arc::clone(&sent)));
@@ -163,7 +163,7 @@ impl Wake for WakesAndPanics {
 /// A link that is polled until tokio's budget is spent: tokio's worker, which would abort the process, is given no such waker.
 #[test]
 fn a_waker_that_panics_is_not_given_to_tokio_as_the_budget_is_spent() {
-    alone("wakers::a_waker_that_panics_is_not_given_to_tokio_as_the_budget_is_spent", async {
+    alone("hostile_flows::wakers::a_waker_that_panics_is_not_given_to_tokio_as_the_budget_is_spent", async {
         let polls = tokio::spawn(async {
             let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(2).build().unwrap();
             put(&mut hub.produce(&host()).unwrap(), 1).await;
@@ -205,7 +205,7 @@ impl Operator for PanickingWakers {
 
 #[test]
 fn a_waker_that_panics_is_not_given_to_tokios_timers() {
-    alone("wakers::a_waker_that_panics_is_not_given_to_tokios_timers", async {
+    alone("hostile_flows::wakers::a_waker_that_panics_is_not_given_to_tokios_timers", async {
         let mut flow = Flow::new("f");
         let _ = flow.add("ticks", PanickingWakers(20)).when(every(std::time::Duration::from_millis(1)));
         let _ = flow.add("spends", PanickingWakers(1_000));

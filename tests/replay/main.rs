@@ -3,15 +3,12 @@
 //! What counts is that nobody can tell a replayed round from a streamed one but by the report: the same bytes, in the same
 //! order, with all that came along; and that what a graph cannot hold is an error that says whose it is.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},
 };
 
-use common::*;
+use crate::common::*;
 use wakeline::{
     condition::Status,
     device::{Emulated, Simulation},

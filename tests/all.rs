@@ -1,0 +1,72 @@
+//! All tests that share a process, in one executable: a new file of tests is a module here. Those that need a process for
+//! themselves are executables of their own; `Cargo.toml` lists them, and says why.
+
+#[path = "common/clock.rs"]
+mod clock;
+mod common;
+#[path = "common/example.rs"]
+mod example;
+#[path = "common/graph.rs"]
+mod graph;
+
+mod after;
+mod calls_that_wait;
+mod chunks;
+mod chunks_edges;
+mod chunks_flow;
+mod concurrency;
+mod conditions;
+mod conditions_events;
+mod conditions_messages;
+mod conditions_status;
+mod conditions_time;
+mod config;
+mod device_times;
+mod dropping;
+mod edges;
+mod embedding;
+mod examples;
+mod external;
+#[path = "extremes/main.rs"]
+mod extremes;
+mod fan_out;
+mod faults;
+#[path = "graph_edges/main.rs"]
+mod graph_edges;
+mod graph_limits;
+mod graphs;
+#[path = "hostile_conditions/main.rs"]
+mod hostile_conditions;
+#[path = "hostile_devices/main.rs"]
+mod hostile_devices;
+#[path = "hostile_flows/main.rs"]
+mod hostile_flows;
+mod hostile_messages;
+mod hostile_wakers;
+mod hubs;
+mod ingress;
+mod inputs;
+mod lifecycle;
+mod memory;
+mod memory_condition;
+mod odd_requests;
+mod open_ends;
+mod outside;
+mod own_threads;
+mod queues;
+#[path = "replay/main.rs"]
+mod replay;
+mod replay_edges;
+mod replay_random;
+mod service;
+mod service_ends;
+mod service_over_http;
+mod simulation;
+mod stalls;
+mod steps;
+mod stream_handling;
+mod streams;
+mod two_devices;
+mod uppercase;
+mod user_memory;
+mod waits_in_run;
