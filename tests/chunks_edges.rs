@@ -805,3 +805,48 @@ async fn a_link_is_gone_though_one_of_its_futures_was_forgotten() {
     within(consume.next()).await.unwrap().unwrap().commit().unwrap();
     assert!(within(consume.next()).await.unwrap().is_none());
 }
+
+/// A link that modifies comes late, and each of two chunks has what the other one needs: neither is moved to and fro for ever.
+#[tokio::test]
+async fn a_link_that_comes_late_moves_no_chunk_for_ever() {
+    let (a, b) = (emulated_with(Emulated::new().workers(1)), emulated_with(Emulated::new().workers(1)));
+    let builder = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(1);
+    let hub = builder.envelopes(&a, 2).envelopes(&b, 2).build().unwrap();
+    let (mut first, mut second) = (hub.modify(&host()).unwrap(), hub.modify(&a).unwrap());
+    let mut consume = hub.consume(&a).unwrap();
+    let (mut peek, mut produce) = (hub.peek(&host()).unwrap(), hub.produce(&b).unwrap());
+    for _ in 0..2 {
+        produce.with(async |blank| blank.set_len(1)).await.unwrap();
+        first.with(async |_| Ok(())).await.unwrap();
+        second.with(async |_| Ok(())).await.unwrap();
+        drop(within(peek.next()).await.unwrap());
+    }
+    for _ in 0..2 {
+        produce.with(async |blank| blank.set_len(1)).await.unwrap();
+    }
+    first.with(async |_| Ok(())).await.unwrap();
+    let (mut waits, mut waits_too) = (Box::pin(first.next()), Box::pin(second.next()));
+    let _ = (waits.as_mut().now_or_never(), waits_too.as_mut().now_or_never());
+    let mut late = hub.modify(&b).unwrap();
+    drop((waits, waits_too));
+    // All pass.
+    let modify = async |link: &mut wakeline::hub::Modifier<u32>| {
+        while let Some(chunk) = link.next().await.unwrap() {
+            chunk.commit().unwrap();
+        }
+    };
+    let (consumed, peeked) = (
+        async {
+            let mut numbers = Vec::new();
+            while let Some(chunk) = consume.next().await.unwrap() {
+                numbers.push(chunk.number());
+                chunk.commit().unwrap();
+            }
+            numbers
+        },
+        async { while peek.next().await.unwrap().is_some() {} },
+    );
+    drop(produce);
+    let all = futures::future::join5(modify(&mut first), modify(&mut second), modify(&mut late), peeked, consumed);
+    assert_eq!(within(all).await.4, [1, 2, 3, 4]);
+}

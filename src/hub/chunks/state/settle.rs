@@ -187,6 +187,12 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         places
     }
 
+    /// Where links are still to modify a chunk or to peek at it, and where it is consumed.
+    fn places_to_come<'a>(&'a self, chunk: &'a Chunk<E, S>) -> impl Iterator<Item = Place> + 'a {
+        let roles = [Role::Modify, Role::Peek].into_iter().flat_map(|role| self.pending(chunk, role));
+        roles.map(|(_, link)| link.place).chain(chunk.goal)
+    }
+
     /// Envelopes at a place that chunks before this one will still need: for links that are to modify or peek, and at the goal.
     pub(super) fn reserved(&self, before: usize, place: Place) -> usize {
         if !self.consumes() {
@@ -195,8 +201,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         let needs = |chunk: &&Chunk<E, S>| {
             let is_consumed =
                 chunk.alone.and_then(|id| self.links.get(&id)).is_some_and(|link| link.role == Role::Consume);
-            let roles = [Role::Modify, Role::Peek].into_iter().flat_map(|role| self.pending(chunk, role));
-            let mut places = roles.map(|(_, link)| link.place).chain(chunk.goal);
+            let mut places = self.places_to_come(chunk);
             !is_consumed && !chunk.is_lost() && !chunk.has_envelope(place) && places.any(|needed| needed == place)
         };
         let older = self.chunks.iter().take(before).filter(needs).count();
@@ -348,7 +353,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             let chunk = &self.chunks[*at];
             let idle = chunk.alone.is_none() && chunk.moving == 0 && Self::is_idle_own(chunk, place, blanks);
             let wanted = if self.consumes() {
-                *at < for_chunk && self.next_places(chunk).contains(&place)
+                // One that is older would be left the envelope that it makes room with.
+                *at < for_chunk && self.places_to_come(chunk).any(|needed| needed == place)
             } else {
                 demanded_since(demands, *at, place).is_some()
             };
