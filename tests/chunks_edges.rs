@@ -815,14 +815,15 @@ async fn a_link_that_comes_late_moves_no_chunk_for_ever() {
     let (mut first, mut second) = (hub.modify(&host()).unwrap(), hub.modify(&a).unwrap());
     let mut consume = hub.consume(&a).unwrap();
     let (mut peek, mut produce) = (hub.peek(&host()).unwrap(), hub.produce(&b).unwrap());
+    let stream = Stream::new(&b).unwrap();
     for _ in 0..2 {
-        produce.with(async |blank| blank.set_len(1)).await.unwrap();
+        produce.with(async |blank| blank.set_len(1).and_then(|()| stream.fill(blank, 1))).await.unwrap();
         first.with(async |_| Ok(())).await.unwrap();
         second.with(async |_| Ok(())).await.unwrap();
         drop(within(peek.next()).await.unwrap());
     }
     for _ in 0..2 {
-        produce.with(async |blank| blank.set_len(1)).await.unwrap();
+        produce.with(async |blank| blank.set_len(1).and_then(|()| stream.fill(blank, 1))).await.unwrap();
     }
     first.with(async |_| Ok(())).await.unwrap();
     let (mut waits, mut waits_too) = (Box::pin(first.next()), Box::pin(second.next()));

@@ -88,6 +88,8 @@ struct Places<T> {
 struct PlaceOf {
     device: Device,
     pool: Option<Arc<Pool>>,
+    /// The hub is told when the device is lost.
+    hears_of_loss: bool,
 }
 
 /// What has passed.
@@ -175,7 +177,7 @@ impl<T: Plain> Places<T> {
     /// The number of a place; a new one if it has none.
     fn number(&mut self, device: &Device) -> Place {
         self.find(device).unwrap_or_else(|| {
-            self.all.push(PlaceOf { device: device.clone(), pool: None });
+            self.all.push(PlaceOf { device: device.clone(), pool: None, hears_of_loss: false });
             self.all.len() - 1
         })
     }
@@ -309,18 +311,21 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
 
     /// A new link. `name`: of a port's.
     pub(super) fn link(self: &Arc<Self>, role: Role, device: &Device, name: Option<LinkName>) -> Result<Seat<T, S>> {
-        let (id, name, place) = {
+        let (id, name, place, hears) = {
             let mut inner = lock(&self.inner);
             let place = self.place(&mut inner.places, device)?;
             let (id, name) = inner.state.link(role, place, name);
-            (id, name, place)
+            // It holds the flows before their operators find that they wait for it.
+            if let LinkName::Hand(_) = name {
+                let mut flows = lock(&self.flows);
+                let held = flows.running.iter().map(Abroad::holding).collect();
+                flows.outside.insert(id, held);
+            }
+            (id, name, place, std::mem::replace(&mut inner.places.all[place].hears_of_loss, true))
         };
-        let own: Weak<Self> = self.own.clone();
-        device.tell_when_lost(own);
-        if let LinkName::Hand(_) = name {
-            let mut flows = lock(&self.flows);
-            let held = flows.running.iter().map(Abroad::holding).collect();
-            flows.outside.insert(id, held);
+        if !hears {
+            let own: Weak<Self> = self.own.clone();
+            device.tell_when_lost(own);
         }
         self.act(|state, _, out| {
             // Before it was to be notified of that.
