@@ -728,3 +728,16 @@ fn m13_what_an_allocator_had_that_is_gone_is_there_at_once() {
         stream.alloc::<u8>(10 * BLOCK as usize).unwrap();
     }
 }
+
+/// The driver refuses memory that is there, once, and nothing is in use that could come back: it is asked again.
+#[tokio::test]
+async fn m13_a_wait_outlives_a_refusal_of_the_driver() {
+    let device = emulated_with(Emulated::new().memory(1 << 20).faults(Faults::new().fail_alloc(2)));
+    let stream = Stream::new(&device).unwrap();
+    let weights = Buffer::<u32>::new(&device, LEN).unwrap();
+    let memory = Allocator::unbounded(&device).maximum(1 << 19);
+    let (first, second) = (memory.alloc_when_free::<u32>(&stream, 16), memory.alloc_when_free::<u32>(&stream, 16));
+    let (first, second) = within(futures::future::join(first, second)).await;
+    assert!(first.is_ok() && second.is_ok(), "those behind the first have theirs, too");
+    drop(weights);
+}

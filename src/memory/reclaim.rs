@@ -241,8 +241,23 @@ impl Heap {
         left
     }
 
-    /// It was this heap's.
+    /// It was this heap's. Work of other devices that is not done may still use it: the lost device is kept until then, since an
+    /// emulated one frees its memory as it goes.
     fn leaked(&self, memory: &Memory) {
+        let own = memory.device.unchecked();
+        let is_open = |ticket: &Ticket| ticket.stream().device().unchecked() != own && !ticket.is_done();
+        let mut open = memory.uses().all();
+        open.retain(|ticket| is_open(ticket));
+        if let Some(other) = open.first().map(|ticket| ticket.stream().device().clone()) {
+            let device = memory.device.clone();
+            let goes_on = move || {
+                // A device that fails meanwhile is asked again, until it runs nothing any more.
+                open.retain(|ticket| !ticket.look().is_ok_and(|done| done) && !ticket.is_done());
+                let _kept = &device;
+                !open.is_empty()
+            };
+            Streams::of(&other).lookout().sweep(Box::new(goes_on));
+        }
         let asked = memory.bytes as u64;
         self.ledger.leak(asked);
         self.forget(asked);

@@ -14,9 +14,9 @@
 //! Of what is bound to one stream, the block with the latest use is taken first by that stream: it is the one that caches
 //! still know.
 //!
-//! Thousands of blocks may be bound while a device is behind, so no call looks at all of them, but at one for each stream. Each is filed under a stream
-//! that it is bound to, in the order of its last use there ([`Block::blocker`]). A stream passes its work in order: so as long
-//! as the first has not passed, none behind it has, and one that no longer waits for that stream is filed under the next. What
+//! Thousands of blocks may be bound while a device is behind, so no call looks at all of them, but at one for each stream. Each is
+//! filed under a stream that it is bound to, in the order of its last use there ([`Block::blocker`]). A stream passes its work in
+//! order: so as long as the first has not passed, none behind it has, and one that no longer waits for that stream is filed under the next. What
 //! is bound to one stream alone is `sole` there: if the first cannot be had by another stream, none behind it can. Of those
 //! that are bound to several, a request looks at a few, the next request at those behind them.
 

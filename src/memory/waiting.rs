@@ -11,7 +11,10 @@
 use std::{
     future::poll_fn,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Waker, ready},
 };
 
@@ -27,6 +30,7 @@ use crate::{
     device::Device,
     error::Result,
     stream::{Stream, Streams, Ticket},
+    sync::lock,
 };
 
 /// A place in the line. Given up when it is dropped.
@@ -52,7 +56,7 @@ impl Heap {
         stream: Option<&Stream>,
     ) -> Result<Owned> {
         let mut own = InLine { heap: self, place: Place::default() };
-        let mut oldest = Oldest::default();
+        let (mut oldest, retry) = (Oldest::default(), Arc::new(AtomicBool::new(false)));
         let outcome = poll_fn(|cx| {
             let is_first = self.line.join(&self.ledger.hunger, &mut own.place, cx.waker());
             // Registered first: a loss that this misses wakes all of the line. The first may be one that is never polled again.
@@ -86,6 +90,17 @@ impl Heap {
                 }
                 // Memory in use comes from other tasks, which may wait for no stream.
                 Streams::attend(device);
+                if self.may_come_unheard(device, bytes) && !retry.swap(true, Ordering::AcqRel) {
+                    let (heap, retry) = (Arc::downgrade(self), retry.clone());
+                    let wakes = move || {
+                        retry.store(false, Ordering::Release);
+                        if let Some(heap) = heap.upgrade() {
+                            heap.wake();
+                        }
+                        false
+                    };
+                    Streams::of(device).lookout().sweep(Box::new(wakes));
+                }
                 ready!(oldest.poll(self, cx));
             }
         })
@@ -96,6 +111,14 @@ impl Heap {
             self.ledger.tell();
         }
         outcome
+    }
+
+    /// It was the driver that had no memory, and it may have some again without a drop in this process: it refused what is there, or
+    /// another process frees some. So it is asked again at the next beat.
+    fn may_come_unheard(&self, device: &Device, bytes: usize) -> bool {
+        let Ok(size) = self.size_for(bytes as u64) else { return false };
+        let is_there = || device.backend().memory().is_ok_and(|memory| memory.free >= size);
+        !self.has_blocks() && self.has_room(&lock(&self.state), size, Asker::Line) && (device.is_cuda() || is_there())
     }
 
     /// Wakes the first of the line, and all at its side.

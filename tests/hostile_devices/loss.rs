@@ -203,6 +203,40 @@ fn a_lost_device_takes_no_other_with_it() {
     });
 }
 
+/// Work of another device is to read memory of a lost one: that is there until the work is done, whoever drops it, and goes then.
+#[test]
+fn a_lost_device_is_kept_while_others_use_its_memory() {
+    within_bound(|| {
+        let healthy = Device::emulated(Emulated::new());
+        let own = Stream::new(&healthy).unwrap();
+        let (alive, mut here) = (Arc::new(AtomicUsize::new(0)), Buffer::<u32>::new(&healthy, 4).unwrap());
+        let (lost, its) = counted(&alive);
+        let mut there = Buffer::<u32>::new(&lost, 4).unwrap();
+        own.copy(&Buffer::from_slice(&own, &[7; 4]).unwrap(), &mut there).unwrap();
+        own.synchronize_blocking().unwrap();
+        let (go, wait) = mpsc::channel::<()>();
+        own.host_function(move || _ = wait.recv()).unwrap();
+        own.copy(&there, &mut here).unwrap();
+        let second = Stream::new(&lost).unwrap();
+        traps::launch(&second, &mut Buffer::from_slice(&second, &[0]).unwrap()).unwrap();
+        assert!(second.synchronize_blocking().unwrap_err().is_device_lost());
+        drop((there, its, second, lost));
+        // Without that use it goes within two beats of the lookout.
+        let end = std::time::Instant::now() + Duration::from_millis(300);
+        while std::time::Instant::now() < end {
+            assert_eq!(alive.load(Ordering::SeqCst), 1, "it goes while its memory is in use");
+            std::thread::yield_now();
+        }
+        drop(go);
+        own.synchronize_blocking().unwrap();
+        assert!(healthy.lost().is_none() && Stream::new(&healthy).is_ok());
+        drop(own);
+        while alive.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
+    });
+}
+
 /// A device whose end drops a function that says so and then waits for the sender to go.
 fn waits_at_its_end(device: impl FnOnce(Faults) -> Device) -> (Stream, mpsc::Receiver<()>, mpsc::Sender<()>) {
     struct Waits(mpsc::Sender<()>, Mutex<mpsc::Receiver<()>>);
