@@ -716,7 +716,7 @@ async fn an_envelope_that_is_refused_comes_back_though_its_structure_panics() {
     assert_eq!(within(wrapped.into_inner()).await.unwrap(), [7, 7]);
 }
 
-/// A copy that its device had finished before it was lost is copied on from, though nobody has read it.
+/// A copy that its device had finished before it was lost is copied on from, though no link has read it.
 #[tokio::test]
 async fn f1_what_a_device_had_finished_before_it_was_lost_is_copied_on() {
     let (healthy, lost) = (emulated_with(Emulated::new().workers(1)), doomed());
@@ -741,7 +741,7 @@ async fn f1_what_a_device_had_finished_before_it_was_lost_is_copied_on() {
 
 /// Chunks in the user's own memory make no room for others: they are not moved out of it and back for ever.
 #[tokio::test]
-async fn what_was_sent_in_place_is_in_nobodys_way() {
+async fn what_was_sent_in_place_is_in_no_chunks_way() {
     let device = emulated_with(Emulated::new().workers(1));
     let builder = ChunkHub::<u32>::builder("h").elements(1).queue(4);
     let hub = builder.envelopes(&device, 3).host_envelopes(1).build().unwrap();

@@ -1038,7 +1038,7 @@ struct TellPorts {
     #[consume]
     numbers: Consume<u32>,
     #[output]
-    told: Output<u32>,
+    seen: Output<u32>,
 }
 
 /// Sends what it consumes.
@@ -1049,7 +1049,7 @@ impl Operator for Tell {
 
     async fn compute(&mut self, ports: &mut TellPorts, _cx: &mut Cx) -> Result<()> {
         let number = ports.numbers.get()?.read().await?[0];
-        ports.told.send(number).await
+        ports.seen.send(number).await
     }
 }
 
@@ -1068,7 +1068,7 @@ async fn q8_the_check_lists_cycles_through_hubs_of_chunks() {
         let tell = flow.add("tell", Tell);
         flow.link(again.numbers, &hub);
         flow.link(tell.numbers, &hub);
-        flow.connect(tell.told, again.again);
+        flow.connect(tell.seen, again.again);
         let text = flow.check().unwrap().to_string();
         assert_eq!(text, format!("`again`, `tell` form a cycle, whose hubs hold {holds} together; {rest}"));
         drop(producer);
@@ -1089,7 +1089,7 @@ async fn q8_the_check_lists_cycles_through_hubs_of_chunks() {
     flow.link(fill.numbers, &hub);
     flow.link(mark.numbers, &hub);
     flow.link(tell.numbers, &hub);
-    flow.connect(tell.told, mark.again);
+    flow.connect(tell.seen, mark.again);
     let text = flow.check().unwrap().to_string();
     assert_eq!(text, format!("`mark`, `tell` form a cycle, whose hubs hold 2 together; {fed}; {never}"));
 

@@ -241,9 +241,9 @@ async fn q5_a_stall_names_the_connection() {
     flow.connect(ring.one, round.input);
     flow.connect(round.output, ring.parts);
     flow.connect(ring.other, merge.parts);
-    let told = within(flow.run()).await.unwrap_err().to_string();
+    let text = within(flow.run()).await.unwrap_err().to_string();
     // And no other: the first has sent its message.
-    assert!(told.contains("`merge` waits for a message in hub `ring.other -> merge.parts` (`parts` waits"), "{told}");
+    assert!(text.contains("`merge` waits for a message in hub `ring.other -> merge.parts` (`parts` waits"), "{text}");
 }
 
 /// An operator that waits for a loop's messages with others queued goes on without it, where the loop can end; that the loop never ran
@@ -259,8 +259,8 @@ async fn q5_a_loop_that_never_begins_is_named_and_not_who_waits_for_it() {
     flow.connect(ring.output, round.input);
     flow.connect(round.output, ring.input);
     flow.connect(round.merged, merge.parts);
-    let told = within(flow.run()).await.unwrap_err().to_string();
-    assert!(told.contains("`ring`, `round` form a cycle and never ran") && !told.contains("merge"), "{told}");
+    let text = within(flow.run()).await.unwrap_err().to_string();
+    assert!(text.contains("`ring`, `round` form a cycle and never ran") && !text.contains("merge"), "{text}");
     assert_eq!(*lock(&rows), [[1]]);
 }
 

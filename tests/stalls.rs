@@ -751,13 +751,13 @@ async fn q8_a_start_may_wait_for_another_flow() {
     let echo = flow.add("echo", pass_on::<u32>());
     let service = Arc::new(Mutex::new(Some(flow.service("echoes", echo.input, echo.output))));
     let (mut other, outer) = (Flow::new("other"), lock(&service).clone().unwrap());
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (answers, mut answer) = tokio::sync::mpsc::unbounded_channel();
     flow.add(
         "spawns",
         InStart(move || {
-            let (service, tell) = (lock(&service).take().unwrap(), tell.clone());
+            let (service, answers) = (lock(&service).take().unwrap(), answers.clone());
             async move {
-                tokio::spawn(async move { tell.send(service.ask(7).await) });
+                tokio::spawn(async move { answers.send(service.ask(7).await) });
                 Ok(())
             }
         }),
@@ -781,5 +781,5 @@ async fn q8_a_start_may_wait_for_another_flow() {
     let running = flow.spawn().unwrap();
     within(other).await.unwrap();
     within(running).await.unwrap();
-    assert_eq!(within(told.recv()).await.unwrap().unwrap(), 7);
+    assert_eq!(within(answer.recv()).await.unwrap().unwrap(), 7);
 }

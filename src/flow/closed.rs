@@ -9,7 +9,9 @@
 //! An operator that waits may go on if one of the operators that it waits for may. What is left over when that has been
 //! followed from all that are [active](Stand::Active) is at rest, whatever the others do: a loop that has gone quiet, or a deadlock.
 //!
-//! A group has [cores](cores), which wait for nobody else in it. The others wait for them, directly or not.
+//! A group has [cores](cores), which wait for no other operator of it. The others wait for them, directly or not.
+
+use std::collections::HashSet;
 
 use super::components::components;
 use crate::{
@@ -70,6 +72,7 @@ pub(super) fn cores(stands: &[Stand], group: &[usize]) -> Vec<Vec<usize>> {
         Stand::Active | Stand::Ended => Vec::new(),
     };
     let waits: Vec<Vec<usize>> = stands.iter().map(waits_on).collect();
+    let group: HashSet<_> = group.iter().copied().collect();
     let mut all = components(&waits, |other| *other);
     let is_core = |part: &Vec<usize>| {
         part.iter().all(|at| {

@@ -88,7 +88,7 @@ struct Places<T> {
 struct PlaceOf {
     device: Device,
     pool: Option<Arc<Pool>>,
-    /// The hub is told when the device is lost.
+    /// The hub is notified of the device's loss.
     hears_of_loss: bool,
 }
 

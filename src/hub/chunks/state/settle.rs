@@ -366,8 +366,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// A copy lies there that no link has, in an envelope of the hub's. One of the user's makes no room: it is nobody else's, and a
-    /// chunk that is to come back into it would do so at once.
+    /// A copy lies there that no link has, in an envelope of the hub's. One of the user's makes no room: no other chunk may use it,
+    /// and a chunk that is to come back into it would do so at once.
     fn is_idle_own(chunk: &Chunk<E, S>, place: Place, blanks: &impl Blanks<E>) -> bool {
         let copy = chunk.copy(place).filter(|copy| copy.is_idle());
         copy.and_then(Copy::there).is_some_and(|envelope| blanks.is_own(place, envelope))
