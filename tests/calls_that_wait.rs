@@ -128,6 +128,38 @@ fn increments(stream: &Stream) -> impl FnMut() + Send + 'static {
     move || increment::launch(&stream, &mut data).unwrap()
 }
 
+// `cuMemcpyAsync` itself waits for all that its stream has to do, where the memory of the host is not page-locked.
+on_both_bounded!(copies_of_ordinary_memory_of_the_host_are_enqueued, async |device: Device| {
+    /// More than a driver copies aside: `cuMemcpyAsync` takes up to 64 KiB at once.
+    const LEN: usize = 1 << 18;
+    let [stream] = streams(&device);
+    let held = hold(&stream);
+    let copies = tokio::task::spawn_blocking({
+        let stream = stream.clone();
+        move || {
+            let mut near = Buffer::<u32>::pinned(&Device::host(), LEN).unwrap();
+            near.as_mut_slice().unwrap().iter_mut().zip(0..).for_each(|(value, number)| *value = number);
+            let [mut there, mut again] = [(); 2].map(|()| stream.alloc::<u32>(LEN).unwrap());
+            stream.copy(&near, &mut there).unwrap();
+            // It was copied: it is the host's already.
+            near.as_mut_slice().unwrap().fill(0);
+            let [mut back, mut last] = [(); 2].map(|()| Buffer::<u32>::pinned(&Device::host(), LEN).unwrap());
+            stream.copy(&there, &mut back).unwrap();
+            assert!(back.as_slice().is_err(), "it is on its way");
+            // And on from there, before the host has it.
+            stream.copy(&back, &mut again).unwrap();
+            stream.copy(&again, &mut last).unwrap();
+            [back, last]
+        }
+    });
+    let copied = tokio::time::timeout(Duration::from_secs(20), copies).await;
+    drop(held);
+    let copied = copied.expect("a copy waits for its stream").unwrap();
+    for copied in copied {
+        assert!(copied.read().await.unwrap().iter().copied().eq(0..LEN as u32));
+    }
+});
+
 on_both_bounded!(streams_and_events_are_made_used_and_dropped, async |device: Device| {
     let [a, b] = streams(&device);
     let work = increments(&a);

@@ -287,6 +287,24 @@ async fn h6_its_device_ends_before_another_one_is_done_with_it() {
     }
 }
 
+/// What comes from a device goes to one of another make by way of the host, once it is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_from_a_device_goes_on_to_one_of_another_make() {
+    let _alone = crate::common::alone().await;
+    let Some(cuda) = crate::common::cuda() else { return };
+    let (theirs, stream) = (Stream::new(&emulated()).unwrap(), Stream::new(&cuda).unwrap());
+    let sent = Buffer::from_slice(&theirs, &[7_u32; LEN]).unwrap();
+    let mut near = Buffer::<u32>::pinned(&Device::host(), LEN).unwrap();
+    let mut there = Buffer::<u32>::new(&cuda, LEN).unwrap();
+    let held = hold(&theirs);
+    theirs.copy(&sent, &mut near).unwrap();
+    assert_eq!(stream.copy(&near, &mut there).unwrap_err().kind(), ErrorKind::Usage, "it is on its way");
+    drop(held);
+    within(theirs.completed()).await.unwrap();
+    stream.copy(&near, &mut there).unwrap();
+    assert_eq!(there.to_vec(&stream).await.unwrap(), [7; LEN]);
+}
+
 /// A lost device may still touch it: it is not given back, and nobody else gets it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn h6_after_a_fault_it_is_left_to_the_device() {

@@ -30,8 +30,8 @@ impl Graph {
     ///
     /// # Errors
     /// `work`'s own; [`Usage`](ErrorKind::Usage) for a branch that is not joined, for the host, for a [`Capturing`] that was
-    /// exchanged for another one, and for a copy to or from the host that the launches would not do right: see
-    /// [`Capturing::input`] and [`Capturing::output`]. What cannot be captured is an error of the call itself: waiting for work
+    /// exchanged for another one, and for a copy to or from the host that the launches would not do right: of memory that is
+    /// not page-locked for a device, and see [`Capturing::input`] and [`Capturing::output`]. What cannot be captured is an error of the call itself: waiting for work
     /// of the capture, reading what it makes, stream-ordered memory.
     pub fn capture<R>(device: &Device, work: impl FnOnce(&mut Capturing) -> Result<R>) -> Result<(Self, R)> {
         let sketch = Sketch::new(device)?;
@@ -88,8 +88,8 @@ impl Capturing {
     }
 
     /// Says that the copies from this host memory are the inputs': they are taken out of the graph, and each is one of
-    /// [`Graph::inputs`], by which the caller copies to where it went, from whatever page-locked memory he likes. Copies from
-    /// other host memory stay: the graph keeps that memory, and what it holds is copied again at each launch.
+    /// [`Graph::inputs`], by which the caller copies to where it went, from any page-locked memory. Copies from other
+    /// page-locked memory stay: the graph keeps that memory, and what it holds is copied again at each launch.
     ///
     /// What is copied lies where it is until it is copied again, or a node writes there; so from here on no memory of the
     /// capture is used twice. The copy is made before the launch, so no node may use that memory before it in the capture:

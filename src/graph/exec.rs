@@ -63,11 +63,6 @@ impl Exec {
     /// memory next comes after it. The ticket is for whoever wants to know when it is done:
     /// `exec.launch(&stream)?.completed().await?`.
     ///
-    /// # Blocking
-    /// On a GPU the launch of a graph with a copy to host memory that is not page-locked blocks the thread until all that is in
-    /// the stream before it is done (measured on an H100: 2 s behind 2 s of work, and 0.2 ms with page-locked memory). Copy to
-    /// [`Buffer::pinned`](crate::Buffer::pinned) of the graph's device instead.
-    ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for a stream of another device or of a capture; [`Race`](ErrorKind::Race) if the checker
     /// finds one; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.

@@ -50,7 +50,11 @@ impl<T: Plain> Buffer<T> {
         Ok(Self { memory: Memory::on(device, bytes_of::<T>(len)?)?, len, of: PhantomData })
     }
 
-    /// Page-locked memory of the host for `len` elements, which `device` copies to and from without a pause.
+    /// Page-locked memory of the host for `len` elements, which `device` copies to and from without a pause, and so do all other
+    /// devices of its make.
+    ///
+    /// For [`Device::host`] it is ordinary memory, which costs less to make and more to copy: each copy to or from a device goes
+    /// through page-locked memory, and a part of it is made by the host.
     ///
     /// # Errors
     /// As [`Buffer::new`].

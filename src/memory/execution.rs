@@ -26,7 +26,7 @@ pub(crate) use open::{Given, Opening};
 use smallvec::SmallVec;
 
 use super::{
-    Buffer, Home, Memory, Origin, Owned, Plain,
+    Buffer, Home, Memory, Origin, Owned, Plain, Staging,
     buffer::{View, bytes_of},
     hold::{Hold, Turn},
     ledger::{Arena, Ledger},
@@ -375,6 +375,7 @@ pub(crate) fn add_alloc<T: Plain>(
         lane: 0,
         uses: super::access::Uses::default().locked(),
         tie: OnceLock::new(),
+        staging: Staging::default(),
         account: None,
         origin: Origin::Node,
     };

@@ -24,7 +24,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    Home, MOST_BYTES, Memory, Origin, Owned,
+    Home, MOST_BYTES, Memory, Origin, Owned, Staging,
     access::Uses,
     hold::Hold,
     ledger::Ledger,
@@ -534,6 +534,7 @@ impl Heap {
             lane,
             uses: Uses::default().locked(),
             tie: OnceLock::new(),
+            staging: Staging::default(),
             account: None,
             origin: Origin::Heap(self.clone()),
         }))

@@ -35,6 +35,7 @@ mod owned;
 mod reclaim;
 mod reserve;
 mod shelves;
+mod staging;
 mod state;
 mod stats;
 mod stock;
@@ -64,6 +65,7 @@ pub(crate) use owned::Owned;
 #[doc(hidden)]
 pub use reserve::Reservation;
 pub(crate) use reserve::{Lacks, Wait};
+use staging::Staging;
 pub use state::BufferState;
 pub use stats::MemoryStats;
 pub(crate) use waiting::memory_passes;
@@ -184,6 +186,8 @@ pub(crate) struct Memory {
     uses: Mutex<Uses>,
     /// Graphs use it, too: then its uses are there.
     tie: OnceLock<Arc<Tie>>,
+    /// What has come for it, where no device copies to it by itself.
+    staging: Staging,
     /// Whose it is counted as.
     account: Option<Arc<Account>>,
     origin: Origin,
@@ -384,6 +388,9 @@ impl Memory {
     /// What it holds is of no use from now on: it is given out anew.
     #[inline]
     pub(crate) fn discard_contents(&mut self) {
+        if self.is_staged() {
+            return self.forget_arrivals();
+        }
         self.own_uses().discard_contents();
     }
 

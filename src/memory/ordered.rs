@@ -11,7 +11,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::{
-    Home, Memory, Origin, Owned,
+    Home, Memory, Origin, Owned, Staging,
     access::Uses,
     heap::{Asker, Heap},
 };
@@ -79,6 +79,7 @@ impl Heap {
                     lane: stream.id(),
                     uses: uses.locked(),
                     tie: OnceLock::new(),
+                    staging: Staging::default(),
                     account: None,
                     origin: Origin::Ordered { heap: self.clone(), stream: stream.clone() },
                 })))

@@ -59,6 +59,9 @@ impl Memory {
         if self.account.is_some() {
             self.discount();
         }
+        if self.is_staged() && !matches!(self.origin, Origin::User(_)) {
+            self.forget_arrivals();
+        }
         if self.tie.get().is_some() || matches!(self.origin, Origin::Graph { .. }) {
             match self.unless_kept() {
                 Some(memory) => self = memory,
@@ -85,10 +88,10 @@ impl Memory {
 
     #[cold]
     fn give_back_to_user(self) {
-        let Self { device, home, bytes, uses, origin, .. } = self;
+        let Self { device, home, bytes, uses, staging, origin, .. } = self;
         if let Origin::User(mut user) = origin {
             let uses = uses.into_inner();
-            user.give_back(&device, home, bytes, uses);
+            user.give_back(&device, home, bytes, uses, staging);
         }
     }
 }

@@ -19,6 +19,10 @@ pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize
         return Ok(());
     }
     to.writable()?;
+    if stream.capture().is_some() {
+        from.is_page_locked()?;
+        to.is_page_locked()?;
+    }
     if from.is_staged() {
         return from.staged(stream, bytes, |staged, bytes| copy_to(stream, staged, to, bytes));
     }
@@ -29,9 +33,6 @@ pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize
 fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
     if !to.is_staged() {
         return enqueue(stream, from, to, bytes);
-    }
-    if stream.capture().is_some() {
-        to.is_page_locked()?;
     }
     let mut arrival = Memory::pinned_for(stream, bytes)?;
     let (room, turn) = stream.make_room(|| Turn::at([from, &*to].into_iter()))?;
@@ -94,10 +95,12 @@ pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) 
 }
 
 impl Stream {
-    /// Enqueues a copy of all elements, between any two places.
+    /// Enqueues a copy of all elements, between any two places. It never waits for the stream: memory of the host that is not
+    /// page-locked is copied by way of memory that is, by the host itself in part.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if the lengths differ or the devices are of different makes;
+    /// [`Usage`](ErrorKind::Usage) if the lengths differ or the devices are of different makes, and in a capture for memory of
+    /// the host that is not page-locked; [`OutOfMemory`](ErrorKind::OutOfMemory) if there is no page-locked memory to go by;
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn copy<T: Plain>(
         &self,

@@ -8,13 +8,7 @@
 //! ```
 //!
 //! The owner is moved into a box that nobody touches until it is given back: so its memory stays where it is, whoever holds
-//! the buffer, and whatever they forget.
-//!
-//! # Staging
-//! No device copies from or to memory that is not page-locked without stopping for it, so such memory is **staged**. A copy to
-//! a device is made in page-locked memory of ours, now, and goes on from there. A copy from a device arrives in page-locked
-//! memory, and is brought over when the host looks first ([`Buffer::read`], [`Wrapped::into_inner`]); what is copied on to a
-//! device before that goes straight from there. So streams never touch it, and it is free as soon as its buffer is dropped.
+//! the buffer, and whatever they forget. It is [staged](super::staging).
 
 use std::{
     any::Any,
@@ -28,12 +22,18 @@ use std::{
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::{Buffer, Home, HostAccess, Memory, Origin, Owned, Plain, access::Uses, buffer::bytes_of, ledger::Arena};
+use super::{
+    Buffer, Home, HostAccess, Memory, Origin, Owned, Plain,
+    access::Uses,
+    buffer::bytes_of,
+    ledger::Arena,
+    staging::{self, Staging},
+};
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
-    stream::{Stream, Streams, Ticket},
-    sync::{Deferred, Discarded, Level, Mutex, discard, lock, proxied},
+    stream::{Streams, Ticket},
+    sync::{Discarded, discard, proxied},
 };
 
 /// The handle to memory of the user's that a buffer was made of: it gives that back.
@@ -63,10 +63,7 @@ pub struct Wrapped<O> {
 pub(super) struct User {
     owner: Option<Owner>,
     tell: Option<oneshot::Sender<Returned>>,
-    staged: bool,
     read_only: bool,
-    /// What has come from a device, oldest first, and is not yet brought over.
-    arrivals: Mutex<SmallVec<[Arc<Owned>; 1]>>,
 }
 
 /// The owner in a box, of which this is the only pointer but for the one to its data. Not a `Box`: whoever moves one of
@@ -126,7 +123,7 @@ impl<T: Plain> Buffer<T> {
         // SAFETY: it was just made; the borrow ends when the buffer is gone, before anybody touches the owner again.
         let data = unsafe { pointer.as_mut() }.as_mut();
         let (first, len) = (NonNull::from(&mut *data).cast::<u8>(), data.len());
-        Self::of_user(Device::host(), Home::Host(first), len, owner, true, false)
+        Self::of_user(Device::host(), Home::Host(first), len, owner, false)
     }
 
     /// As [`wrap`](Self::wrap), of memory that is only to be read: `Bytes`, a mapped file, an `Arc<[T]>`. Whoever writes to it
@@ -164,7 +161,7 @@ impl<T: Plain> Buffer<T> {
         // SAFETY: as in `wrap`; nobody writes to it.
         let data = unsafe { pointer.as_ref() }.as_ref();
         let (first, len) = (NonNull::from(data).cast::<u8>(), data.len());
-        Self::of_user(Device::host(), Home::Host(first), len, owner, true, true)
+        Self::of_user(Device::host(), Home::Host(first), len, owner, true)
     }
 
     /// A buffer of page-locked memory that somebody else made and `owner` keeps: it is not staged, `device` copies to and
@@ -185,7 +182,7 @@ impl<T: Plain> Buffer<T> {
         if !memory.is_aligned() {
             return Err(Error::new(ErrorKind::Usage, format!("{memory:?} is not aligned for the elements")));
         }
-        Self::of_user(device.clone(), Home::Host(memory.cast()), len, Owner::new(owner).0, false, false)
+        Self::of_user(device.clone(), Home::Host(memory.cast()), len, Owner::new(owner).0, false)
     }
 
     /// A buffer of device memory that another library made and `owner` keeps.
@@ -207,7 +204,7 @@ impl<T: Plain> Buffer<T> {
             let text = format!("{address:#x} is no address of elements in the memory of {device}");
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        Self::of_user(device.clone(), Home::Device(Address(address)), len, Owner::new(owner).0, false, false)
+        Self::of_user(device.clone(), Home::Device(Address(address)), len, Owner::new(owner).0, false)
     }
 
     fn of_user<O: Send + 'static>(
@@ -215,7 +212,6 @@ impl<T: Plain> Buffer<T> {
         home: Home,
         len: usize,
         owner: Owner,
-        staged: bool,
         read_only: bool,
     ) -> Result<(Self, Wrapped<O>)> {
         let bytes = bytes_of::<T>(len)?;
@@ -223,17 +219,11 @@ impl<T: Plain> Buffer<T> {
             return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: at least one element"));
         }
         let (tell, back) = oneshot::channel();
-        let user = User {
-            owner: Some(owner),
-            tell: Some(tell),
-            staged,
-            read_only,
-            arrivals: Mutex::at(Level::Arrivals, SmallVec::new()),
-        };
+        let user = User { owner: Some(owner), tell: Some(tell), read_only };
         let origin = Origin::User(Box::new(user));
         let size = bytes as u64;
-        let (uses, tie) = (Uses::default().locked(), OnceLock::new());
-        let memory = Memory { device, home, bytes, size, lane: 0, uses, tie, account: None, origin };
+        let (uses, tie, staging) = (Uses::default().locked(), OnceLock::new(), Staging::default());
+        let memory = Memory { device, home, bytes, size, lane: 0, uses, tie, staging, account: None, origin };
         Ok((
             Self::of_memory(Owned::new(Box::new(memory)), len),
             Wrapped { back: Discarded::new(back), of: PhantomData },
@@ -274,7 +264,7 @@ impl Returned {
         }
         self.uses = Uses::default();
         // SAFETY: the owner is here, so nobody else has its memory, and no stream uses it.
-        unsafe { bring_over(self.home, self.bytes, &mut self.arrivals) }
+        unsafe { staging::bring_over(self.home, self.bytes, &mut self.arrivals) }
     }
 }
 
@@ -326,12 +316,11 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
 
 impl User {
     /// The buffer is gone.
-    pub(super) fn give_back(&mut self, device: &Device, home: Home, bytes: usize, uses: Uses) {
+    pub(super) fn give_back(&mut self, device: &Device, home: Home, bytes: usize, uses: Uses, staging: Staging) {
         let owner = self.owner.take();
-        let arrivals = std::mem::take(self.arrivals.get_mut());
         // No stream touches what is staged.
-        let uses = if self.staged { Uses::default() } else { uses };
-        let returned = Returned { owner, device: device.clone(), home, bytes, uses, arrivals };
+        let uses = if device.is_host() { Uses::default() } else { uses };
+        let returned = Returned { owner, device: device.clone(), home, bytes, uses, arrivals: staging.into_inner() };
         if let Some(tell) = self.tell.take() {
             // If nobody listens it is dropped here, and the user's memory with it.
             discard(tell.send(returned));
@@ -339,45 +328,11 @@ impl User {
     }
 }
 
-/// Writes what has arrived to where it belongs.
-///
-/// # Safety
-/// `home` is memory of the host of `bytes` bytes that nobody else touches, or nothing has arrived.
-unsafe fn bring_over(home: Home, bytes: usize, arrivals: &mut SmallVec<[Arc<Owned>; 1]>) -> Result<()> {
-    let Home::Host(to) = home else { return Ok(()) };
-    // All or none: while one of them is spoilt every look is its error, until the memory is written anew.
-    let all: SmallVec<[&[u8]; 1]> = arrivals.iter().map(|arrival| arrival.host_slice()).collect::<Result<_>>()?;
-    for from in all {
-        // SAFETY: no longer than either; the arrival is memory of its own.
-        unsafe { to.copy_from_nonoverlapping(NonNull::from(from).cast(), from.len().min(bytes)) };
-    }
-    arrivals.clear();
-    Ok(())
-}
-
 impl Memory {
     fn user(&self) -> Option<&User> {
         match &self.origin {
             Origin::User(user) => Some(user),
             _ => None,
-        }
-    }
-
-    /// Memory of the host that no device can copy from or to by itself.
-    #[inline]
-    pub(super) fn is_staged(&self) -> bool {
-        self.user().is_some_and(|user| user.staged)
-    }
-
-    /// Of memory of the user's whose uses are done: the same for what has come for it and is not yet brought over.
-    pub(super) fn forget_work_on_arrivals(&self) {
-        let Some(user) = self.user() else { return };
-        let arrivals = lock(&user.arrivals).clone();
-        for arrival in arrivals {
-            // Dropped after the lock.
-            let open = arrival.uses().all();
-            arrival.uses().forget_passed();
-            drop(open);
         }
     }
 
@@ -397,111 +352,16 @@ impl Memory {
             _ => Ok(()),
         }
     }
-
-    /// Shows where `stream` can copy its first `bytes` bytes from: what has come for it last and is not yet brought over;
-    /// before that, if that is not all of it, what came earlier, or a copy that is made now.
-    pub(super) fn staged(
-        &self,
-        stream: &Stream,
-        bytes: usize,
-        mut show: impl FnMut(&Memory, usize) -> Result<()>,
-    ) -> Result<()> {
-        let (Some(user), Home::Host(first)) = (self.user(), self.home) else { return Ok(()) };
-        let (now, arrivals) = {
-            let _later = Deferred::new();
-            let arrivals = lock(&user.arrivals);
-            let whole = arrivals.iter().rposition(|arrival| arrival.bytes() >= bytes);
-            let mut now = None;
-            if whole.is_none() {
-                self.device.backend().host_access(first.as_ptr(), self.bytes, false)?;
-                // SAFETY: the memory is this value's own and that long, as `copy` has checked. No stream writes to it, the
-                // host does so through the value alone, which is borrowed, and what arrives is brought over under the lock
-                // held here.
-                let host = unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) };
-                let mut copy = Memory::pinned_for(stream, bytes)?;
-                copy.host_slice_mut()?.copy_from_slice(host);
-                now = Some(copy);
-            }
-            // Nothing more comes meanwhile, as that needs the value exclusively; and what is brought over stays as it is.
-            (now, arrivals[whole.unwrap_or(0)..].iter().cloned().collect::<SmallVec<[_; 1]>>())
-        };
-        now.iter().try_for_each(|copy| show(copy, bytes))?;
-        arrivals.iter().try_for_each(|arrival| show(arrival, arrival.bytes().min(bytes)))
-    }
-
-    /// Something is on its way to it: enqueued, not here.
-    pub(super) fn arrives(&mut self, arrival: Owned) {
-        if let Origin::User(user) = &mut self.origin {
-            let arrivals = user.arrivals.get_mut();
-            // What it covers whole is worth nothing any more.
-            arrivals.retain(|before| before.bytes() > arrival.bytes());
-            arrivals.push(Arc::new(arrival));
-        }
-    }
-
-    /// What has arrived, before the host looks. Nothing that writes to it is in flight.
-    pub(super) fn bring_over(&self) -> Result<()> {
-        let Some(user) = self.user().filter(|user| user.staged) else { return Ok(()) };
-        let _later = Deferred::new();
-        // Whoever looks at the same time waits here until it is there.
-        let mut arrivals = lock(&user.arrivals);
-        if arrivals.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the memory is this value's own. No slice of it is out that was made before these came: they come by
-        // `arrives`, which needs the value exclusively; and none is made before they are brought over, under this lock.
-        unsafe { bring_over(self.home, self.bytes, &mut arrivals) }
-    }
 }
 
 impl fmt::Debug for User {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("User").field("staged", &self.staged).field("read_only", &self.read_only).finish_non_exhaustive()
+        f.debug_struct("User").field("read_only", &self.read_only).finish_non_exhaustive()
     }
 }
 
 impl<O> fmt::Debug for Wrapped<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Wrapped").field("of", &std::any::type_name::<O>()).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-    use crate::{
-        device::{Emulated, Faults},
-        memory::{DeviceSlice, DeviceSliceMut, transfer},
-    };
-
-    /// The loss of a device becomes known after the last write of the memory was found to be sound, and before what arrived is
-    /// looked at.
-    #[test]
-    fn arrivals_stay_when_one_of_them_is_spoilt() {
-        let (device, lost) =
-            (Device::emulated(Emulated::new()), Device::emulated(Emulated::new().faults(Faults::new().fail_copy(1))));
-        let (stream, of_lost) = (Stream::new(&device).unwrap(), Stream::new(&lost).unwrap());
-        let [sound, anew] = [2, 3].map(|value| Buffer::from_slice(&stream, &[value; 8]).unwrap());
-        let (mut mine, back) = Buffer::wrap(vec![1_u8; 8]).unwrap();
-        stream.copy(&sound, &mut mine).unwrap();
-        let (go, wait) = mpsc::channel::<()>();
-        of_lost.host_function(move || _ = wait.recv()).unwrap();
-        let mut spoilt = Buffer::<u8>::new(&lost, 8).unwrap();
-        of_lost.copy(&Buffer::<u8>::new(&lost, 8).unwrap(), &mut spoilt).unwrap();
-        transfer::copy(&stream, spoilt.view().memory, mine.view_mut().memory, 4).unwrap();
-        drop(go);
-        assert!(of_lost.synchronize_blocking().is_err() && stream.synchronize_blocking().is_err());
-        for look in 0..3 {
-            let error = mine.view().memory.bring_over().expect_err("one of the arrivals is spoilt");
-            assert!(error.is_device_lost(), "look {look}: {error}");
-            assert_eq!(lock(&mine.view().memory.user().unwrap().arrivals).len(), 2, "look {look}");
-        }
-        stream.copy(&anew, &mut mine).unwrap();
-        stream.synchronize_blocking().unwrap();
-        assert_eq!(mine.as_slice().unwrap(), [3; 8]);
-        drop(mine);
-        assert_eq!(futures::executor::block_on(back.into_inner()).unwrap(), [3; 8]);
     }
 }

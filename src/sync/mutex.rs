@@ -33,7 +33,7 @@ pub(crate) enum Level {
     OtherStreams,
     /// `graph/exec`: what the nodes of an exec were set to.
     ExecChanges,
-    /// `memory/wrapped`: what has come for memory of the user's and is not brought over.
+    /// `memory/staging`: what has come for memory that is not page-locked and is not brought over.
     Arrivals,
     /// `memory/hold/tie`: the turn at memory that graphs use.
     Turn,

@@ -22,6 +22,28 @@ alone!(a_launch_writes_to_host_memory_while_a_slice_of_it_is_borrowed, async |de
     out.as_mut_slice().unwrap().fill(3);
 });
 
+// Memory that is not page-locked is copied by way of other memory, by the host in part: no launch would do that.
+alone!(a_copy_of_memory_that_is_not_page_locked_fits_no_graph, async |device: Device, stream: Stream| {
+    let mut x = buffer(&stream, 7).await;
+    let mut near = Buffer::<u32>::pinned(&Device::host(), 64).unwrap();
+    let (mut mine, _back) = Buffer::wrap(vec![5_u32; 64]).unwrap();
+    for near in [&mut near, &mut mine] {
+        near.as_mut_slice().unwrap().fill(5);
+        let wrong = [
+            Graph::capture(&device, |capture| capture.stream().copy(&*near, &mut x)).unwrap_err(),
+            Graph::capture(&device, |capture| capture.stream().copy(&x, near)).unwrap_err(),
+            Graph::capture(&device, |capture| capture.input(near)).unwrap_err(),
+            Graph::capture(&device, |capture| capture.output(near)).unwrap_err(),
+        ];
+        for error in wrong {
+            assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+            assert!(error.to_string().contains("`Buffer::pinned(&device, ..)`"), "{error}");
+        }
+        assert_eq!(near.as_slice().unwrap(), [5; 64]);
+    }
+    assert_eq!(x.to_vec(&stream).await.unwrap(), [7; 64]);
+});
+
 // Two inputs, one after the other: their memory is the same block, and their copies are made before the launch.
 alone!(inputs_overwrite_each_other, async |device: Device, stream: Stream| {
     let mut sums = [buffer(&stream, 0).await, buffer(&stream, 0).await];

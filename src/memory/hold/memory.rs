@@ -62,16 +62,6 @@ impl Memory {
         }
     }
 
-    /// An error for memory of the user's that devices cannot copy from and to as it is.
-    pub(crate) fn is_page_locked(&self) -> Result<()> {
-        if !self.is_staged() {
-            return Ok(());
-        }
-        let text = "this memory is not page-locked, and what is copied to or from it goes through other memory, which no \
-                    launch of a graph does: copy it to `Buffer::pinned`";
-        Err(Error::new(ErrorKind::Usage, text))
-    }
-
     /// A turn at it, if graphs use it.
     #[inline]
     pub(in crate::memory) fn turn(&self) -> Option<Turn> {
