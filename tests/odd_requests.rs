@@ -179,6 +179,36 @@ on_both!(a_request_that_waits_for_its_work_hears_of_the_flows_end, async |device
     }
 });
 
+/// Answers once, and ends.
+struct Once;
+
+impl Operator for Once {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        let envelope = ports.input.take()?;
+        ports.output.send(envelope).await
+    }
+}
+
+// Between two runs a request waits for the next one, also while its work is not done; and it hears that none comes.
+on_both!(a_request_that_waits_for_its_work_hears_that_no_further_run_comes, async |device: Device| {
+    let mut flow = Flow::new("once");
+    let once = flow.add("once", Once);
+    let service = flow.service_with("service", once.input, once.output, Hub::bounded(3).envelope_bytes(64));
+    let first = async { service.ask(filled(&service, &[1; 4]).await).await.unwrap() };
+    let (answer, report) = tokio::join!(first, flow.run());
+    assert_eq!((values(&answer).await, report.unwrap().operator("once").unwrap().runs), (vec![1; 4], 1));
+    let [stream] = streams(&device);
+    let held = hold(&stream);
+    let mut asks = Box::pin(service.ask(Envelope::from(Buffer::from_slice(&stream, &[5_u32; 4]).unwrap())));
+    assert!(asks.as_mut().now_or_never().is_none());
+    drop((flow, answer));
+    assert_eq!(asks.await.unwrap_err().kind(), ErrorKind::Closed);
+    drop(held);
+});
+
 #[derive(Message)]
 struct Frame {
     number: u32,

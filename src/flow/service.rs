@@ -274,13 +274,21 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
 
     /// Waits for the work, unless the request is refused anyway, or can be sent no more.
     async fn done(&self, request: &mut Req, work: OpenWork) -> Result<()> {
+        let mut work = pin!(work.done());
         if self.is_closed() {
             // Says why.
             self.requests.try_place()?;
         }
-        let Some(door) = self.requests.door() else { return work.done().await };
+        let door = match self.requests.door() {
+            Some(door) => door,
+            // Before a run: it hears of its beginning, or that none comes.
+            None => match select(work.as_mut(), pin!(self.requests.some_door()?)).await {
+                Either::Left((done, _)) => return done,
+                Either::Right((door, _)) => door?,
+            },
+        };
         door.accepts(request, SentBy::Caller)?;
-        match select(pin!(work.done()), pin!(door.closed())).await {
+        match select(work, pin!(door.closed())).await {
             Either::Left((done, _)) => done,
             Either::Right((ended, _)) => Err(ended),
         }
