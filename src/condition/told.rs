@@ -8,7 +8,8 @@
 //! ```
 //!
 //! As long as a handle exists the value may change from outside, so an operator that waits for it waits for an event. When the
-//! last handle is dropped the observers are woken, and from then on wait for nothing that comes by itself.
+//! last handle is dropped the observers are woken, and from then on wait for nothing that comes by itself, until there is a
+//! handle again, which wakes them.
 //!
 //! An observer is woken by every change, whatever the value was when it polled: an operator that waits for something else
 //! meanwhile shows at once that it is paused, and ends at once if its gate has ended.
@@ -99,10 +100,15 @@ impl<T> State<T> {
 }
 
 impl<T: Copy> Heard<T> {
-    /// A new handle.
+    /// A new handle. Where there was none, every observer is woken: the value may change again.
     pub(crate) fn teller(&self) -> Told<T> {
-        lock(&self.shared.state).handles += 1;
-        Told(self.shared.clone())
+        let mut state = lock(&self.shared.state);
+        state.handles += 1;
+        let woken = if state.handles == 1 { state.take_wakers() } else { WakeList::new() };
+        drop(state);
+        let handle = Told(self.shared.clone());
+        woken.wake();
+        handle
     }
 
     /// The value. The waker is registered for the next change.
