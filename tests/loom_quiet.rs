@@ -121,7 +121,7 @@ fn send_one(distance: usize) {
         b.drive(&tokens, &rest, &messages, || {});
         b.poll(&tokens, &rest, &messages, || {});
         b.drive(&tokens, &rest, &messages, || {});
-        assert!(tokens.none(), "everything is done, and a token is left");
+        assert!(tokens.at_rest().is_some(), "everything is done, and a token is left");
         assert!(rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
     });
 }
@@ -163,7 +163,7 @@ fn wake_too_late(distance: usize) {
         end(&parking);
         end(&other);
         outside.join().unwrap();
-        assert!(tokens.none());
+        assert!(tokens.at_rest().is_some());
         assert!(told.load(Ordering::SeqCst) >= 1, "nobody was told of the rest");
     });
 }
@@ -222,7 +222,7 @@ fn one_that_asks_again_after_it_has_parked_has_a_token() {
             let (tokens, operator) = (tokens.clone(), operator.clone());
             thread::spawn(move || {
                 operator.send(&tokens);
-                assert!(!tokens.none(), "at rest with a message under way");
+                assert!(tokens.at_rest().is_none(), "at rest with a message under way");
                 Parking::new(&tokens, 1).end(&tokens);
             })
         };
@@ -233,7 +233,7 @@ fn one_that_asks_again_after_it_has_parked_has_a_token() {
                 for _ in 0..2 {
                     operator.parking.resume(&tokens);
                     if operator.input.load(Ordering::SeqCst) > taken {
-                        assert!(!tokens.none(), "a run without a token");
+                        assert!(tokens.at_rest().is_none(), "a run without a token");
                         taken += 1;
                         operator.polled.store(true, Ordering::SeqCst);
                     } else {
@@ -246,7 +246,7 @@ fn one_that_asks_again_after_it_has_parked_has_a_token() {
         other.join().unwrap();
         drive();
         assert_eq!(taken, 1);
-        assert!(tokens.none(), "everything is done, and a token is left");
+        assert!(tokens.at_rest().is_some(), "everything is done, and a token is left");
     });
 }
 
@@ -268,11 +268,43 @@ fn one_that_gives_up_waiting_has_a_token() {
             };
             parking.resume(&tokens);
             assert!(!Parking::new(&tokens, distance).end(&tokens), "at rest while one goes on");
-            assert!(!tokens.none(), "it goes on without a token");
+            assert!(tokens.at_rest().is_none(), "it goes on without a token");
             other.join().unwrap();
-            assert!(!tokens.none(), "it goes on without a token");
+            assert!(tokens.at_rest().is_none(), "it goes on without a token");
             assert!(parking.end(&tokens), "the last token, and nobody is told");
-            assert!(tokens.none());
+            assert!(tokens.at_rest().is_some());
+        });
+    }
+}
+
+/// What is found at rest by two looks that show the same has not been at work in between: an operator that was notified, and has
+/// parked again, is seen.
+#[test]
+fn a_rest_between_two_looks_is_the_same_rest() {
+    for distance in [1, 4] {
+        model(3, move || {
+            let tokens = Arc::new(tokens_of_two(distance));
+            let (one, two) = (Parking::new(&tokens, 0), Parking::new(&tokens, distance));
+            one.begin(&tokens);
+            two.begin(&tokens);
+            assert!(!one.park(&tokens) && two.park(&tokens));
+            let ran = Arc::new(AtomicUsize::new(0));
+            let other = {
+                let (tokens, ran) = (tokens.clone(), ran.clone());
+                thread::spawn(move || {
+                    let _ = one.wake(&tokens);
+                    one.begin(&tokens);
+                    ran.fetch_add(1, Ordering::SeqCst);
+                    assert!(one.park(&tokens));
+                })
+            };
+            let (first, before) = (tokens.at_rest(), ran.load(Ordering::SeqCst));
+            let (after, second) = (ran.load(Ordering::SeqCst), tokens.at_rest());
+            if first.is_some() && first == second {
+                assert_eq!(before, after, "it ran between the two looks");
+            }
+            other.join().unwrap();
+            assert_ne!(tokens.at_rest(), None);
         });
     }
 }
@@ -373,7 +405,7 @@ fn what_is_outside_comes_home_before_a_rest() {
         operator.drive(&tokens, &rest, &messages, || {});
         outside.join().unwrap();
         operator.drive(&tokens, &rest, &messages, || {});
-        assert!(tokens.none(), "everything is done, and a token is left");
+        assert!(tokens.at_rest().is_some(), "everything is done, and a token is left");
         assert!(rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
     });
 }
@@ -438,13 +470,13 @@ fn fed<const N: usize>(others: [fn(&FedFlow); N]) {
     flow.read();
     flow.rests(flow.senders.close(&flow.tokens));
     flow.rests(Parking::new(&flow.tokens, 0).end(&flow.tokens));
-    if flow.tokens.none() {
+    if flow.tokens.at_rest().is_some() {
         assert_eq!(flow.messages.load(Ordering::SeqCst), 0, "at rest with a message on its way in");
     }
     others.into_iter().for_each(|other| other.join().unwrap());
     flow.read();
     assert_eq!(flow.taken.load(Ordering::SeqCst), flow.accepted.load(Ordering::SeqCst), "a message is lost");
-    assert!(flow.tokens.none(), "everything is done, and a token is left");
+    assert!(flow.tokens.at_rest().is_some(), "everything is done, and a token is left");
     assert!(flow.rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
 }
 

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use super::{
     OnStall, closed,
-    drive::{Ended, Member, aborted, blamed, gone, operator},
+    drive::{Ended, Member, aborted, blamed, gone, operator, overdue},
     link,
     looks::{LOOK_AFTER, LOOK_AGAIN_AFTER, Looks, TimeLimit},
     section,
@@ -171,12 +171,17 @@ impl Keeper<'_> {
             return Poll::Ready(Next::Fail(self.overdue(time)));
         }
         let nodes = &self.control.nodes;
-        if self.control.rest.tokens.none() && nodes.iter().any(|node| !node.has_ended()) {
+        let tokens = &self.control.rest.tokens;
+        if let Some(since) = tokens.at_rest()
+            && nodes.iter().any(|node| !node.has_ended())
+        {
             if Node::ask_again(nodes) {
                 return Poll::Pending;
             }
             let all = (0..nodes.len()).filter(|&operator| !nodes[operator].has_ended()).collect();
-            return self.at_rest(all, true, rest);
+            let verdict = self.judge(all, true);
+            // Something from outside may have begun meanwhile. The flow's task is notified at the next rest.
+            return if tokens.at_rest() == Some(since) { self.carry_out(verdict, true, rest) } else { Poll::Pending };
         }
         if !rest.looks.is_due(&self.control.rest, task) {
             return Poll::Pending;
@@ -196,9 +201,7 @@ impl Keeper<'_> {
             };
             format!("{} {does}", self.control.whose(operator))
         });
-        let (name, each) = (&self.control.name, each.collect::<Vec<_>>().join("\n  - "));
-        let text = format!("flow `{name}` did not end within {time:?} of `stop`, and was aborted:\n  - {each}");
-        Error::new(ErrorKind::Cancelled, text)
+        overdue(self.control, time, &each.collect::<Vec<_>>().join("\n  - "))
     }
 
     /// Do operators wait for each other alone, while others go on?
@@ -207,15 +210,16 @@ impl Keeper<'_> {
             rest.looks.again(LOOK_AGAIN_AFTER);
             return Poll::Pending;
         };
-        let groups = closed::groups(&before.all);
+        let groups = closed::groups(&before.all).into_iter();
+        let judged: Vec<_> = groups.map(|group| (self.judge(self.with_sections(&group), false), group)).collect();
         // Each operator was looked at in its turn, and may have acted since.
         let after = self.control.stands(false);
         if before.unsure || after.is_none() {
             rest.looks.again(LOOK_AGAIN_AFTER);
         }
         let Some(after) = after else { return Poll::Pending };
-        for group in groups.into_iter().filter(|group| after.are_as_in(&before, group)) {
-            let next = self.at_rest(self.with_sections(&group), false, rest);
+        for (verdict, _) in judged.into_iter().filter(|(_, group)| after.are_as_in(&before, group)) {
+            let next = self.carry_out(verdict, false, rest);
             if next.is_ready() {
                 // Other groups may have been found as well, and none of their operators parks again.
                 rest.looks.again(LOOK_AFTER);
@@ -228,19 +232,26 @@ impl Keeper<'_> {
     /// These operators do nothing any more, unless they are notified, and nothing else will change that; `all`: no other does
     /// anything either. The end, or a stall? One may have been notified since, by an observer outside of the flow: that
     /// moves nothing, and it waits still.
-    fn at_rest(&self, group: Vec<usize>, all: bool, rest: &mut AtRest) -> Poll<Next> {
-        let found = self.judge(&group);
+    fn judge(&self, group: Vec<usize>, all: bool) -> Verdict {
+        let found = self.look_at(&group);
         if !found.stuck {
-            return self.done(group, &found.hubs_of_chunks, rest);
+            return Verdict::Done(group, found.hubs_of_chunks);
         }
         // A loop that has gone quiet is done, and its end may be what the others wait for.
         for core in self.cores(&group, all) {
-            let found = self.judge(&core);
+            let found = self.look_at(&core);
             if !found.stuck {
-                return self.done(core, &found.hubs_of_chunks, rest);
+                return Verdict::Done(core, found.hubs_of_chunks);
             }
         }
-        self.stalled(group, all, &found.waits, rest)
+        Verdict::Stalled(group, found.waits)
+    }
+
+    fn carry_out(&self, verdict: Verdict, all: bool, rest: &mut AtRest) -> Poll<Next> {
+        match verdict {
+            Verdict::Done(group, hubs_of_chunks) => self.done(group, &hubs_of_chunks, rest),
+            Verdict::Stalled(group, waits) => self.stalled(group, all, &waits, rest),
+        }
     }
 
     /// The parts of a group at rest that wait for nothing but themselves.
@@ -258,7 +269,7 @@ impl Keeper<'_> {
         (0..self.control.nodes.len()).filter(|&at| operators.contains(&self.control.first_of(at))).collect()
     }
 
-    fn judge(&self, group: &[usize]) -> Judged {
+    fn look_at(&self, group: &[usize]) -> Found {
         let nodes = &self.control.nodes;
         let mut waits: Vec<String> = Vec::new();
         let mut stuck = false;
@@ -278,7 +289,7 @@ impl Keeper<'_> {
         let hubs_of_chunks = link::hubs(own);
         stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && hub.state.queued() > 0);
         stuck |= hubs_of_chunks.iter().any(|hub| hub.queued() > 0);
-        Judged { stuck, waits, hubs_of_chunks }
+        Found { stuck, waits, hubs_of_chunks }
     }
 
     /// These operators have nothing left to do.
@@ -328,8 +339,16 @@ impl Keeper<'_> {
     }
 }
 
-/// What operators at rest are found to be.
-struct Judged {
+/// What operators at rest are.
+enum Verdict {
+    /// They have nothing left to do.
+    Done(Vec<usize>, Vec<Arc<dyn ChunkState>>),
+    /// Something is left that none of them will take, and what each waits for.
+    Stalled(Vec<usize>, Vec<String>),
+}
+
+/// What a look at operators at rest has found.
+struct Found {
     /// Something is left that none of them will take.
     stuck: bool,
     /// What each waits for, in words.

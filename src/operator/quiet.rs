@@ -27,6 +27,9 @@
 //! A group is counted before it has its first token and until after it has lost its last: so the count is never too small,
 //! and zero means that there is no token at all. Who is no operator and may yet cause something counts as a group.
 //!
+//! To find out what a flow at rest is takes a while, and something from outside may begin meanwhile, and even end. So the same
+//! word says how often a group was counted: if that is what it was, there was no token all the while ([`Tokens::at_rest`]).
+//!
 //! Knows no tokio: `tests/loom_quiet.rs` includes it as it stands.
 
 use std::sync::Arc;
@@ -43,6 +46,10 @@ const BITS: usize = 2;
 const GROUP: usize = 4;
 /// Their tokens.
 const TOKENS: usize = 0b01_01_01_01;
+
+/// Of the word that counts the groups: those that have tokens in its lower half, and above it how often one came to have some.
+const COUNTED: usize = usize::MAX >> (usize::BITS / 2);
+const COMES: usize = COUNTED + 2;
 
 /// The tokens of one flow.
 #[derive(Debug)]
@@ -67,15 +74,30 @@ impl Tokens {
         Self { groups: Alone(AtomicUsize::new(groups)), lent: AtomicUsize::new(0), states: states.collect() }
     }
 
-    pub(crate) fn none(&self) -> bool {
-        self.groups.0.load(Ordering::SeqCst) == 0
+    /// If there is no token: a value that is the same later only if there was none in between (up to a number of them that no
+    /// look is long enough for).
+    pub(crate) fn at_rest(&self) -> Option<usize> {
+        let groups = self.groups.0.load(Ordering::SeqCst);
+        (groups & COUNTED == 0).then_some(groups)
+    }
+
+    /// A group has its first token.
+    #[inline]
+    fn counts_one_more(&self) {
+        self.groups.0.fetch_add(COMES, Ordering::SeqCst);
+    }
+
+    /// A group has lost its last. True if that was the last of all.
+    #[inline]
+    fn counts_one_less(&self) -> bool {
+        self.groups.0.fetch_sub(1, Ordering::SeqCst) & COUNTED == 1
     }
 
     /// Something other than an operator may cause work: it counts as a token. Called by the holder of a token where the flow
     /// must not be at rest.
     pub(crate) fn lend(&self) {
         self.lent.fetch_add(1, Ordering::SeqCst);
-        self.groups.0.fetch_add(1, Ordering::SeqCst);
+        self.counts_one_more();
     }
 
     /// How many are lent, or were a moment ago.
@@ -85,7 +107,7 @@ impl Tokens {
 
     /// That one has it no longer. True if no token is left.
     pub(crate) fn regain(&self) -> bool {
-        let last = self.groups.0.fetch_sub(1, Ordering::SeqCst) == 1;
+        let last = self.counts_one_less();
         self.lent.fetch_sub(1, Ordering::SeqCst);
         last
     }
@@ -93,7 +115,7 @@ impl Tokens {
     /// A group's token has gone, and left its word so. True if that was the last one.
     #[inline]
     fn given_back(&self, left: usize) -> bool {
-        left & TOKENS == 0 && self.groups.0.fetch_sub(1, Ordering::SeqCst) == 1
+        left & TOKENS == 0 && self.counts_one_less()
     }
 }
 
@@ -163,7 +185,7 @@ impl Parking {
     /// It has a token, and nobody else has one.
     pub(crate) fn is_last(&self, tokens: &Tokens) -> bool {
         let others = self.group.0.load(Ordering::SeqCst) & TOKENS & !self.token;
-        others == 0 && tokens.groups.0.load(Ordering::SeqCst) == 1
+        others == 0 && tokens.groups.0.load(Ordering::SeqCst) & COUNTED == 1
     }
 
     /// Somebody wakes the operator. The token is there as soon as the state says so: the operator may run, and park again,
@@ -198,13 +220,13 @@ impl Parking {
             }
             let first_token = seen & TOKENS == 0;
             if first_token {
-                tokens.groups.0.fetch_add(1, Ordering::SeqCst);
+                tokens.counts_one_more();
             }
             match word.compare_exchange(seen, seen | state, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return Woken { first: seen & self.no_poll == 0, last },
                 Err(now) => {
                     // Whoever was quicker and gave the group its first token has counted it as well.
-                    last |= first_token && tokens.groups.0.fetch_sub(1, Ordering::SeqCst) == 1;
+                    last |= first_token && tokens.counts_one_less();
                     seen = now;
                 }
             }
