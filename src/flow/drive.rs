@@ -20,7 +20,8 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::Arc,
-    task::Poll,
+    task::{Context, Poll},
+    time::Duration,
 };
 
 use tokio::sync::oneshot;
@@ -31,6 +32,7 @@ use super::{
     cycles,
     keeper::Keeper,
     link::{self, Attached, Linking},
+    looks::TimeLimit,
     section,
     spawn::{Threads, guarded, spawn},
     starting::starting,
@@ -229,7 +231,8 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
     let mut hubs = Hubs::default();
     // What a hand-written port does as it is bound is user code.
     let building = caught(async {
-        hubs = until_abort(&control, build(&mut crew, joints, links, &control)).await?;
+        let build = build(&mut crew, joints, links, &control);
+        hubs = until_over(&control, || "its hubs wait for memory".into(), build).await?;
         Ok(())
     });
     match building.await {
@@ -252,7 +255,8 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
         }
         let (node, name) = (Node::alone(), member.name.clone());
         let starting = at_home(own_threads[member.index].as_ref(), first_phase(member, flow, node.clone()));
-        let outcome = match abortable(&control, &node, starting).await {
+        let left = || format!("`{name}` is in its `start`");
+        let outcome = match abortable(&control, &node, left, starting).await {
             Some((member, outcome)) => {
                 started.push(member);
                 outcome
@@ -432,21 +436,29 @@ async fn build(crew: &mut [Member], joints: Vec<Joint>, links: Vec<ToLink>, cont
 
 /// Resolves when all that the flow has enqueued is done: what nobody waited for may still have failed.
 async fn done(crew: &mut [Member], sections: &[Arc<section::Told>], hubs: &Hubs, control: &Control) -> Result<()> {
+    let enqueued = || "work that was enqueued is not done".to_string();
     for section in sections {
         if let Some(last) = section.last() {
-            let done = until_abort(control, last.completed()).await;
+            let done = until_over(control, enqueued, last.completed()).await;
             done.map_err(|error| blamed(control, error, &section::place(&section.name)))?;
         }
     }
     for member in crew {
         for last in member.seat.last() {
-            let done = until_abort(control, last.completed()).await;
+            let done = until_over(control, enqueued, last.completed()).await;
             done.map_err(|error| blamed(control, error, &operator(&member.name)))?;
         }
     }
-    let of_chunks = link::hubs(&hubs.links).into_iter().flat_map(|hub| hub.last_copies());
-    for last in hubs.all.iter().filter_map(|hub| hub.state.last_copy()).chain(of_chunks) {
-        until_abort(control, last.completed()).await?;
+    for last in hubs.all.iter().filter_map(|hub| hub.state.last_copy()) {
+        until_over(control, enqueued, last.completed()).await?;
+    }
+    for last in link::hubs(&hubs.links).into_iter().flat_map(|hub| hub.last_copies()) {
+        // A hub of chunks goes on without a device that it has lost: what was lost with it is an error of the links that were to
+        // have it.
+        match until_over(control, enqueued, last.completed()).await {
+            Err(error) if !error.is_device_lost() => return Err(error),
+            _ => {}
+        }
     }
     Ok(())
 }
@@ -472,31 +484,68 @@ async fn compile(devices: &[Device]) -> Result<()> {
     Ok(())
 }
 
-/// `work`, or an error once the flow is aborted.
-async fn until_abort<T>(control: &Control, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let mut work = pin!(work);
+/// When a flow is over before it has ended.
+struct Limit<'a> {
+    control: &'a Control,
+    /// Of [`stop_within`](crate::flow::Handle::stop_within).
+    stop: TimeLimit,
+}
+
+impl<'a> Limit<'a> {
+    fn of(control: &'a Control) -> Self {
+        Self { control, stop: TimeLimit::default() }
+    }
+
+    /// Once the flow is aborted, or was to have ended by now: the error. Until then the waker is kept. `left`: what there is yet
+    /// to do, in words.
+    fn is_over(&mut self, left: impl FnOnce() -> String, task: &mut Context<'_>) -> Option<Error> {
+        self.control.keeper.register(task.waker());
+        if self.control.is_aborted() {
+            return Some(aborted(self.control));
+        }
+        let (due, time) = self.control.stop_by()?;
+        self.stop.has_passed(due, task).then(|| overdue(self.control, time, &left()))
+    }
+}
+
+/// `work`, or an error once the flow is over. `left`: what there is yet to do, in words.
+async fn until_over<T>(
+    control: &Control,
+    left: impl Fn() -> String,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let (mut work, mut limit) = (pin!(work), Limit::of(control));
+    poll_fn(|task| match limit.is_over(&left, task) {
+        Some(error) => Poll::Ready(Err(error)),
+        None => work.as_mut().poll(task),
+    })
+    .await
+}
+
+/// `work`, whose node is told once the flow is over.
+async fn abortable<T>(
+    control: &Control,
+    node: &Arc<Node>,
+    left: impl Fn() -> String,
+    work: impl Future<Output = T>,
+) -> T {
+    let (mut work, mut limit, mut told) = (pin!(work), Limit::of(control), false);
     poll_fn(|task| {
-        control.keeper.register(task.waker());
-        if control.is_aborted() {
-            return Poll::Ready(Err(aborted(control)));
+        if !told && let Some(error) = limit.is_over(&left, task) {
+            told = true;
+            control.fail(error);
+            node.abort();
         }
         work.as_mut().poll(task)
     })
     .await
 }
 
-/// `work`, whose node is told once the flow is aborted.
-async fn abortable<T>(control: &Control, node: &Arc<Node>, work: impl Future<Output = T>) -> T {
-    let (mut work, mut told) = (pin!(work), false);
-    poll_fn(|task| {
-        control.keeper.register(task.waker());
-        if !told && control.is_aborted() {
-            told = true;
-            node.abort();
-        }
-        work.as_mut().poll(task)
-    })
-    .await
+/// The flow has not ended this long after it was asked to.
+pub(super) fn overdue(control: &Control, time: Duration, left: &str) -> Error {
+    let name = &control.name;
+    let text = format!("flow `{name}` did not end within {time:?} of `stop`, and was aborted:\n  - {left}");
+    Error::new(ErrorKind::Cancelled, text)
 }
 
 /// Of what has failed at this place. An abort is no operator's failure; and a lost device is known to those that use it next: its
