@@ -783,3 +783,220 @@ async fn q8_a_start_may_wait_for_another_flow() {
     within(running).await.unwrap();
     assert_eq!(within(answer.recv()).await.unwrap().unwrap(), 7);
 }
+
+#[derive(Ports)]
+struct StorePorts {
+    #[input]
+    number: Input<u32>,
+    #[produce]
+    numbers: Produce<u32>,
+}
+
+/// Puts what comes into a hub of chunks.
+struct Store;
+
+impl Operator for Store {
+    type Ports = StorePorts;
+
+    async fn compute(&mut self, ports: &mut StorePorts, _cx: &mut Cx) -> Result<()> {
+        let number = ports.number.take()?;
+        ports.numbers.get_mut()?.fill_from(&[number]).await
+    }
+}
+
+#[derive(Ports)]
+struct FetchPorts {
+    #[consume]
+    numbers: Consume<u32>,
+    #[output]
+    number: Output<u32>,
+}
+
+/// Passes on what a hub of chunks has.
+struct Fetch;
+
+impl Operator for Fetch {
+    type Ports = FetchPorts;
+
+    async fn compute(&mut self, ports: &mut FetchPorts, _cx: &mut Cx) -> Result<()> {
+        let number = ports.numbers.get()?.read().await?[0];
+        ports.number.send(number).await
+    }
+}
+
+#[derive(Ports)]
+struct CountdownPorts {
+    #[input]
+    back: Input<u32>,
+    #[output]
+    forth: Output<u32>,
+}
+
+/// Sends a number round, one less each time.
+struct Countdown(u32);
+
+impl Operator for Countdown {
+    type Ports = CountdownPorts;
+
+    async fn run(&mut self, ports: &mut CountdownPorts, _cx: &mut Cx) -> Result<()> {
+        ports.forth.send(self.0).await?;
+        while let Some(number) = ports.back.recv().await? {
+            self.0 = number;
+            if number > 0 {
+                ports.forth.send(number - 1).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn compute(&mut self, _ports: &mut CountdownPorts, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn chunks_on_the_host() -> ChunkHub<u32> {
+    ChunkHub::builder("numbers").elements(1).queue(2).host_envelopes(2).build().unwrap()
+}
+
+/// A blank envelope that an operator has seen, and not taken as it waits for a message, is nothing that it waits for.
+#[tokio::test(start_paused = true)]
+async fn q7_a_quiet_loop_through_a_hub_of_chunks_ends() {
+    let (mut flow, hub) = (Flow::new("q7"), chunks_on_the_host());
+    let (count, store, fetch) = (flow.add("count", Countdown(5)), flow.add("store", Store), flow.add("fetch", Fetch));
+    flow.connect(count.forth, store.number);
+    flow.link(store.numbers, &hub);
+    flow.link(fetch.numbers, &hub);
+    flow.connect(fetch.number, count.back);
+    let report = within(flow.run()).await.unwrap();
+    assert_eq!(report.operator("store").unwrap().runs, 6);
+}
+
+#[derive(Ports)]
+struct BothPorts {
+    #[input]
+    left: Input<u32>,
+    #[input]
+    right: Input<u32>,
+    #[produce]
+    numbers: Produce<u32>,
+    #[output]
+    sent: Output<u32>,
+}
+
+/// Waits for one of each, and a blank envelope.
+struct Both;
+
+impl Operator for Both {
+    type Ports = BothPorts;
+
+    async fn compute(&mut self, ports: &mut BothPorts, _cx: &mut Cx) -> Result<()> {
+        let number = ports.left.take()? + ports.right.take()?;
+        ports.numbers.get_mut()?.fill_from(&[number]).await?;
+        ports.sent.send(number).await
+    }
+}
+
+#[derive(Ports)]
+struct LeftFirstPorts {
+    #[input]
+    sent: Input<u32>,
+    #[output]
+    left: Output<u32>,
+    #[output]
+    right: Output<u32>,
+}
+
+/// Sends to the right once something has come back.
+struct LeftFirst;
+
+impl Operator for LeftFirst {
+    type Ports = LeftFirstPorts;
+
+    async fn run(&mut self, ports: &mut LeftFirstPorts, _cx: &mut Cx) -> Result<()> {
+        ports.left.send(1).await?;
+        while ports.sent.recv().await?.is_some() {
+            ports.right.send(2).await?;
+        }
+        Ok(())
+    }
+
+    async fn compute(&mut self, _ports: &mut LeftFirstPorts, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The same of a deadlock beside a timer: that one of the two could have a blank envelope of a hub that others use is no way out.
+#[tokio::test(start_paused = true)]
+async fn q8_a_deadlock_of_operators_with_room_in_a_hub_of_chunks_is_found() {
+    let (mut flow, hub) = (Flow::new("q8"), chunks_on_the_host());
+    let ticks = flow.add("ticks", chunks::Fill::each(0..u32::MAX >> 8)).when(every(Duration::from_millis(20)));
+    let drain = flow.add("drain", chunks::Drain(shared()));
+    let (both, first) = (flow.add("both", Both), flow.add("first", LeftFirst));
+    flow.link(ticks.numbers, &hub);
+    flow.link(both.numbers, &hub);
+    flow.link(drain.numbers, &hub);
+    flow.connect(first.left, both.left);
+    flow.connect(first.right, both.right);
+    flow.connect(both.sent, first.sent);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("`both` waits for") && text.contains("`first` waits for"), "{text}");
+    assert!(!text.contains("ticks") && !text.contains("blank"), "{text}");
+}
+
+/// An operator finds its gate again, of which all handles were gone, and has it resumed later.
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_has_a_handle_again_keeps_its_flow() {
+    let mut flow = Flow::new("again");
+    let gate = flow.gate("gate");
+    gate.pause();
+    let mut numbers = 0..1;
+    let send = flow.add("send", source(move || ready(Ok(numbers.next()))));
+    let finds = flow.add("finds", FindsGate);
+    let seen = shared();
+    let into = seen.clone();
+    let keep = move |number: u32| {
+        lock(&into).push(number);
+        ready(Ok(()))
+    };
+    let gated = flow.add("gated", sink(keep)).when(gate.clone());
+    drop(gate);
+    flow.connect(send.output, finds.input);
+    flow.connect(finds.output, gated.input);
+    within(flow.run()).await.unwrap();
+    assert_eq!(*lock(&seen), [0]);
+}
+
+/// Passes on what comes, and has the gate resumed when the others have long been at rest.
+struct FindsGate;
+
+impl Operator for FindsGate {
+    type Ports = MapPorts<u32, u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let number = ports.input.take()?;
+        ports.output.send(number).await?;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let gate = cx.gate("gate")?;
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            gate.resume();
+        });
+        Ok(())
+    }
+}
+
+/// The time that a flow has to end in counts wherever it is: in an operator's `start`, or at its last work.
+#[tokio::test(start_paused = true)]
+async fn stop_within_ends_a_flow_that_has_not_begun() {
+    let mut flow = Flow::new("begins");
+    flow.add("waits", InStart(std::future::pending::<Result<()>>));
+    let running = flow.spawn().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    running.stop_within(Duration::from_secs(3));
+    let begun = Instant::now();
+    let error = within(running).await.unwrap_err();
+    assert!(error.is_cancelled() && error.to_string().contains("`waits` is in its `start`"), "{error}");
+    assert_eq!(begun.elapsed().as_secs(), 3);
+}

@@ -1,6 +1,7 @@
 //! [`Handle`]: a flow at work, as seen and spoken to from outside and from its operators.
 
 use std::{
+    collections::HashMap,
     fmt,
     pin::Pin,
     sync::{
@@ -101,6 +102,19 @@ pub(crate) struct Hubs {
     pub(crate) links: Vec<LinkedTo>,
     /// By operator: those that it writes to and reads from.
     of: Vec<Vec<usize>>,
+    /// By operator: its links, and the numbers of their hubs.
+    links_of: Vec<Vec<(usize, usize)>>,
+    /// By hub of chunks, as they come in `links`.
+    of_chunks: Vec<OfChunks>,
+}
+
+/// What is known of a hub of chunks.
+#[derive(Default)]
+struct OfChunks {
+    /// The operators with links to it.
+    linked: Vec<usize>,
+    /// Those, and the operators that what they send may come to. Found out when first asked for.
+    reached: OnceLock<Vec<usize>>,
 }
 
 impl Hubs {
@@ -112,7 +126,29 @@ impl Hubs {
                 of[hub.to].push(at);
             }
         }
-        Self { all, links, of }
+        let (mut numbers, mut links_of) = (HashMap::new(), vec![Vec::new(); operators]);
+        let mut of_chunks: Vec<OfChunks> = Vec::new();
+        for (at, link) in links.iter().enumerate() {
+            let hub = *numbers.entry(link.hub()).or_insert_with(|| {
+                of_chunks.push(OfChunks::default());
+                of_chunks.len() - 1
+            });
+            links_of[link.operator].push((at, hub));
+            of_chunks[hub].linked.push(link.operator);
+        }
+        Self { all, links, of, links_of, of_chunks }
+    }
+
+    /// An operator's links, and the numbers of their hubs.
+    pub(crate) fn links_of(&self, operator: usize) -> impl Iterator<Item = (&LinkedTo, usize)> {
+        self.links_of.get(operator).into_iter().flatten().map(|&(at, hub)| (&self.links[at], hub))
+    }
+
+    /// The operators with links to a hub of chunks, and those that what they send may come to. A link by hand, or of another flow,
+    /// counts as one that is outside.
+    pub(crate) fn reached_through(&self, hub: usize) -> &[usize] {
+        let OfChunks { linked, reached } = &self.of_chunks[hub];
+        reached.get_or_init(|| self.reached_from(linked.clone()))
     }
 
     /// Those that an operator writes to and reads from.
@@ -122,19 +158,15 @@ impl Hubs {
 
     /// These operators, and those that what they send may come to.
     pub(crate) fn reached_from(&self, mut next: Vec<usize>) -> Vec<usize> {
-        let mut reached = vec![false; self.of.len()];
-        next.iter().for_each(|&operator| reached[operator] = true);
+        let (mut reached, mut passed) = (vec![false; self.of.len()], vec![false; self.of_chunks.len()]);
+        next.retain(|&operator| !std::mem::replace(&mut reached[operator], true));
         let mut all = Vec::new();
         while let Some(operator) = next.pop() {
             all.push(operator);
             let readers = self.of(operator).filter(|hub| hub.from == operator).map(|hub| hub.to);
-            let hubs = || self.links.iter().filter(|link| link.operator == operator).map(LinkedTo::hub);
-            let linked = self.links.iter().filter(|link| hubs().any(|hub| hub == link.hub())).map(|link| link.operator);
-            for other in readers.chain(linked) {
-                if !std::mem::replace(&mut reached[other], true) {
-                    next.push(other);
-                }
-            }
+            let hubs = self.links_of[operator].iter().filter(|(_, hub)| !std::mem::replace(&mut passed[*hub], true));
+            let linked = hubs.flat_map(|&(_, hub)| &self.of_chunks[hub].linked).copied();
+            next.extend(readers.chain(linked).filter(|&other| !std::mem::replace(&mut reached[other], true)));
         }
         all
     }
@@ -346,7 +378,7 @@ impl Control {
                 lack.push_str(&format!(" (`{port}` waits for one of each connection; `at_least = 1` runs on any)"));
             }
         }
-        for linked in hubs.links.iter().filter(|linked| linked.operator == operator) {
+        for (linked, _) in hubs.links_of(operator) {
             match linked.state.lacks(linked.link, &holders) {
                 None => {}
                 Some(Lack::Room(lack)) => room.push(lack),

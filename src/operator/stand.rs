@@ -109,7 +109,7 @@ impl Control {
         let node = &self.nodes[operator];
         let waits_for_a_run = node.is_parked() && node.waits_in_run().is_none() && !node.shown().has_workers();
         let mut before = hubs.of(operator).filter(|hub| hub.to == operator);
-        let is_linked = hubs.links.iter().any(|link| link.operator == operator);
+        let is_linked = hubs.links_of(operator).next().is_some();
         !waits_for_a_run || is_linked || before.any(|hub| hub.state.queued() > 0 || hub.state.keeps_latest())
     }
 
@@ -148,17 +148,15 @@ impl Found<'_> {
                 }
             }
         }
-        let links = || self.hubs.links.iter();
         for desk in shown.asked() {
             let behind = self.hubs.reached_from(vec![desk]).into_iter();
             self.on.extend(behind.filter(|&other| other != desk && self.control.may_hold_a_request(other, self.hubs)));
         }
-        for own in links().filter(|own| own.operator == operator) {
-            if own.state.lacks(own.link, &()).is_none() {
-                continue;
+        for (own, hub) in self.hubs.links_of(operator) {
+            if own.state.lacks(own.link, &()).is_some() {
+                self.envelope = true;
+                self.on.extend_from_slice(self.hubs.reached_through(hub));
             }
-            // A link by hand, or of another flow, counts as one that is outside.
-            holders.extend(links().filter(|other| other.hub() == own.hub()).map(|other| other.operator));
         }
         if !holders.is_empty() {
             self.envelope = true;

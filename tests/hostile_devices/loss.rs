@@ -339,3 +339,99 @@ fn a_simulated_device_does_not_end_under_the_lock_of_a_heap() {
         assert!(allocated);
     });
 }
+
+/// A hub of chunks goes on without a device that it has lost, and so does a flow that begins after that.
+#[tokio::test]
+async fn a_flow_is_not_failed_by_what_its_hub_lost_before() {
+    use crate::common::{
+        chunks::{Drain, Fill},
+        shared, within,
+    };
+    let (host, device) =
+        (Device::host(), Device::emulated(Emulated::new().faults(Faults::new().trap_kernel("increment", 1))));
+    let hub = ChunkHub::<u32>::builder("numbers")
+        .elements(1)
+        .queue(2)
+        .host_envelopes(2)
+        .envelopes(&device, 1)
+        .build()
+        .unwrap();
+    let (mut produce, mut modify) = (hub.produce(&host).unwrap(), hub.modify(&device).unwrap());
+    let mut consume = hub.consume(&host).unwrap();
+    within(produce.with(async |blank| blank.fill_from(&[1]).await)).await.unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let _ = within(modify.with(async |chunk| crate::common::increment::launch(&stream, chunk))).await;
+    assert!(within(stream.completed()).await.is_err());
+    drop(modify);
+    let lost = within(consume.next()).await;
+    assert!(lost.is_err() || within(lost.unwrap().unwrap().read()).await.is_err(), "it was the only copy");
+    drop((produce, consume));
+    for _ in 0..2 {
+        let seen = shared();
+        let mut flow = Flow::new("on the host");
+        let (fill, drain) = (flow.add("fill", Fill::each(0..5)), flow.add("drain", Drain(seen.clone())));
+        flow.link(fill.numbers, &hub);
+        flow.link(drain.numbers, &hub);
+        within(flow.run()).await.unwrap();
+        assert_eq!(lock(&seen).len(), 5);
+    }
+}
+
+/// Takes out what there is; what is lost, it puts up with.
+struct PutsUp;
+
+impl Operator for PutsUp {
+    type Ports = crate::common::chunks::DrainPorts;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        match ports.numbers.get() {
+            Err(error) if error.is_device_lost() => Ok(()),
+            chunk => chunk?.read().await.map(drop),
+        }
+    }
+}
+
+/// The links of a hub are notified one after the other of a device's loss. While the first one's waker takes its time, the links
+/// by hand go: the operators that are to be notified next have not stalled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_that_are_to_hear_of_a_loss_have_not_stalled() {
+    use crate::common::{chunks::Fill, until, within};
+    let device = Device::emulated(Emulated::new().faults(Faults::new().trap_kernel("increment", 1)));
+    let hub = ChunkHub::<u32>::builder("numbers")
+        .elements(1)
+        .queue(1)
+        .host_envelopes(1)
+        .envelopes(&device, 1)
+        .build()
+        .unwrap();
+    let (mut first, mut second) = (hub.modify(&device).unwrap(), hub.modify(&device).unwrap());
+    let mut flow = Flow::new("on the host");
+    let (fill, drain) = (flow.add("fill", Fill::each(0..5)), flow.add("puts up", PutsUp));
+    flow.link(fill.numbers, &hub);
+    flow.link(drain.numbers, &hub);
+    let running = flow.spawn().unwrap();
+    let chunk = within(first.next()).await.unwrap().unwrap();
+    let ((told, tells), (go, waits)) = (mpsc::channel(), mpsc::channel::<()>());
+    let waits = Mutex::new(waits);
+    let holds_up = move || {
+        let _ = told.send(());
+        let _ = lock(&waits).recv();
+    };
+    let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(holds_up)), dropped: None }));
+    let mut next = Box::pin(second.next());
+    assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let waiting = || running.status().iter().all(|operator| !operator.running && !operator.waits_for.is_empty());
+    until("the operators wait", waiting).await;
+    let stream = Stream::new(&device).unwrap();
+    let mut other = Buffer::from_slice(&stream, &[1_u32]).unwrap();
+    crate::common::increment::launch(&stream, &mut other).unwrap();
+    tokio::task::spawn_blocking(move || tells.recv().unwrap()).await.unwrap();
+    drop(next);
+    drop((second, chunk, first));
+    // Were it at rest, it would be found so: the operators' tasks have nothing else to do.
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    drop(go);
+    within(running).await.unwrap();
+}

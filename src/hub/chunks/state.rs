@@ -66,6 +66,7 @@ use std::{
 
 use smallvec::SmallVec;
 
+use self::snapshot::Snapshot;
 use super::roles::{LinkName, Role};
 use crate::planted::{self, Planted};
 
@@ -827,6 +828,13 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     pub(super) fn waits_at(&self, id: LinkId) -> Option<(Role, Place)> {
         let link = self.links.get(&id).filter(|link| link.waits.is_some())?;
         Some((link.role, link.place))
+    }
+
+    /// A link that waits would be given what it waits for, if it asked.
+    pub(super) fn may_go(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
+        let waits = |link: &Link| link.waits.as_ref().map(|waits| waits.blank);
+        let asked = self.links.get(&id).and_then(|link| Some((link, waits(link)?)));
+        asked.is_some_and(|(link, blank)| Snapshot::new(self, blanks).may_go(id, link, blank))
     }
 
     /// Whom data flows to, if it was said.

@@ -115,6 +115,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
             let (role, at) = state.waits_at(link)?;
             let place = places.all.get(at)?;
             let on = place_name(&place.device);
+            if state.may_go(link, places) {
+                // It waits for something else.
+                return None;
+            }
             if role == Role::Produce && !state.has_room() {
                 let directed = if state.flow().is_some() { ", and `flow_to` says whom chunks go to" } else { "" };
                 return Some(Lack::Room(format!("room in hub `{name}`: all of its places are taken{directed}")));
