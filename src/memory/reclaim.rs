@@ -98,6 +98,16 @@ impl Memory {
         heap.ledger.tell();
     }
 
+    /// Some of its uses are never known to be over. Those on another device than its own that is lost are so once that runs nothing
+    /// any more, where it says so.
+    pub(super) fn is_never_free(&self) -> bool {
+        let own = self.device.is_lost();
+        self.uses().any_is(|ticket| {
+            let device = ticket.stream().device();
+            device.is_lost() && (own || device.is_cuda()) && !ticket.is_done()
+        })
+    }
+
     /// The device may still touch it, and nobody will know when not.
     #[cold]
     pub(super) fn leak(&self) {
@@ -168,7 +178,6 @@ impl Heap {
         }
         // Tickets that are forgotten under the lock may be the last to hold a stream.
         let _later = Deferred::new();
-        let never_passes = |ticket: &Ticket| ticket.stream().device().is_lost() && !ticket.is_done();
         let mut state = lock(&self.state);
         let (mut sizes, mut asked, mut kept) = (0, 0, 0);
         let mut passed: SmallVec<[Box<Memory>; 8]> = SmallVec::new();
@@ -186,7 +195,7 @@ impl Heap {
         state.gone(sizes - kept, asked);
         state.idle += kept;
         let given_up = if self.keeps() { Vec::new() } else { state.drain_idle(u64::MAX) };
-        let leaked = if lost { state.drain_bound(|memory| memory.uses().any_is(never_passes)) } else { Vec::new() };
+        let leaked = if lost { state.drain_bound(Memory::is_never_free) } else { Vec::new() };
         drop(state);
         // What they hold of the device and of this heap is not let go under the lock.
         drop(passed);

@@ -15,7 +15,10 @@ use std::{
     fmt,
     future::poll_fn,
     marker::PhantomData,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Waker},
 };
 
@@ -91,7 +94,7 @@ pub struct Linked<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static = ()> 
     /// Why the link cannot wait for a chunk, as of the last time it was asked.
     refused: Option<Error>,
     /// This run's error, in the chunk's place.
-    failed: Option<Error>,
+    failed: Option<Failed>,
     name: &'static str,
     waits: bool,
     by_hand: bool,
@@ -99,16 +102,28 @@ pub struct Linked<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static = ()> 
     carry: Arc<Carry>,
 }
 
+/// An error in a chunk's place.
+struct Failed {
+    error: Error,
+    /// If not, it is the run's own: a chunk that is lost is lost for good. True from the first where nothing is.
+    looked_at: AtomicBool,
+}
+
+impl Failed {
+    fn was_looked_at(&self) -> bool {
+        self.looked_at.load(Ordering::Relaxed)
+    }
+}
+
 /// Why a port has no chunk.
 #[cold]
-fn missing(failed: &Option<Error>, port: &str, hub: &str) -> Error {
-    failed.as_ref().map_or_else(
-        || {
-            let text = format!("port `{port}` has no chunk of hub `{hub}` in this run, or none any more");
-            Error::new(ErrorKind::Usage, text)
-        },
-        Error::again,
-    )
+fn missing(failed: &Option<Failed>, port: &str, hub: &str) -> Error {
+    if let Some(failed) = failed {
+        failed.looked_at.store(true, Ordering::Relaxed);
+        return failed.error.again();
+    }
+    let text = format!("port `{port}` has no chunk of hub `{hub}` in this run, or none any more");
+    Error::new(ErrorKind::Usage, text)
 }
 
 /// A port that fills blank chunks: marked `#[produce]`. See [`Linked`].
@@ -125,7 +140,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if there is none: it was committed already, or the port is `optional`; what went wrong
-    /// with its copy, if something did.
+    /// with its copy, if something did. A run that does not look at the error of a chunk that is lost ends with it.
     pub fn get(&self) -> Result<&Chunk<K, T, S>> {
         self.chunk.as_ref().ok_or_else(|| missing(&self.failed, self.name, self.link.hub()))
     }
@@ -300,6 +315,9 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linked
     }
 
     fn run_ended(&mut self) -> Result<()> {
+        if let Some(failed) = self.failed.as_ref().filter(|failed| !failed.was_looked_at()) {
+            return Err(failed.error.again());
+        }
         if self.by_hand {
             return Ok(());
         }
@@ -311,8 +329,9 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linked
 
     fn let_go(&mut self) {
         self.chunk = None;
-        // The next run has a chunk, if the cause is gone.
-        (self.failed, self.refused) = (None, None);
+        // The next run has a chunk, if the cause is gone; or again what the last one did not look at.
+        self.refused = None;
+        let _ = self.failed.take_if(|failed| failed.was_looked_at());
     }
 
     fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)> {
@@ -371,7 +390,8 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K,
                 true
             }
             Err(error) => {
-                self.failed = Some(error);
+                let is_gone = K::ROLE.0 != Role::Produce && error.is_device_lost();
+                self.failed = Some(Failed { error, looked_at: AtomicBool::new(!is_gone) });
                 true
             }
         }

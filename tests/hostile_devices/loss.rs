@@ -435,3 +435,36 @@ async fn operators_that_are_to_hear_of_a_loss_have_not_stalled() {
     drop(go);
     within(running).await.unwrap();
 }
+
+/// A chunk that was lost is the error of the run that it was for, also of one that does not look at it.
+#[tokio::test]
+async fn a_loss_that_a_run_does_not_look_at_is_the_runs_own_error() {
+    use crate::common::{chunks::DrainPorts, within};
+    /// Looks at nothing.
+    struct LooksAway;
+    impl Operator for LooksAway {
+        type Ports = DrainPorts;
+
+        async fn compute(&mut self, ports: &mut DrainPorts, _cx: &mut Cx) -> Result<()> {
+            ports.numbers.give_back();
+            Ok(())
+        }
+    }
+    let faults = Faults::new().trap_kernel("increment", 1);
+    let (host, device) = (Device::host(), Device::emulated(Emulated::new().faults(faults)));
+    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(1).host_envelopes(1).envelopes(&device, 1);
+    let hub = hub.build().unwrap();
+    let (mut produce, mut modify) = (hub.produce(&host).unwrap(), hub.modify(&device).unwrap());
+    let consume = hub.consume(&host).unwrap();
+    within(produce.with(async |blank| blank.fill_from(&[1]).await)).await.unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let _ = within(modify.with(async |chunk| crate::common::increment::launch(&stream, chunk))).await;
+    assert!(within(stream.completed()).await.is_err());
+    drop((modify, produce));
+    let mut flow = Flow::new("looks away");
+    let away = flow.add("away", LooksAway);
+    flow.link(away.numbers, &hub);
+    drop(consume);
+    let error = within(flow.run()).await.unwrap_err();
+    assert!(error.is_device_lost() && error.to_string().contains("operator `away`"), "{error}");
+}

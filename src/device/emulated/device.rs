@@ -23,7 +23,7 @@ use crate::{
     device::{
         backend::{
             Address, Backend, Condition, External, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern,
-            Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
+            Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec, TellsOfLoss,
         },
         piece::hold,
     },
@@ -144,6 +144,10 @@ impl Drop for Device {
 impl Backend for Device {
     fn simulation(&self) -> Option<SimulationHandle> {
         simulation::current().filter(|simulation| simulation.runs(&self.engine))
+    }
+
+    fn when_lost(&self, tell: TellsOfLoss) {
+        self.engine.when_lost(self.id, tell);
     }
 
     fn has_ended(&self) -> bool {

@@ -12,6 +12,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::{Arc, LazyLock, Weak},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -25,20 +26,21 @@ use super::{
     work::{Description, Fault, Work},
 };
 use crate::{
-    device::{human, process::is_fork as in_a_fork, thread::DeviceThread},
+    device::{backend::TellsOfLoss, human, process::is_fork as in_a_fork, thread::DeviceThread},
     error::{Error, ErrorKind, Result},
-    sync::{Condvar, Level, Mutex, MutexGuard, discard_all, log},
+    sync::{Condvar, Level, Mutex, MutexGuard, contained, discard_all, log},
     thread_name::thread_name,
 };
 
 /// A machine and those who wait for it.
-#[derive(Debug)]
 pub(super) struct Engine {
     state: Mutex<State>,
     /// Rung when something is passed, if somebody listens.
     passed: Condvar,
     /// No threads: this runs it.
     simulation: Option<Weak<Core>>,
+    /// What to call at the end of that.
+    tells: Mutex<Vec<(DeviceId, TellsOfLoss)>>,
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +58,12 @@ struct Crew {
     asleep: usize,
 }
 
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
 static THREADED: LazyLock<Arc<Engine>> = LazyLock::new(|| Arc::new(Engine::new(None)));
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -70,7 +78,12 @@ fn now() -> Duration {
 
 impl Engine {
     fn new(simulation: Option<Weak<Core>>) -> Self {
-        Self { state: Mutex::at(Level::Machine, State::default()), passed: Condvar::new(), simulation }
+        Self {
+            state: Mutex::at(Level::Machine, State::default()),
+            passed: Condvar::new(),
+            simulation,
+            tells: Mutex::default(),
+        }
     }
 
     /// One without threads.
@@ -99,6 +112,20 @@ impl Engine {
         if let Some(simulation) = self.simulation.as_ref().and_then(Weak::upgrade) {
             simulation.stir();
         }
+    }
+
+    /// See [`Backend::when_lost`](crate::device::backend::Backend::when_lost). A device of its own threads has no other end than a
+    /// fault of its work, and the streams hear of that.
+    pub(super) fn when_lost(&self, device: DeviceId, tell: TellsOfLoss) {
+        if self.simulation.is_some() {
+            lock(&self.tells).push((device, tell));
+        }
+    }
+
+    /// All devices are lost, with this.
+    pub(super) fn tell_of_loss(&self, error: &Error) {
+        let tells = std::mem::take(&mut *lock(&self.tells));
+        tells.into_iter().for_each(|(_, tell)| _ = contained("the news of a loss panicked", || tell(error.again())));
     }
 
     /// A fault has ended the device, and what it had begun is over.
@@ -159,6 +186,8 @@ impl Engine {
     /// handle may be dropped under a lock, and a worker's thread-locals have destructors of the user's.
     pub(super) fn dismiss(&self, device: DeviceId, workers: Vec<JoinHandle<()>>) {
         self.with(|machine| machine.retire(device));
+        let tells: Vec<_> = lock(&self.tells).extract_if(.., |(of, _)| *of == device).collect();
+        drop(tells);
         if in_a_fork() {
             // They are the parent's: the child has no thread to join.
             std::mem::forget(workers);

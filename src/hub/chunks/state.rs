@@ -302,7 +302,8 @@ pub(super) struct State<E, S> {
     spare: Spare,
     /// Places whose device is lost.
     lost: SmallVec<[Place; 1]>,
-    /// How often a chunk that a consumer had looked at has gone to another one since a consumer has taken one.
+    /// How often a chunk that a link had looked at has gone to another one since one has been taken: by a consumer, where there are
+    /// some.
     passed_over: usize,
     /// Envelopes that were lost, for the next time that it settles.
     freed: Vec<E>,

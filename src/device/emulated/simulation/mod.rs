@@ -231,11 +231,12 @@ impl Drop for Simulation {
         drop(state);
         discard_all(tasks.into_values());
         discard(waker);
+        let error = Error::new(ErrorKind::DeviceLost, "its simulation is over");
         let dropped: Vec<_> = self.core.engine.with(|machine| {
-            let error = Error::new(ErrorKind::DeviceLost, "its simulation is over");
             machine.devices().into_iter().flat_map(|device| machine.fail(device, error.again())).collect()
         });
         discard_all(dropped);
+        self.core.engine.tell_of_loss(&error);
         // Once more, so that those who wait outside of it learn that its devices are lost.
         let ticks = std::mem::take(&mut lock(&self.core.state).ticks);
         ticks.into_iter().for_each(|mut tick| _ = contained("a tick panicked", || _ = (tick.call)()));

@@ -116,7 +116,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// looked or not, has it: in an order that is the same in all hubs of a flow.
     fn consumers(&self) -> Consumers {
         let mut places = Consumers::new();
-        let is_contested = self.passed_over > self.counts.of(Role::Consume);
+        let is_contested = self.is_contested();
         for (_, link) in self.of_role(Role::Consume) {
             let since = match &link.waits {
                 Some(_) if is_contested => link.name.order(),
@@ -131,12 +131,29 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         places
     }
 
+    /// What links have looked at was given to others more often than there are links, and none has taken anything meanwhile.
+    fn is_contested(&self) -> bool {
+        let rivals = if self.consumes() { self.counts.of(Role::Consume) } else { self.counts.of_readers() };
+        self.passed_over > rivals
+    }
+
+    /// Where chunks stay, the same as for [consumers](Self::consumers): the chunk that the first link waits for, looked or not, and
+    /// where. Others do not make room there.
+    fn first_contested(&self) -> Option<(usize, Place, u64)> {
+        if self.consumes() || !self.is_contested() {
+            return None;
+        }
+        let waiting = self.each().filter(|(_, link)| link.waits.is_some() && link.role != Role::Produce);
+        let (id, link) = waiting.min_by_key(|(_, link)| link.name.order())?;
+        Some((self.next_for(id, link)?, link.place, link.name.order()))
+    }
+
     /// Chooses the consumer that each chunk goes to, the first of: one that waits, one where the chunk lies, the one that has
     /// waited longest. A later change of that choice is made only where it is [safe](Self::is_safe).
     fn choose_goals(&mut self, consumers: &Consumers, blanks: &impl Blanks<E>) {
         for at in 0..self.chunks.len() {
             let chunk = &self.chunks[at];
-            let is_contested = self.passed_over > self.counts.of(Role::Consume);
+            let is_contested = self.is_contested();
             let elsewhere = |place: Place| !is_contested && chunk.copy(place).is_none();
             let rank = |(place, since): &(Place, u64)| (*since == u64::MAX, elsewhere(*place), *since);
             let kept = chunk.goal.filter(|goal| consumers.iter().any(|(place, _)| place == goal));
@@ -260,6 +277,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 waiting.push((at, link.place, waits.since));
             }
         }
+        waiting.extend(self.first_contested());
         waiting.sort_unstable();
         waiting.dedup_by_key(|(at, place, _)| (*at, *place));
         waiting.sort_unstable_by_key(|(.., since)| *since);
@@ -270,16 +288,21 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     fn wanted(&self, demands: &Demands, consumers: &Consumers) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         if self.consumes() {
+            let first = consumers.iter().min_by_key(|(_, since)| *since).filter(|_| self.is_contested());
+            let first = first.map(|(place, _)| *place);
             for (at, chunk) in self.chunks.iter().enumerate() {
                 for place in self.next_places(chunk) {
                     let demanded = demanded_since(demands, at, place).is_some();
                     wanted.push(Wanted { chunk: at, place, demanded });
                 }
-                // A consumer waits, and none where the chunk goes: the goal changes once an envelope is free there.
+                // A consumer waits, and none where the chunk goes, or the one there is not the first of those that contest it: the
+                // goal changes once an envelope is free there.
                 let waits = |place: Place| consumers.iter().any(|(at, since)| *at == place && *since != u64::MAX);
-                if let Some(goal) = chunk.goal.filter(|goal| !waits(*goal)) {
-                    let elsewhere =
-                        demands.iter().filter(|(of, place, _)| *of == at && *place != goal && waits(*place));
+                let goes_on = |goal: &Place| first.map_or(!waits(*goal), |first| first != *goal);
+                if let Some(goal) = chunk.goal.filter(goes_on) {
+                    let may_have =
+                        |place: Place| place != goal && waits(place) && first.is_none_or(|first| first == place);
+                    let elsewhere = demands.iter().filter(|(of, place, _)| *of == at && may_have(*place));
                     wanted.extend(elsewhere.map(|(_, place, _)| Wanted { chunk: at, place: *place, demanded: true }));
                 }
             }
@@ -362,7 +385,13 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         };
         // Of the youngest: it is wanted last.
         if let Some(at) = (0..self.chunks.len()).rev().find(in_the_way) {
-            self.evict(at, place, demands, blanks, out);
+            let looked = |(id, link): (LinkId, &Link)| {
+                let looked = link.place == place && link.waits.as_ref().is_some_and(|waits| waits.looked);
+                looked && link.role != Role::Produce && self.next_for(id, link) == Some(at)
+            };
+            let is_passed_over = !self.consumes() && !self.is_contested() && self.each().any(looked);
+            let goes = self.evict(at, place, demands, blanks, out);
+            self.passed_over += usize::from(goes && is_passed_over);
         }
     }
 
@@ -373,22 +402,31 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         copy.and_then(Copy::there).is_some_and(|envelope| blanks.is_own(place, envelope))
     }
 
-    /// The copy of a chunk at a place goes, or moves elsewhere if it is the only one.
-    fn evict(&mut self, at: usize, place: Place, demands: &Demands, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
+    /// The copy of a chunk at a place goes, or moves elsewhere if it is the only one. True if it does so now.
+    fn evict(
+        &mut self,
+        at: usize,
+        place: Place,
+        demands: &Demands,
+        blanks: &mut impl Blanks<E>,
+        out: &mut Actions<E>,
+    ) -> bool {
         // One that is on its way out already makes the room.
         let moves_out = |chunk: &Chunk<E, S>| chunk.moving > 0 && chunk.is_there(place);
         if self.chunks.iter().any(moves_out) {
-            return;
+            return false;
         }
         if self.chunks[at].spare() > 1 {
-            return self.chunks[at].remove(place, &mut out.freed);
+            self.chunks[at].remove(place, &mut out.freed);
+            return true;
         }
         let has_room = |other: &Place| {
             let left = blanks.count(*other);
             *other != place && !self.is_lost(*other) && left > 0 && left > self.kept(at, *other, u64::MAX, blanks)
         };
         if let Some(elsewhere) = (0..blanks.places()).find(has_room) {
-            return self.bring(at, elsewhere, None, blanks, out);
+            self.bring(at, elsewhere, None, blanks, out);
+            return true;
         }
         // A copy that no link waits for makes room elsewhere. Where chunks are consumed those go by themselves.
         let is_extra = |chunk: &Chunk<E, S>| chunk.alone.is_none() && chunk.moving == 0 && chunk.spare() > 1;
@@ -402,6 +440,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         if let Some((of, from)) = copies.filter(unused).map(|(of, copy)| (of, copy.place)).next() {
             self.chunks[of].remove(from, &mut out.freed);
         }
+        false
     }
 
     /// A chunk that comes before this one lies there. It goes on as soon as the links that are to have it ask, and is helped

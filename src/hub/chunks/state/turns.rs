@@ -213,7 +213,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 lost: None,
             }
         };
-        if role == Role::Consume {
+        if role == Role::Consume || (role != Role::Produce && !self.consumes()) {
             self.passed_over = 0;
         }
         let served = self.tick();
