@@ -364,7 +364,7 @@ async fn a_flow_is_not_failed_by_what_its_hub_lost_before() {
     assert!(within(stream.completed()).await.is_err());
     drop(modify);
     // Lost, or as it was before, if the loss was known in time.
-    while hub.len() > 0 {
+    while !hub.is_empty() {
         if let Ok(Some(chunk)) = within(consume.next()).await {
             let _ = within(chunk.read()).await;
             let _ = chunk.commit();
