@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use super::{
     Buffer, Home, Memory, Origin, Owned, Plain, Staging,
     buffer::{View, bytes_of},
-    hold::{Hold, Turn},
+    hold::{Hold, Tie, Turn},
     ledger::{Arena, Ledger},
 };
 use crate::{
@@ -125,6 +125,13 @@ impl Uses {
         drop(uses);
         discard_all(gone);
         is_left
+    }
+
+    /// Of launches from now on, and of those before.
+    fn all(&self) -> impl Iterator<Item = &Arc<Hold>> {
+        let before = self.before.iter().map(|(of, _)| of);
+        let now = [&self.graph].into_iter().chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
+        now.chain(before).flat_map(|of| &of.holds)
     }
 
     /// What no launch uses any more, to be dropped without a lock.
@@ -494,10 +501,10 @@ pub(crate) fn graph_ended(device: &Device) {
     Arena::of(device).ledger.tell_later();
 }
 
-/// Ends what was dropped while its launches ran, as far as they are done by now: on all devices, since memory that is page-locked
-/// for one may be used by the graphs of another.
-pub(super) fn end_what_is_over() {
-    Ending::look_at_all(|_| true);
+/// Ends what was dropped while its launches ran, as far as they are done by now: of what uses this memory, on all devices, since
+/// memory that is page-locked for one may be used by the graphs of another.
+pub(super) fn end_what_is_over(tie: &Arc<Tie>) {
+    Ending::look_at_all(|ending| ending.uses.all().any(|hold| hold.keeps(tie)));
 }
 
 impl Drop for Execution {

@@ -462,6 +462,11 @@ impl Hold {
         }
     }
 
+    /// Whether nodes of the graph use this memory.
+    pub(super) fn keeps(&self, tie: &Arc<Tie>) -> bool {
+        lock(&self.state).find(tie).is_some()
+    }
+
     /// Whether a node of a capture that this thread is in, the innermost or one around it, uses this memory.
     fn is_used_by_current(tie: &Arc<Tie>) -> bool {
         let uses = |hold: Arc<Self>| lock(&hold.state).find(tie).is_some_and(|tied| tied.used);

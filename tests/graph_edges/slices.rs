@@ -322,3 +322,42 @@ fn pinned_copy<'a>(
         }
     })
 }
+
+/// A look at memory ends no exec that has nothing to do with it: what another user's callback holds is not dropped by the thread
+/// that looks, which may hold any lock.
+#[test]
+fn a_look_at_memory_drops_no_other_graphs_callback() {
+    /// Says which thread drops it.
+    struct Says(std::sync::mpsc::Sender<std::thread::ThreadId>);
+    impl Drop for Says {
+        fn drop(&mut self) {
+            let _ = self.0.send(std::thread::current().id());
+        }
+    }
+    let [one, other] = [(); 2].map(|()| crate::common::emulated());
+    let (theirs, stream) = (Stream::new(&one).unwrap(), Stream::new(&other).unwrap());
+    let (said, says) = std::sync::mpsc::channel();
+    let holds = std::sync::Mutex::new(Says(said));
+    let (graph, ()) = Graph::capture(&one, |capture| {
+        capture.stream().host_callback(move || {
+            let _ = &holds;
+        })
+    })
+    .unwrap();
+    let (go, held) = std::sync::mpsc::channel::<()>();
+    theirs.host_function(move || _ = held.recv()).unwrap();
+    let exec = graph.instantiate().unwrap();
+    exec.launch(&theirs).unwrap();
+    drop((exec, graph));
+    let x = Buffer::from_slice(&stream, &[1_u32; 64]).unwrap();
+    let mut mine = Buffer::<u32>::pinned(&other, 64).unwrap();
+    let (_kept, ()) = Graph::capture(&other, |capture| {
+        capture.output(&mut mine)?;
+        capture.stream().copy(&x, &mut mine)
+    })
+    .unwrap();
+    drop(go);
+    theirs.synchronize_blocking().unwrap();
+    assert!(mine.as_slice().is_err(), "a graph may write it");
+    assert_ne!(says.recv().unwrap(), std::thread::current().id());
+}

@@ -35,7 +35,7 @@ impl Memory {
         match self.tie.get() {
             Some(tie) if !planted::is(Planted::HostSliceLent) => tie.is_the_hosts(write).or_else(|_| {
                 // A graph that was dropped keeps it until its launches are known to be done: perhaps they are.
-                execution::end_what_is_over();
+                execution::end_what_is_over(tie);
                 tie.is_the_hosts(write)
             }),
             _ => Ok(()),
