@@ -126,8 +126,6 @@ impl Memory {
                 self.note_write(ticket);
                 Freed::InTurn(stream.id())
             }
-            // Another device is lost, and may run still: once it does no more, the stream need not come after it.
-            Err(error) if error.is_device_lost() && !self.device.is_lost() && !self.is_never_free() => Freed::Later,
             Err(error) => {
                 if !error.is_device_lost() {
                     let bytes = self.bytes;
@@ -143,7 +141,7 @@ impl Memory {
 enum Freed {
     /// It has its turn on this stream.
     InTurn(u64),
-    /// The stream's queue has no room, or it cannot come after what still uses the memory.
+    /// The stream's queue has no room.
     Later,
     /// It is refused: the memory is leaked.
     Not,

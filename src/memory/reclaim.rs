@@ -100,7 +100,7 @@ impl Memory {
 
     /// Some of its uses are never known to be over. Those on another device than its own that is lost are so once that runs nothing
     /// any more, where it says so.
-    pub(super) fn is_never_free(&self) -> bool {
+    fn is_never_free(&self) -> bool {
         let own = self.device.is_lost();
         self.uses().any_is(|ticket| {
             let device = ticket.stream().device();
