@@ -12,6 +12,7 @@ mod graph;
 mod after;
 mod calls_that_wait;
 mod chunks;
+mod chunks_contested;
 mod chunks_edges;
 mod chunks_flow;
 mod concurrency;

@@ -99,6 +99,12 @@ struct Inner {
 pub(crate) trait HearsOfLoss: Send + Sync {
     fn device_lost(&self);
 
+    /// Called before the first of all is notified; what it returns is dropped after the last. Meanwhile a flow that waits there
+    /// counts as one that goes on, as some of its operators may not be notified yet.
+    fn hold(&self) -> Box<dyn Any> {
+        Box::new(())
+    }
+
     /// Whether a task waits there. Looks under the lock under which waiters register.
     fn has_waiters(&self) -> bool;
 }
@@ -354,10 +360,12 @@ impl Device {
         has_waiters
     }
 
-    /// Everybody is told that it is lost.
+    /// Notifies all of its loss.
     pub(crate) fn tell_lost(&self) {
         let hearers = std::mem::take(&mut *lock(&self.0.hearers));
-        for hearer in hearers.iter().filter_map(Weak::upgrade) {
+        let hearers: Vec<_> = hearers.iter().filter_map(Weak::upgrade).collect();
+        let _held: Vec<_> = hearers.iter().map(|hearer| hearer.hold()).collect();
+        for hearer in hearers {
             hearer.device_lost();
             // It may be the last to hold it, with messages of the user's in it.
             discard(hearer);
@@ -471,5 +479,49 @@ impl FromStr for Device {
                 format!("`{name}` names no device: write `cuda:0`, `cuda:1`, ... or `emulated`"),
             )),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes down what is called.
+    struct Hearer(Arc<Mutex<Vec<&'static str>>>);
+
+    struct Held(Arc<Mutex<Vec<&'static str>>>);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            lock(&self.0).push("released");
+        }
+    }
+
+    impl HearsOfLoss for Hearer {
+        fn device_lost(&self) {
+            lock(&self.0).push("notified");
+        }
+
+        fn hold(&self) -> Box<dyn Any> {
+            lock(&self.0).push("held");
+            Box::new(Held(self.0.clone()))
+        }
+
+        fn has_waiters(&self) -> bool {
+            true
+        }
+    }
+
+    /// A flow may wait at several: it is at rest only once all of them are notified.
+    #[test]
+    fn all_are_held_while_they_are_notified_of_a_loss() {
+        let (device, calls) = (Device::emulated(Emulated::new()), Arc::default());
+        let hearers = [(); 2].map(|()| Arc::new(Hearer(Arc::clone(&calls))));
+        for hearer in &hearers {
+            let hears: Weak<dyn HearsOfLoss> = Arc::downgrade(hearer) as Weak<dyn HearsOfLoss>;
+            device.tell_when_lost(hears);
+        }
+        device.tell_lost();
+        assert_eq!(*lock(&calls), ["held", "held", "notified", "notified", "released", "released"]);
     }
 }

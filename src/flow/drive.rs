@@ -244,7 +244,7 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
     let before: Vec<_> = chunk_hubs.iter().map(|hub| hub.counts()).collect();
     let attached = Attached::new(chunk_hubs.clone(), control.rest.clone());
     if failure.is_none() {
-        failure = compile(&devices).await.err();
+        failure = until_over(&control, || "its kernels are compiled".into(), compile(&devices)).await.err();
     }
     let setup = clock.elapsed();
     let mut started = Vec::with_capacity(crew.len());
@@ -295,7 +295,7 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
         failure = cycles::unbegun(&unbegun, &crew, &control);
     }
     if failure.is_none() {
-        failure = done(&mut crew, &told, &hubs, &control).await.err();
+        failure = done(&mut crew, &told, &hubs, &control).await.err().map(|error| control.fail(error));
     }
 
     let mut report = Report { setup, ..Report::default() };
@@ -522,17 +522,17 @@ async fn until_over<T>(
     .await
 }
 
-/// `work`, whose node is told once the flow is over.
+/// `work`, whose node is aborted once the flow is over.
 async fn abortable<T>(
     control: &Control,
     node: &Arc<Node>,
     left: impl Fn() -> String,
     work: impl Future<Output = T>,
 ) -> T {
-    let (mut work, mut limit, mut told) = (pin!(work), Limit::of(control), false);
+    let (mut work, mut limit, mut is_over) = (pin!(work), Limit::of(control), false);
     poll_fn(|task| {
-        if !told && let Some(error) = limit.is_over(&left, task) {
-            told = true;
+        if !is_over && let Some(error) = limit.is_over(&left, task) {
+            is_over = true;
             control.fail(error);
             node.abort();
         }

@@ -30,9 +30,9 @@ impl Graph {
     ///
     /// # Errors
     /// `work`'s own; [`Usage`](ErrorKind::Usage) for a branch that is not joined, for the host, for a [`Capturing`] that was
-    /// exchanged for another one, and for a copy to or from the host that the launches would not do right: of memory that is
-    /// not page-locked for a device, and see [`Capturing::input`] and [`Capturing::output`]. What cannot be captured is an error of the call itself: waiting for work
-    /// of the capture, reading what it makes, stream-ordered memory.
+    /// exchanged for another one, and for a copy to or from the host that the launches would not do right: of memory that is not
+    /// page-locked for a device, and see [`Capturing::input`] and [`Capturing::output`]. What cannot be captured is an error of the
+    /// call itself: waiting for work of the capture, reading what it makes, stream-ordered memory.
     pub fn capture<R>(device: &Device, work: impl FnOnce(&mut Capturing) -> Result<R>) -> Result<(Self, R)> {
         let sketch = Sketch::new(device)?;
         let origin = sketch.capture.stream("origin", Default::default())?;

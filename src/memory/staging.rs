@@ -56,7 +56,7 @@ impl Staging {
 /// Writes what has arrived to where it belongs.
 ///
 /// # Safety
-/// `home` is memory of the host of `bytes` bytes that nobody else touches, or nothing has arrived.
+/// The caller has exclusive access to `home`, memory of the host of `bytes` bytes; or nothing has arrived.
 pub(super) unsafe fn bring_over(home: Home, bytes: usize, arrivals: &mut Pieces) -> Result<()> {
     let Home::Host(to) = home else { return Ok(()) };
     // All or none: while one of them is spoilt every look is its error, until the memory is written anew.
@@ -118,8 +118,10 @@ impl Memory {
         bytes: usize,
         mut show: impl FnMut(&Memory, usize) -> Result<()>,
     ) -> Result<()> {
-        let Home::Host(first) = self.home else { return Ok(()) };
-        let (now, arrivals) = {
+        let first = self.host_pointer()?;
+        // Allocated without the lock, where a copy of the host's is needed: that may take a while.
+        let mut blank = None;
+        let (now, arrivals) = loop {
             let _later = Deferred::new();
             let mut arrivals = self.staging.lock();
             if arrivals.iter().any(|arrival| !arrival.device().copies_with(stream.device())) {
@@ -128,19 +130,22 @@ impl Memory {
                 unsafe { bring_over(self.home, self.bytes, &mut arrivals) }?;
             }
             let whole = arrivals.iter().rposition(|arrival| arrival.bytes() >= bytes);
-            let mut now = None;
-            if whole.is_none() {
-                self.device.backend().host_access(first.as_ptr(), self.bytes, false)?;
-                // SAFETY: the memory is this value's own and that long, as `copy` has checked. No stream writes to it, the
-                // host does so through the value alone, which is borrowed, and what arrives is brought over under the lock
-                // held here.
-                let host = unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) };
-                let mut copy = Memory::pinned_for(stream, bytes)?;
-                copy.host_slice_mut()?.copy_from_slice(host);
-                now = Some(copy);
-            }
             // Nothing more comes meanwhile, as that needs the value exclusively; and what is brought over stays as it is.
-            (now, arrivals[whole.unwrap_or(0)..].iter().cloned().collect::<SmallVec<[_; 1]>>())
+            let on_their_way: SmallVec<[_; 1]> = arrivals[whole.unwrap_or(0)..].iter().cloned().collect();
+            if whole.is_some() {
+                break (None, on_their_way);
+            }
+            let Some(mut copy) = blank.take() else {
+                drop(arrivals);
+                blank = Some(Memory::pinned_for(stream, bytes)?);
+                continue;
+            };
+            self.device.backend().host_access(first.as_ptr(), self.bytes, false)?;
+            // SAFETY: the memory is this value's own and that long, as `copy` has checked. No stream writes to it, the host does
+            // so through the value alone, which is borrowed, and what arrives is brought over under the lock held here.
+            let host = unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) };
+            copy.host_slice_mut()?.copy_from_slice(host);
+            break (Some(copy), on_their_way);
         };
         now.iter().try_for_each(|copy| show(copy, bytes))?;
         arrivals.iter().try_for_each(|arrival| show(arrival, arrival.bytes().min(bytes)))

@@ -168,7 +168,8 @@ impl<T: Plain> Buffer<T> {
     /// from it itself.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for no elements, or a pointer that is not aligned for them.
+    /// [`Usage`](ErrorKind::Usage) for no elements, for the host, which page-locks nothing, or for a pointer that is not aligned for
+    /// the elements.
     ///
     /// # Safety
     /// From `memory` on there are `len` initialised elements, page-locked for `device`, which nobody else touches until the
@@ -179,6 +180,10 @@ impl<T: Plain> Buffer<T> {
         len: usize,
         owner: O,
     ) -> Result<(Self, Wrapped<O>)> {
+        if device.is_host() {
+            let text = "the host page-locks no memory: say which device it is page-locked for, or take `Buffer::wrap`";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
         if !memory.is_aligned() {
             return Err(Error::new(ErrorKind::Usage, format!("{memory:?} is not aligned for the elements")));
         }

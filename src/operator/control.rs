@@ -517,6 +517,9 @@ impl Handle {
     /// As [`stop`](Self::stop), and the flow is aborted if it has not ended after this time: it fails with
     /// [`Cancelled`](crate::ErrorKind::Cancelled), which names the operators that were left and what each of them did or waited
     /// for. Of several calls the earliest moment counts. It needs the runtime's timers (`enable_time`).
+    ///
+    /// What an abort does not end, this does not end either: an operator that blocks its thread, and each operator's `stop`, which
+    /// runs to its end.
     pub fn stop_within(&self, time: Duration) {
         self.0.stop_within(time);
     }

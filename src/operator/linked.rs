@@ -157,7 +157,8 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
         chunk.as_mut().ok_or_else(|| missing(failed, name, link.hub()))
     }
 
-    /// True if this run has a chunk here, which has not been committed.
+    /// True if this run has a chunk here, which has not been committed. It has none where the chunk was lost with a device:
+    /// [`get`](Self::get) says so, and a run that does not ask ends with that error.
     pub fn is_there(&self) -> bool {
         self.chunk.is_some()
     }

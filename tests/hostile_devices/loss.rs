@@ -203,7 +203,8 @@ fn a_lost_device_takes_no_other_with_it() {
     });
 }
 
-/// Work of another device is to read memory of a lost one: that is there until the work is done, whoever drops it, and goes then.
+/// Work of another device is to read memory of a lost one: that is there until the work is done, though its last owner drops it, and
+/// goes then.
 #[test]
 fn a_lost_device_is_kept_while_others_use_its_memory() {
     within_bound(|| {
@@ -221,12 +222,16 @@ fn a_lost_device_is_kept_while_others_use_its_memory() {
         traps::launch(&second, &mut Buffer::from_slice(&second, &[0]).unwrap()).unwrap();
         assert!(second.synchronize_blocking().unwrap_err().is_device_lost());
         drop((there, its, second, lost));
-        // Without that use it goes within two beats of the lookout.
-        let end = std::time::Instant::now() + Duration::from_millis(300);
-        while std::time::Instant::now() < end {
-            assert_eq!(alive.load(Ordering::SeqCst), 1, "it goes while its memory is in use");
+        // Another one, of which no other device uses anything, is lost and dropped after it, and goes.
+        let unused = Arc::new(AtomicUsize::new(0));
+        let (other, its) = counted(&unused);
+        traps::launch(&its, &mut Buffer::from_slice(&its, &[0]).unwrap()).unwrap();
+        assert!(its.synchronize_blocking().unwrap_err().is_device_lost());
+        drop((its, other));
+        while unused.load(Ordering::SeqCst) > 0 {
             std::thread::yield_now();
         }
+        assert_eq!(alive.load(Ordering::SeqCst), 1, "it goes while its memory is in use");
         drop(go);
         own.synchronize_blocking().unwrap();
         assert!(healthy.lost().is_none() && Stream::new(&healthy).is_ok());
@@ -340,6 +345,14 @@ fn a_simulated_device_does_not_end_under_the_lock_of_a_heap() {
     });
 }
 
+/// A device that the first `increment` ends, and a hub of so many chunks there and on the host.
+fn fragile_hub(queue: usize) -> (Device, ChunkHub<u32>) {
+    let device = Device::emulated(Emulated::new().faults(Faults::new().trap_kernel("increment", 1)));
+    let hub = ChunkHub::builder("numbers").elements(1).queue(queue);
+    let hub = hub.host_envelopes(queue).envelopes(&device, 1).build().unwrap();
+    (device, hub)
+}
+
 /// A hub of chunks goes on without a device that it has lost, and so does a flow that begins after that.
 #[tokio::test]
 async fn a_flow_is_not_failed_by_what_its_hub_lost_before() {
@@ -347,15 +360,7 @@ async fn a_flow_is_not_failed_by_what_its_hub_lost_before() {
         chunks::{Drain, Fill},
         shared, within,
     };
-    let (host, device) =
-        (Device::host(), Device::emulated(Emulated::new().faults(Faults::new().trap_kernel("increment", 1))));
-    let hub = ChunkHub::<u32>::builder("numbers")
-        .elements(1)
-        .queue(2)
-        .host_envelopes(2)
-        .envelopes(&device, 1)
-        .build()
-        .unwrap();
+    let (host, (device, hub)) = (Device::host(), fragile_hub(2));
     let (mut produce, mut modify) = (hub.produce(&host).unwrap(), hub.modify(&device).unwrap());
     let mut consume = hub.consume(&host).unwrap();
     within(produce.with(async |blank| blank.fill_from(&[1]).await)).await.unwrap();
@@ -401,14 +406,7 @@ impl Operator for PutsUp {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operators_that_are_to_hear_of_a_loss_have_not_stalled() {
     use crate::common::{chunks::Fill, until, within};
-    let device = Device::emulated(Emulated::new().faults(Faults::new().trap_kernel("increment", 1)));
-    let hub = ChunkHub::<u32>::builder("numbers")
-        .elements(1)
-        .queue(1)
-        .host_envelopes(1)
-        .envelopes(&device, 1)
-        .build()
-        .unwrap();
+    let (device, hub) = fragile_hub(1);
     let (mut first, mut second) = (hub.modify(&device).unwrap(), hub.modify(&device).unwrap());
     let mut flow = Flow::new("on the host");
     let (fill, drain) = (flow.add("fill", Fill::each(0..5)), flow.add("puts up", PutsUp));
@@ -416,10 +414,10 @@ async fn operators_that_are_to_hear_of_a_loss_have_not_stalled() {
     flow.link(drain.numbers, &hub);
     let running = flow.spawn().unwrap();
     let chunk = within(first.next()).await.unwrap().unwrap();
-    let ((told, tells), (go, waits)) = (mpsc::channel(), mpsc::channel::<()>());
+    let ((notify, notified), (go, waits)) = (mpsc::channel(), mpsc::channel::<()>());
     let waits = Mutex::new(waits);
     let holds_up = move || {
-        let _ = told.send(());
+        let _ = notify.send(());
         let _ = lock(&waits).recv();
     };
     let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(holds_up)), dropped: None }));
@@ -430,7 +428,7 @@ async fn operators_that_are_to_hear_of_a_loss_have_not_stalled() {
     let stream = Stream::new(&device).unwrap();
     let mut other = Buffer::from_slice(&stream, &[1_u32]).unwrap();
     crate::common::increment::launch(&stream, &mut other).unwrap();
-    tokio::task::spawn_blocking(move || tells.recv().unwrap()).await.unwrap();
+    tokio::task::spawn_blocking(move || notified.recv().unwrap()).await.unwrap();
     drop(next);
     drop((second, chunk, first));
     // Were it at rest, it would be found so: the operators' tasks have nothing else to do.
@@ -455,10 +453,7 @@ async fn a_loss_that_a_run_does_not_look_at_is_the_runs_own_error() {
             Ok(())
         }
     }
-    let faults = Faults::new().trap_kernel("increment", 1);
-    let (host, device) = (Device::host(), Device::emulated(Emulated::new().faults(faults)));
-    let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(1).host_envelopes(1).envelopes(&device, 1);
-    let hub = hub.build().unwrap();
+    let (host, (device, hub)) = (Device::host(), fragile_hub(1));
     let (mut produce, mut modify) = (hub.produce(&host).unwrap(), hub.modify(&device).unwrap());
     let consume = hub.consume(&host).unwrap();
     within(produce.with(async |blank| blank.fill_from(&[1]).await)).await.unwrap();

@@ -8,6 +8,7 @@ mod seat;
 mod seen;
 
 use std::{
+    any::Any,
     collections::HashMap,
     fmt,
     io::Write,
@@ -566,8 +567,6 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
 /// Whoever waits for a chunk on that device waits for nothing.
 impl<T: Plain, S: Clone + Send + Sync + 'static> HearsOfLoss for Core<T, S> {
     fn device_lost(&self) {
-        // No flow is at rest before all of its operators are notified that are to be: they are so one after the other.
-        let flows: SmallVec<[_; 2]> = lock(&self.flows).running.iter().map(Abroad::holding).collect();
         // Nothing else: somebody may be about to enqueue a copy, with what that needs locked.
         let mut actions = Actions::default();
         {
@@ -577,7 +576,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> HearsOfLoss for Core<T, S> {
             lost.for_each(|(place, _)| state.lose(place, &mut actions));
         }
         wake_all(actions.wakes);
-        drop(flows);
+    }
+
+    fn hold(&self) -> Box<dyn Any> {
+        let flows: Vec<_> = lock(&self.flows).running.iter().map(Abroad::holding).collect();
+        Box::new(flows)
     }
 
     fn has_waiters(&self) -> bool {

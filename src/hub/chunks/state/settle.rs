@@ -138,14 +138,15 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// Where chunks stay, the same as for [consumers](Self::consumers): the chunk that the first link waits for, looked or not, and
-    /// where. Others do not make room there.
+    /// where. It is demanded before all others, which evict it no more.
     fn first_contested(&self) -> Option<(usize, Place, u64)> {
         if self.consumes() || !self.is_contested() {
             return None;
         }
         let waiting = self.each().filter(|(_, link)| link.waits.is_some() && link.role != Role::Produce);
-        let (id, link) = waiting.min_by_key(|(_, link)| link.name.order())?;
-        Some((self.next_for(id, link)?, link.place, link.name.order()))
+        // Some are given no chunk: they contest none.
+        let next = waiting.filter_map(|(id, link)| Some((link.name.order(), self.next_for(id, link)?, link.place)));
+        next.min().map(|(_, at, place)| (at, place, 0))
     }
 
     /// Chooses the consumer that each chunk goes to, the first of: one that waits, one where the chunk lies, the one that has

@@ -1,0 +1,156 @@
+//! Operators that need chunks of two hubs at once, each of which may have what the other one lacks.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use crate::common::{chunks::Fill, emulated, within};
+use wakeline::{
+    operator::{Consume, Modify},
+    prelude::*,
+};
+
+#[derive(Ports)]
+struct ZipPorts {
+    #[consume]
+    left: Consume<u32>,
+    #[consume]
+    right: Consume<u32>,
+}
+
+/// Consumes one chunk of each of two hubs at a time.
+struct Zip(Arc<AtomicUsize>);
+
+impl Operator for Zip {
+    type Ports = ZipPorts;
+
+    async fn compute(&mut self, ports: &mut ZipPorts, _cx: &mut Cx) -> Result<()> {
+        ports.left.get()?;
+        ports.right.get()?;
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Two operators at different places consume pairs from the same two hubs: they do not carry what the other one lacks to and fro.
+#[tokio::test]
+async fn consumers_of_pairs_from_two_hubs_lose_no_chunk_to_each_other_for_ever() {
+    for envelopes in [1, 2] {
+        let device = emulated();
+        let hub = |name: &str| {
+            let builder = ChunkHub::<u32>::builder(name).elements(1).queue(envelopes);
+            builder.envelopes(&device, envelopes).host_envelopes(envelopes).build().unwrap()
+        };
+        let (left, right, pairs) = (hub("left"), hub("right"), Arc::default());
+        let mut flow = Flow::new("pairs");
+        for on_device in [false, true] {
+            let zip = flow.add(if on_device { "there" } else { "here" }, Zip(Arc::clone(&pairs)));
+            let zip = if on_device { zip.on(&device) } else { zip };
+            flow.link(zip.left, &left);
+            flow.link(zip.right, &right);
+        }
+        let fills = [&left, &right].map(|hub| {
+            let mut produce = hub.produce(&Device::host()).unwrap();
+            tokio::spawn(async move {
+                for number in 0..200 {
+                    produce.with(async |blank| blank.fill_from(&[number]).await).await.unwrap().unwrap();
+                }
+            })
+        });
+        let running = flow.spawn().unwrap();
+        for fill in fills {
+            within(fill).await.unwrap();
+        }
+        within(running).await.unwrap();
+        assert_eq!(pairs.load(Ordering::Relaxed), 200);
+    }
+}
+
+/// The same where more is on the way: of one hub the younger chunks hold all envelopes of a place, and the operators run on two
+/// threads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_of_pairs_lose_no_chunk_to_each_other_behind_younger_chunks() {
+    for _ in 0..150 {
+        let (device, pairs) = (emulated(), Arc::default());
+        let hubs = ["left", "right"].map(|name| {
+            let builder = ChunkHub::<u32>::builder(name).elements(1).queue(3);
+            builder.envelopes(&device, 2).host_envelopes(1).build().unwrap()
+        });
+        let mut flow = Flow::new("pairs");
+        for (name, hub) in ["fill left", "fill right"].into_iter().zip(&hubs) {
+            let fill = flow.add(name, Fill::each(0..20));
+            flow.link(fill.numbers, hub);
+        }
+        for (name, on) in [("here", None), ("there", Some(&device))] {
+            let zip = flow.add(name, Zip(Arc::clone(&pairs)));
+            let (zip, [left, right]) = match on {
+                Some(device) => (zip.on(device), [&hubs[1], &hubs[0]]),
+                None => (zip, [&hubs[0], &hubs[1]]),
+            };
+            flow.link(zip.left, left);
+            flow.link(zip.right, right);
+        }
+        within(flow.run()).await.unwrap();
+        assert_eq!(pairs.load(Ordering::Relaxed), 20);
+    }
+}
+
+#[derive(Ports)]
+struct BothPorts {
+    #[modify]
+    left: Modify<u32>,
+    #[modify]
+    right: Modify<u32>,
+}
+
+/// Has a chunk of each of two hubs at a time, so often, and now and then gives one back. The number decides what it does when.
+struct Both(u32, u32);
+
+impl Operator for Both {
+    type Ports = BothPorts;
+
+    async fn compute(&mut self, ports: &mut BothPorts, cx: &mut Cx) -> Result<()> {
+        let chance = self.0.wrapping_mul(2_654_435_761).wrapping_add(self.1.wrapping_mul(40_503)) >> 7;
+        let breaks = [1, 8].get(chance as usize % 6).copied().unwrap_or(0);
+        for _ in 0..breaks {
+            tokio::task::yield_now().await;
+        }
+        ports.left.get()?;
+        ports.right.get()?;
+        self.0 -= 1;
+        if self.0 == 0 {
+            cx.finish();
+        }
+        if chance % 8 == 3 {
+            ports.left.give_back();
+        }
+        Ok(())
+    }
+}
+
+/// Where chunks stay, operators that need chunks of two hubs do not evict each other's for ever.
+#[tokio::test]
+async fn operators_with_chunks_that_stay_lose_none_to_each_other_for_ever() {
+    for round in 0..40 {
+        let [other, device] = [(); 2].map(|()| emulated());
+        let hubs = ["left", "right"].map(|name| {
+            let builder = ChunkHub::<u32>::builder(name).elements(1).queue(2).host_envelopes(2);
+            builder.envelopes(&other, 1).envelopes(&device, 1).build().unwrap()
+        });
+        for hub in &hubs {
+            let mut produce = hub.produce(&Device::host()).unwrap();
+            for number in 0..2 {
+                within(produce.with(async |blank| blank.fill_from(&[number]).await)).await.unwrap().unwrap();
+            }
+        }
+        let mut flow = Flow::new("stay");
+        for number in 0..3 {
+            let both = flow.add(format!("both {number}"), Both(24, round * 3 + number)).on(&device);
+            let (first, second) = if number == 0 { (1, 0) } else { (0, 1) };
+            flow.link(both.left, &hubs[first]);
+            flow.link(both.right, &hubs[second]);
+        }
+        within(flow.run()).await.unwrap();
+    }
+}
