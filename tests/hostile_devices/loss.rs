@@ -471,3 +471,45 @@ async fn a_loss_that_a_run_does_not_look_at_is_the_runs_own_error() {
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_device_lost() && error.to_string().contains("operator `away`"), "{error}");
 }
+
+static BEGAN: AtomicBool = AtomicBool::new(false);
+static GOES_ON: AtomicBool = AtomicBool::new(false);
+
+#[kernel]
+fn runs_until_it_may_end(data: &mut [u32]) {
+    BEGAN.store(true, Ordering::SeqCst);
+    while !GOES_ON.load(Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+    data[0] = 1;
+}
+
+/// Memory of a healthy device that a lost one was to read is free once that runs nothing any more, whatever it ran as it was lost.
+#[test]
+fn memory_of_a_healthy_device_comes_back_from_a_lost_one() {
+    within_bound(|| {
+        const LEN: usize = 1 << 10;
+        let healthy = Device::emulated(Emulated::new().memory(LEN as u64 * 4));
+        let own = Stream::new(&healthy).unwrap();
+        let lost = Device::emulated(Emulated::new().workers(3));
+        let [reads, runs, fails] = [(); 3].map(|()| Stream::new(&lost).unwrap());
+        let mut data = Buffer::<u32>::new(&healthy, LEN).unwrap();
+        own.fill(&mut data, 1).unwrap();
+        own.synchronize_blocking().unwrap();
+        let held = held_up(&reads);
+        reads.copy(&data, &mut Buffer::new(&lost, LEN).unwrap()).unwrap();
+        runs_until_it_may_end::launch(&runs, &mut Buffer::from_slice(&runs, &[0]).unwrap()).unwrap();
+        while !BEGAN.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        traps::launch(&fails, &mut Buffer::from_slice(&fails, &[0]).unwrap()).unwrap();
+        assert!(fails.synchronize_blocking().unwrap_err().is_device_lost());
+        drop((data, held));
+        assert!(Buffer::<u32>::new(&healthy, LEN).unwrap_err().is_out_of_memory(), "the lost device may read it");
+        GOES_ON.store(true, Ordering::SeqCst);
+        while Buffer::<u32>::new(&healthy, LEN).is_err() {
+            std::thread::yield_now();
+        }
+        assert_eq!(healthy.memory_leaked(), 0);
+    });
+}

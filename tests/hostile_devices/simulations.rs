@@ -225,3 +225,23 @@ fn a_run_goes_on_on_another_executor() {
         });
     }
 }
+
+/// A task that waits for memory hears that the simulation of its device is gone, though nothing is in flight whose end would say so.
+#[test]
+fn a_wait_for_memory_ends_with_the_simulation() {
+    for began_before in [true, false] {
+        within_bound(move || {
+            let simulation = Simulation::new(1);
+            let device = Device::simulated(&simulation, Emulated::new());
+            let stream = Stream::new(&device).unwrap();
+            let block = wakeline::memory::Allocator::blocks(&device, 64, 1).unwrap();
+            let _held = block.alloc::<u32>(&stream, 16).unwrap();
+            let mut waits = Box::pin(block.alloc_when_free::<u32>(&stream, 16));
+            if began_before {
+                assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            }
+            drop(simulation);
+            assert!(runtime().block_on(waits).unwrap_err().is_device_lost(), "began before: {began_before}");
+        });
+    }
+}
