@@ -14,7 +14,7 @@ use std::{borrow::Cow, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    told::{Heard, Told},
+    told::{Heard, Told, Value},
 };
 
 /// How the work elsewhere stands. See [`Asynchronous`].
@@ -62,6 +62,12 @@ pub enum AsyncState {
 /// waits on until it is stopped.
 #[derive(Clone, Debug)]
 pub struct Asynchronous(Told<AsyncState>);
+
+impl Value for AsyncState {
+    fn is_awaited(self) -> bool {
+        matches!(self, Self::Wait | Self::EventWaiting)
+    }
+}
 
 /// The condition.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    told::{Heard, Told},
+    told::{Heard, Told, Value},
 };
 
 /// How many runs are left. A handle: its clones are the same count, and two operators that are given one share its runs.
@@ -70,6 +70,13 @@ impl Count {
     /// How many runs are left; negative: without end.
     pub fn left(&self) -> i64 {
         self.left.get().runs
+    }
+}
+
+impl Value for Left {
+    /// None left is the end, and some are no reason to wait.
+    fn is_awaited(self) -> bool {
+        false
     }
 }
 

@@ -11,11 +11,11 @@
 //! Holoscan's boolean condition is the way from `OPEN` to `ENDED`: a kill switch. A gate that is paused keeps its flow from
 //! ending while somebody has a handle and may resume it.
 
-use std::{borrow::Cow, task::Context};
+use std::{borrow::Cow, collections::BTreeMap, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    told::{Heard, Told},
+    told::{Heard, Told, Value},
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -41,6 +41,12 @@ pub(crate) enum State {
     Open,
     Paused,
     Ended,
+}
+
+impl Value for State {
+    fn is_awaited(self) -> bool {
+        self == Self::Paused
+    }
 }
 
 /// The condition.
@@ -90,25 +96,25 @@ impl Gate {
 
 /// The gates of a flow, by their names. Kept so, they are no handles.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Gates(Vec<(String, Heard<State>)>);
+pub(crate) struct Gates(BTreeMap<String, Heard<State>>);
 
 impl Gates {
     /// The gate of that name: a new one, which is open, if there is none.
     pub(crate) fn get(&mut self, name: String) -> Gate {
-        if let Ok(known) = self.find(&name) {
-            return known;
+        if let Some(known) = self.0.get(&name) {
+            return Gate(known.teller());
         }
         let gate = Gate::open();
-        self.0.push((name, gate.0.heard()));
+        self.0.insert(name, gate.0.heard());
         gate
     }
 
     /// The gate of that name.
     pub(crate) fn find(&self, name: &str) -> Result<Gate> {
-        if let Some((_, state)) = self.0.iter().find(|(known, _)| known == name) {
-            return Ok(Gate(state.teller()));
+        if let Some(known) = self.0.get(name) {
+            return Ok(Gate(known.teller()));
         }
-        let known: Vec<_> = self.0.iter().map(|(name, _)| format!("`{name}`")).collect();
+        let known: Vec<_> = self.0.keys().map(|name| format!("`{name}`")).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
         Err(Error::new(
             ErrorKind::Usage,

@@ -7,9 +7,10 @@
 //!      └────────────────────┴──────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! As long as a handle exists the value may change from outside, so an operator that waits for it waits for an event. When the
-//! last handle is dropped the observers are woken, and from then on wait for nothing that comes by itself, until there is a
-//! handle again, which wakes them.
+//! As long as a handle exists the value may change from outside, so an operator that [waits](Value::is_awaited) for that waits for
+//! an event. When the last handle is dropped the observers are woken, and from then on wait for nothing that comes by itself, until
+//! there is a handle again, which wakes them. With a value that lets them go on, neither wakes any: a handle that is made for a look
+//! is no news.
 //!
 //! An observer is woken by every change, whatever the value was when it polled: an operator that waits for something else
 //! meanwhile shows at once that it is paused, and ends at once if its gate has ended.
@@ -17,7 +18,7 @@
 //! A waker is registered and the value read under one lock: so a change is either seen by the poll or wakes it. Wakers are
 //! cloned, woken and dropped with no lock held; a poll with a new waker releases the lock to clone it, and looks again.
 //!
-//! Knows no operator: `tests/loom_watch.rs` includes it as it stands.
+//! Knows no operator: `tests/loom/watch.rs` includes it as it stands.
 
 use std::{fmt, sync::Arc, task::Waker};
 
@@ -25,11 +26,17 @@ use slab::Slab;
 
 use crate::sync::{Mutex, WakeList, discard, lock};
 
+/// A value to be watched.
+pub(crate) trait Value: Copy {
+    /// Its observers wait for another one.
+    fn is_awaited(self) -> bool;
+}
+
 /// A handle that sets the value.
-pub(crate) struct Told<T: Copy>(Arc<Shared<T>>);
+pub(crate) struct Told<T: Value>(Arc<Shared<T>>);
 
 /// An observer of the value. It is no handle: it keeps no other observer waiting.
-pub(crate) struct Heard<T: Copy> {
+pub(crate) struct Heard<T: Value> {
     shared: Arc<Shared<T>>,
     /// Where its waker is registered, and in which generation.
     registered: Option<Registered>,
@@ -61,7 +68,7 @@ struct State<T> {
     generation: u64,
 }
 
-impl<T: Copy> Told<T> {
+impl<T: Value> Told<T> {
     pub(crate) fn new(value: T) -> Self {
         let state = State { value, handles: 1, wakers: Slab::new(), generation: 0 };
         Self(Arc::new(Shared { state: Mutex::new(state) }))
@@ -85,11 +92,16 @@ impl<T: Copy> Told<T> {
     }
 }
 
-impl<T> State<T> {
+impl<T: Value> State<T> {
     /// To be woken once the lock is released.
     fn take_wakers(&mut self) -> WakeList {
         self.generation += 1;
         self.wakers.drain().collect()
+    }
+
+    /// The same where observers wait for a change, and there is a handle again, or none any more.
+    fn take_waiting(&mut self) -> WakeList {
+        if self.value.is_awaited() { self.take_wakers() } else { WakeList::new() }
     }
 
     /// The registered waker, unless it was taken out.
@@ -99,12 +111,12 @@ impl<T> State<T> {
     }
 }
 
-impl<T: Copy> Heard<T> {
-    /// A new handle. Where there was none, every observer is woken: the value may change again.
+impl<T: Value> Heard<T> {
+    /// A new handle. Where there was none, every observer that waits is woken: the value may change again.
     pub(crate) fn teller(&self) -> Told<T> {
         let mut state = lock(&self.shared.state);
         state.handles += 1;
-        let woken = if state.handles == 1 { state.take_wakers() } else { WakeList::new() };
+        let woken = if state.handles == 1 { state.take_waiting() } else { WakeList::new() };
         drop(state);
         let handle = Told(self.shared.clone());
         woken.wake();
@@ -147,20 +159,20 @@ impl<T: Copy> Heard<T> {
     }
 }
 
-impl<T: Copy> Clone for Told<T> {
+impl<T: Value> Clone for Told<T> {
     fn clone(&self) -> Self {
         self.heard().teller()
     }
 }
 
-impl<T: Copy> Clone for Heard<T> {
+impl<T: Value> Clone for Heard<T> {
     fn clone(&self) -> Self {
         Self { shared: self.shared.clone(), registered: None }
     }
 }
 
 /// Its waker is deregistered.
-impl<T: Copy> Drop for Heard<T> {
+impl<T: Value> Drop for Heard<T> {
     fn drop(&mut self) {
         let Some(registered) = self.registered else { return };
         let mut state = lock(&self.shared.state);
@@ -171,23 +183,23 @@ impl<T: Copy> Drop for Heard<T> {
     }
 }
 
-impl<T: Copy> Drop for Told<T> {
+impl<T: Value> Drop for Told<T> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         state.handles -= 1;
-        let woken = if state.handles == 0 { state.take_wakers() } else { WakeList::new() };
+        let woken = if state.handles == 0 { state.take_waiting() } else { WakeList::new() };
         drop(state);
         woken.wake();
     }
 }
 
-impl<T: Copy + fmt::Debug> fmt::Debug for Told<T> {
+impl<T: Value + fmt::Debug> fmt::Debug for Told<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.get().fmt(f)
     }
 }
 
-impl<T: Copy + fmt::Debug> fmt::Debug for Heard<T> {
+impl<T: Value + fmt::Debug> fmt::Debug for Heard<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let value = lock(&self.shared.state).value;
         value.fmt(f)

@@ -9,7 +9,7 @@
 //! stall, as the whole flow is.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     future::poll_fn,
     sync::Arc,
     task::{Context, Poll, Wake},
@@ -179,9 +179,9 @@ impl Keeper<'_> {
                 return Poll::Pending;
             }
             let all = (0..nodes.len()).filter(|&operator| !nodes[operator].has_ended()).collect();
-            let verdict = self.judge(all, true);
+            let verdicts = self.judge(all, true);
             // Something from outside may have begun meanwhile. The flow's task is notified at the next rest.
-            return if tokens.at_rest() == Some(since) { self.carry_out(verdict, true, rest) } else { Poll::Pending };
+            return if tokens.at_rest() == Some(since) { self.carry_out(verdicts, true, rest) } else { Poll::Pending };
         }
         if !rest.looks.is_due(&self.control.rest, task) {
             return Poll::Pending;
@@ -218,40 +218,45 @@ impl Keeper<'_> {
             rest.looks.again(LOOK_AGAIN_AFTER);
         }
         let Some(after) = after else { return Poll::Pending };
-        for (verdict, _) in judged.into_iter().filter(|(_, group)| after.are_as_in(&before, group)) {
-            let next = self.carry_out(verdict, false, rest);
-            if next.is_ready() {
-                // Other groups may have been found as well, and none of their operators parks again.
-                rest.looks.again(LOOK_AFTER);
-                return next;
-            }
+        let unchanged = judged.into_iter().filter(|(_, group)| after.are_as_in(&before, group));
+        let next = self.carry_out(unchanged.flat_map(|(verdicts, _)| verdicts), false, rest);
+        if next.is_ready() {
+            // None of the operators that end parks again, and others may have waited for them.
+            rest.looks.again(LOOK_AFTER);
         }
-        Poll::Pending
+        next
     }
 
     /// These operators do nothing any more, unless they are notified, and nothing else will change that; `all`: no other does
     /// anything either. The end, or a stall? One may have been notified since, by an observer outside of the flow: that
     /// moves nothing, and it waits still.
-    fn judge(&self, group: Vec<usize>, all: bool) -> Verdict {
+    fn judge(&self, group: Vec<usize>, all: bool) -> Vec<Verdict> {
         let found = self.look_at(&group);
         if !found.stuck {
-            return Verdict::Done(group, found.hubs_of_chunks);
+            return vec![Verdict::Done(group, found.hubs_of_chunks)];
         }
-        // A loop that has gone quiet is done, and its end may be what the others wait for.
-        for core in self.cores(&group, all) {
+        // Loops that have gone quiet are done, and their ends may be what the others wait for.
+        let done = |core: Vec<usize>| {
             let found = self.look_at(&core);
-            if !found.stuck {
-                return Verdict::Done(core, found.hubs_of_chunks);
-            }
-        }
-        Verdict::Stalled(group, found.waits)
+            (!found.stuck).then_some(Verdict::Done(core, found.hubs_of_chunks))
+        };
+        let done: Vec<_> = self.cores(&group, all).into_iter().filter_map(done).collect();
+        if done.is_empty() { vec![Verdict::Stalled(group, found.waits)] } else { done }
     }
 
-    fn carry_out(&self, verdict: Verdict, all: bool, rest: &mut AtRest) -> Poll<Next> {
-        match verdict {
-            Verdict::Done(group, hubs_of_chunks) => self.done(group, &hubs_of_chunks, rest),
-            Verdict::Stalled(group, waits) => self.stalled(group, all, &waits, rest),
+    fn carry_out(&self, verdicts: impl IntoIterator<Item = Verdict>, all: bool, rest: &mut AtRest) -> Poll<Next> {
+        let mut done = Vec::new();
+        for verdict in verdicts {
+            match verdict {
+                Verdict::Done(group, hubs_of_chunks) => done.extend(self.done(group, &hubs_of_chunks, rest)),
+                Verdict::Stalled(group, waits) => {
+                    if let Some(error) = self.stalled(group, all, &waits, rest) {
+                        return Poll::Ready(Next::Fail(error));
+                    }
+                }
+            }
         }
+        if done.is_empty() { Poll::Pending } else { Poll::Ready(Next::Done(done)) }
     }
 
     /// The parts of a group at rest that wait for nothing but themselves.
@@ -266,7 +271,8 @@ impl Keeper<'_> {
 
     /// All operators that these are, or stand for: those of a section share a task.
     fn with_sections(&self, operators: &[usize]) -> Vec<usize> {
-        (0..self.control.nodes.len()).filter(|&at| operators.contains(&self.control.first_of(at))).collect()
+        let operators: HashSet<_> = operators.iter().copied().collect();
+        (0..self.control.nodes.len()).filter(|at| operators.contains(&self.control.first_of(*at))).collect()
     }
 
     fn look_at(&self, group: &[usize]) -> Found {
@@ -284,7 +290,8 @@ impl Keeper<'_> {
                 waits.push(format!("{} waits for {}", self.control.whose(operator), lacks.join(" and for ")));
             }
         }
-        let is_of_group = |operator: usize| group.contains(&operator);
+        let members: HashSet<_> = group.iter().copied().collect();
+        let is_of_group = |operator: usize| members.contains(&operator);
         let own = self.hubs.links.iter().filter(|link| is_of_group(link.operator));
         let hubs_of_chunks = link::hubs(own);
         stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && hub.state.queued() > 0);
@@ -292,10 +299,11 @@ impl Keeper<'_> {
         Found { stuck, waits, hubs_of_chunks }
     }
 
-    /// These operators have nothing left to do.
-    fn done(&self, group: Vec<usize>, hubs_of_chunks: &[Arc<dyn ChunkState>], rest: &mut AtRest) -> Poll<Next> {
+    /// These operators have nothing left to do. Those of them that end now.
+    fn done(&self, group: Vec<usize>, hubs_of_chunks: &[Arc<dyn ChunkState>], rest: &mut AtRest) -> Vec<usize> {
         let nodes = &self.control.nodes;
-        let is_of_group = |operator: usize| group.contains(&operator);
+        let members: HashSet<_> = group.iter().copied().collect();
+        let is_of_group = |operator: usize| members.contains(&operator);
         // What an operator waits for in the middle of a run has ended. It may send more then, which others are to get: one
         // is told at a time, and nobody ends yet. Each is told again only if something has moved since.
         let own = self.hubs.all.iter().filter(|hub| is_of_group(hub.from) || is_of_group(hub.to));
@@ -309,17 +317,17 @@ impl Keeper<'_> {
         let Some(next) = in_run().find(|at| !released.operators.contains(at)) else {
             // An operator that has heard of the end and waits again ends before the others: it may still send to them.
             let first = in_run().find(|at| !nodes[*at].is_finishing());
-            return Poll::Ready(Next::Done(first.map_or(group, |first| vec![first])));
+            return first.map_or(group, |first| vec![first]);
         };
         released.operators.push(next);
         // Who has refused may see that differently after this.
         nodes.iter().for_each(|node| node.may_be_asked_again());
         nodes[next].release();
-        Poll::Pending
+        Vec::new()
     }
 
-    /// Something is left that none of these operators will take.
-    fn stalled(&self, group: Vec<usize>, all: bool, waits: &[String], rest: &mut AtRest) -> Poll<Next> {
+    /// Something is left that none of these operators will take: the error, if the flow is to fail.
+    fn stalled(&self, group: Vec<usize>, all: bool, waits: &[String], rest: &mut AtRest) -> Option<Error> {
         let what = match all {
             true => "nothing can move any more",
             false => "these operators wait for each other alone, and nothing else in the flow can end that",
@@ -327,7 +335,7 @@ impl Keeper<'_> {
         let error = Error::new(ErrorKind::Stalled, format!("{what}:\n  - {}", waits.join("\n  - ")));
         // What cannot move cannot be drained either.
         if self.on_stall == OnStall::Fail || self.control.is_stopping() {
-            return Poll::Ready(Next::Fail(error));
+            return Some(error);
         }
         let waits = waits.join("\n");
         if rest.reported.get(&group) != Some(&waits) {
@@ -335,7 +343,7 @@ impl Keeper<'_> {
             logged(|| tracing::warn!(flow = &*flow, %error, "operators have stalled, and the flow goes on"));
             rest.reported.insert(group, waits);
         }
-        Poll::Pending
+        None
     }
 }
 
@@ -382,6 +390,6 @@ enum Next {
     Gone,
     Stop,
     Fail(Error),
-    /// These are done, or the first of them that is to end.
+    /// These have nothing left to do.
     Done(Vec<usize>),
 }

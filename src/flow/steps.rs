@@ -361,10 +361,18 @@ impl Steps {
                 return self.end();
             }
             self.write(|| "nothing moves before something comes".into());
-            poll_fn(
-                |task| if self.running.poll_over(task).is_ready() { Poll::Ready(()) } else { self.poll_stirred(task) },
-            )
-            .await;
+            let over = poll_fn(|task| {
+                self.control.rest.stepper.register(task.waker());
+                match self.running.poll_over(task) {
+                    Poll::Ready(()) => Poll::Ready(true),
+                    Poll::Pending if self.is_quiet() => Poll::Ready(false),
+                    Poll::Pending => self.poll_stirred(task).map(|()| false),
+                }
+            });
+            // The ends of operators are steps, too.
+            if over.await && self.ended.iter().all(|ended| *ended) {
+                return self.end();
+            }
             // Not waited for again, if this was dropped.
             self.moved = true;
         }
@@ -375,12 +383,14 @@ impl Steps {
         self.write(|| format!("generation {generation}"));
     }
 
-    /// Nothing comes by itself: everybody who has not ended waits for others.
+    /// Nothing comes by itself: everybody who has not ended waits for others, and nothing of the flow's is outside, to come back.
     fn is_quiet(&self) -> bool {
-        self.control.nodes.iter().all(|node| {
-            let at_door = node.permit().is_some_and(|permit| permit.is_at_door());
-            node.has_ended() || node.is_parked() || (at_door && node.shown().status().0 == Status::Wait)
-        })
+        let none_is_outside = self.control.rest.outside() == 0;
+        none_is_outside
+            && self.control.nodes.iter().all(|node| {
+                let at_door = node.permit().is_some_and(|permit| permit.is_at_door());
+                node.has_ended() || node.is_parked() || (at_door && node.shown().status().0 == Status::Wait)
+            })
     }
 
     fn poll_stirred(&self, task: &mut Context<'_>) -> Poll<()> {

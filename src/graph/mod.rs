@@ -285,7 +285,7 @@ impl Graph {
         &self.0.device
     }
 
-    /// Its nodes, each after those that it comes after.
+    /// Its nodes, in the order of adding. [`Builder::order`] may have put one before others that were added earlier.
     pub fn nodes(&self) -> Vec<NodeInfo> {
         let node = |at: usize| Node { graph: self.0.id, at };
         let state = self.0.recorder.state();

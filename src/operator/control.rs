@@ -325,7 +325,9 @@ impl Control {
 
     fn set_paused(&self, paused: bool) {
         let mut now = lock(&self.paused);
-        *now = paused;
+        if std::mem::replace(&mut *now, paused) == paused {
+            return;
+        }
         self.nodes.iter().for_each(|node| node.set_paused(paused));
         drop(now);
         // A waker is user code: with no lock held. Each reads the flags as the last call has left them.
@@ -486,7 +488,7 @@ impl Handle {
     pub fn changes(&self) -> Changes {
         let watcher = self.0.rest.watchers.add(self.0.nodes.len());
         // One that shows something at this moment may not have seen that somebody has come.
-        self.0.nodes.iter().for_each(Wake::wake_by_ref);
+        self.0.nodes.iter().filter(|node| !node.is_parked_until_it_sees()).for_each(Wake::wake_by_ref);
         Changes { watcher, control: self.0.clone(), also: Vec::new() }
     }
 

@@ -136,7 +136,7 @@ pub trait Operator: Send + 'static {
 
     /// Whether it may run, when all its conditions are ready; `true` if it is not written. Called right before a run
     /// would begin. What it depends on should be its own, or its ports' (`ports.lines.len() >= 3`); it changes nothing
-    /// there.
+    /// there, and nowhere else: a no that comes with something that wakes its own operator is asked for again at once.
     ///
     /// After a no it is asked again, as soon as its conditions are ready, when a message comes to one of its inputs or
     /// room to one of its outputs, when somebody wakes [`Cx::waker`], and when all of the flow has come to rest, since it

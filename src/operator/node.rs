@@ -36,6 +36,8 @@ pub(crate) struct Rest {
     pub(crate) tokens: Tokens,
     /// The flow's own task: woken when the last token is given back.
     pub(crate) flow: WakerCell,
+    /// A task that steps through the flow: woken when nothing of the flow is outside any more.
+    pub(crate) stepper: WakerCell,
     /// Those who want to hear what operators wait for.
     pub(crate) watchers: Watchers,
     /// Operators that have not ended.
@@ -127,10 +129,10 @@ mod asked {
 
 impl Rest {
     pub(crate) fn new(operators: usize) -> Arc<Self> {
-        let (flow, watchers) = (WakerCell::new(), Watchers::default());
+        let (flow, stepper, watchers) = (WakerCell::new(), WakerCell::new(), Watchers::default());
         let (tokens, left) = (Tokens::new(operators), AtomicUsize::new(operators));
         let (parks, outside) = (AtomicU8::new(parks::IGNORED), AtomicUsize::new(0));
-        Arc::new(Self { tokens, flow, watchers, left, parks, outside })
+        Arc::new(Self { tokens, flow, stepper, watchers, left, parks, outside })
     }
 
     /// The flow's task is notified when the next operator parks. Call it before a look at which ones are parked: an operator
@@ -166,9 +168,12 @@ impl Lender for Rest {
 
     fn regain(&self) {
         let last = self.tokens.regain();
-        self.outside.fetch_sub(1, Ordering::SeqCst);
+        let none_is_outside = self.outside.fetch_sub(1, Ordering::SeqCst) == 1;
         if last {
             self.flow.wake();
+        }
+        if none_is_outside {
+            self.stepper.wake();
         }
     }
 
@@ -314,6 +319,11 @@ impl Node {
         self.parking.is_parked()
     }
 
+    /// The same, for a caller whose writes before this its next poll is to see.
+    pub(crate) fn is_parked_until_it_sees(&self) -> bool {
+        self.parking.is_parked_until_it_sees()
+    }
+
     /// No run after the present one.
     pub(crate) fn finish(self: &Arc<Self>) {
         self.finish.store(true, Ordering::Release);
@@ -376,9 +386,6 @@ impl Node {
         if self.shown.show(Status::Never) {
             self.rest.watchers.tell_last(self.operator);
         }
-        if let Some(permit) = self.permit.get() {
-            permit.end();
-        }
         // It may keep the face, and so this node.
         self.within.wake();
         if !self.ended.swap(true, Ordering::AcqRel) {
@@ -386,6 +393,10 @@ impl Node {
             if self.parking.end(&self.rest.tokens) {
                 self.rest.flow.wake();
             }
+        }
+        // Who steps through the flow looks at that.
+        if let Some(permit) = self.permit.get() {
+            permit.end();
         }
     }
 
@@ -509,5 +520,33 @@ impl Wake for Node {
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node").field("parking", &self.parking).field("ended", &self.ended).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Wake;
+
+    use super::*;
+
+    /// Notes whether the node had ended as this was woken.
+    struct Notes(Arc<Node>, AtomicU8);
+
+    impl Wake for Notes {
+        fn wake(self: Arc<Self>) {
+            self.1.store(1 + u8::from(self.0.has_ended()), Ordering::Relaxed);
+        }
+    }
+
+    /// Who steps through a flow is told of an operator's end once it can see it: it looks at once, and is not told again.
+    #[test]
+    fn an_end_is_told_once_it_can_be_seen() {
+        let node = Node::new(0, &Rest::new(1));
+        node.set_stepped(true);
+        let notes = Arc::new(Notes(node.clone(), AtomicU8::new(0)));
+        let permit = node.permit().unwrap();
+        assert!(permit.poll_outcome(&mut Context::from_waker(&Waker::from(notes.clone()))).is_pending());
+        node.end();
+        assert_eq!(notes.1.load(Ordering::Relaxed), 2);
     }
 }

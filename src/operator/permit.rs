@@ -33,7 +33,7 @@ struct Inner {
     last: Vec<Ticket>,
     /// The run waits for others.
     waits: bool,
-    /// It was woken by something else than the question whether it may run.
+    /// It was woken by something else than the question whether it may run, or what it had begun before has ended.
     stirred: bool,
     /// The operator has ended: its last run is told first.
     ended: bool,
@@ -67,8 +67,11 @@ impl Permit {
     /// One run, if its conditions are ready. One that is under way goes on.
     pub(crate) fn ask(&self) {
         let mut inner = lock(&self.0);
-        if inner.state == State::None {
-            inner.state = State::Asked;
+        match inner.state {
+            State::None => inner.state = State::Asked,
+            // Whether it waits still is known from its next poll.
+            State::Begun => inner.waits = false,
+            _ => {}
         }
     }
 
@@ -83,7 +86,7 @@ impl Permit {
                 drop(inner);
                 let last = last();
                 inner = lock(&self.0);
-                (inner.last, inner.state) = (last, State::Ran);
+                (inner.last, inner.state, inner.stirred) = (last, State::Ran, true);
             }
             State::Begun => {}
             State::None | State::Refused | State::Ran => inner.stirred = true,
@@ -134,7 +137,7 @@ impl Permit {
 
     pub(super) fn end(&self) {
         let mut inner = lock(&self.0);
-        inner.ended = true;
+        (inner.ended, inner.stirred) = (true, true);
         if inner.state == State::Begun {
             inner.state = State::Ran;
         }

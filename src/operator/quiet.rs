@@ -30,7 +30,7 @@
 //! To find out what a flow at rest is takes a while, and something from outside may begin meanwhile, and even end. So the same
 //! word says how often a group was counted: if that is what it was, there was no token all the while ([`Tokens::at_rest`]).
 //!
-//! Knows no tokio: `tests/loom_quiet.rs` includes it as it stands.
+//! Knows no tokio: `tests/loom/quiet.rs` includes it as it stands.
 
 use std::sync::Arc;
 
@@ -205,6 +205,11 @@ impl Parking {
     #[inline]
     pub(crate) fn is_parked(&self) -> bool {
         self.group.0.load(Ordering::SeqCst) & self.bits == 0
+    }
+
+    /// The same, for a caller whose writes before this its next poll is to see. The word is written for that, with what it holds.
+    pub(crate) fn is_parked_until_it_sees(&self) -> bool {
+        self.group.0.fetch_or(0, Ordering::SeqCst) & self.bits == 0
     }
 
     /// Adds to its state, unless it has ended. The word is written where that changes nothing, too: what a wake wants to

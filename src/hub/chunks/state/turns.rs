@@ -93,8 +93,10 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                     if !waits.waker.will_wake(waker) {
                         self.gone.push(std::mem::replace(&mut waits.waker, shared?.clone()));
                     }
-                    waits.looked = true;
-                    self.wake_those_behind(blanks, out);
+                    // Once: of two links that each have what the other one lacks, in two hubs, each look would wake the other.
+                    if !std::mem::replace(&mut waits.looked, true) {
+                        self.wake_those_behind(blanks, out);
+                    }
                 }
                 // It may wait for something else, and is to be notified of the hub's end meanwhile.
                 none if stays => {
