@@ -8,7 +8,7 @@
 //! ```
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, Read, Write},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -28,7 +28,7 @@ use wakeline::prelude::*;
 struct Args {
     /// The file to read.
     input: PathBuf,
-    /// The file to write; it appears only once it is complete.
+    /// The file to write; it appears only once it is complete. Folders that it lies in are made.
     output: PathBuf,
     /// cuda:0, cuda:1, ... or emulated; the first GPU if left out, emulated where there is no driver.
     #[arg(long)]
@@ -155,7 +155,7 @@ impl Target {
             File::options().write(true).open(path)?;
         }
         let folder = folder_of(path);
-        folder.metadata()?;
+        fs::create_dir_all(folder)?;
         let mut staged = staging();
         #[cfg(unix)]
         {

@@ -41,7 +41,7 @@
 //! | promise | tests |
 //! |---|---|
 //! | Work that shares memory is ordered, on any streams and devices. | `streams.rs` (`s7_*`), `memory.rs` (`m1_*` to `m4_*`), `random_flows` |
-//! | The race checker refuses two accesses that nothing orders among the calls that it sees, in every run that makes those calls, however they are timed. What a kernel does within its arguments, it does not see. | `streams.rs` (`m12_*`), the model in `device/check/reference.rs`, `random_flows` with planted bugs |
+//! | The race checker refuses two accesses that nothing orders among the calls that it sees, in every run that makes those calls, however they are timed. What a kernel does within its arguments, it does not see. | `streams.rs` (`m12_*`), the model in `device/check/reference.rs`, `random_flows` with mutants |
 //! | A slice of host memory that exists is not written, and memory that is lent to be written is not used, by streams or by launches of graphs. | `graph_edges/slices.rs`, `random_flows/by_hand` |
 //! | A fault of a device fails every future that waits for it, with the error; on CUDA once the driver reports the fault. | `faults.rs` (`f1_*`, `f3_*`), `fault_*.rs`, `hostile_wakers.rs` |
 //! | A device that is lost takes no other with it; on CUDA a kernel's fault ends all GPUs of the process. What still runs there has its memory to itself. On other devices it spoils the work that was enqueued behind a wait for its own before the loss was known, and the memory that this has written, until that is written anew. | `hostile_devices` |
@@ -73,18 +73,21 @@ pub mod hub;
 pub mod kernel;
 #[allow(unsafe_code)]
 pub mod memory;
+#[cfg(not(wakeline_mutants))]
+mod mutants;
+#[cfg(wakeline_mutants)]
+pub mod mutants;
 pub mod operator;
-#[cfg(feature = "planted")]
-#[doc(hidden)]
-pub mod planted;
-#[cfg(not(feature = "planted"))]
-mod planted;
 pub mod stream;
 mod sync;
 mod thread_name;
 
 #[cfg(feature = "config")]
 pub use config::Config;
+/// The version that [`Stream::from_cudarc`] and the like are for.
+#[cfg(feature = "cuda")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
+pub use cudarc;
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
 pub use flow::{Egress, Flow, Ingress, Report, Running, Service};

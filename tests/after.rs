@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use crate::common::*;
+use common::*;
 use tokio::sync::oneshot;
 use wakeline::{
     condition::Status,

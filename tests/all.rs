@@ -1,14 +1,6 @@
 //! All tests that share a process, in one executable: a new file of tests is a module here. Those that need a process for
 //! themselves are executables of their own; `Cargo.toml` lists them, and says why.
 
-#[path = "common/clock.rs"]
-mod clock;
-mod common;
-#[path = "common/example.rs"]
-mod example;
-#[path = "common/graph.rs"]
-mod graph;
-
 mod after;
 mod calls_that_wait;
 mod chunks;

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::*;
+use common::*;
 use wakeline::{
     device::Emulated,
     graph::{Exec, Graph},
@@ -41,21 +41,20 @@ macro_rules! on_both_bounded {
             use super::*;
 
             async fn body(device: Device) {
-                crate::common::within($body(device.clone())).await;
-                crate::common::at_rest(&device).await;
+                common::within($body(device.clone())).await;
+                common::at_rest(&device).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn emulated() {
-                body(crate::common::emulated_with(Emulated::new().workers(4).queue_depth(DEPTH))).await;
+                body(common::emulated_with(Emulated::new().workers(4).queue_depth(DEPTH))).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            #[ignore = "needs a GPU"]
             async fn cuda() {
-                let _alone = crate::common::alone().await;
-                if let Some(device) = crate::common::cuda() {
-                    body(device).await;
-                }
+                let _alone = common::alone().await;
+                body(common::cuda()).await;
             }
         }
     };
@@ -335,7 +334,7 @@ async fn graph(device: &Device) -> Exec {
 
 on_both_bounded!(graphs_are_launched_on_other_streams_and_devices, async |device: Device| {
     let [a, b] = streams(&device);
-    let other = crate::common::emulated();
+    let other = common::emulated();
     let c = Stream::new(&other).unwrap();
     let (first, second, third) = (graph(&device).await, graph(&device).await, graph(&other).await);
     let on = a.clone();
@@ -357,9 +356,9 @@ on_both_bounded!(graphs_are_launched_on_other_streams_and_devices, async |device
 on_both_bounded!(many_threads_fill_the_queue_and_a_graph_is_launched_beside_them, async |device: Device| {
     // On an H200: more than what the queue takes beyond the bound at which a launch waits.
     let threads = if device.is_cuda() { 400 } else { 64 };
-    let device = if device.is_cuda() { device } else { crate::common::emulated_with(Emulated::new().queue_depth(16)) };
+    let device = if device.is_cuda() { device } else { common::emulated_with(Emulated::new().queue_depth(16)) };
     let [a, b] = streams(&device);
-    let other = crate::common::emulated();
+    let other = common::emulated();
     let c = Stream::new(&other).unwrap();
     let (first, second, third) = (Arc::new(graph(&device).await), graph(&device).await, graph(&other).await);
     let held = hold(&a);
@@ -422,15 +421,16 @@ on_both_bounded!(page_locked_memory_is_allocated_and_dropped_while_the_device_wo
 
 // The function of external work runs under no lock, also where a graph uses its memory: a launch of another graph goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a GPU"]
 async fn a_function_of_external_work_holds_up_no_other_device() {
-    let _alone = crate::common::alone().await;
-    let Some(device) = crate::common::cuda() else { return };
+    let _alone = common::alone().await;
+    let device = common::cuda();
     let [a] = streams::<1>(&device);
     let mut data = Buffer::from_slice(&a, &[0_u32; 64]).unwrap();
     a.completed().await.unwrap();
     let (tied, ()) = Graph::capture(&device, |capture| increment::launch(capture.stream(), &mut data)).unwrap();
     let _exec = tied.instantiate().unwrap();
-    let other = crate::common::emulated();
+    let other = common::emulated();
     let on = Stream::new(&other).unwrap();
     let third = graph(&other).await;
     let (inside, is_inside) = std::sync::mpsc::channel();

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::common::*;
+use common::*;
 use futures::FutureExt;
 use wakeline::{
     device::Emulated,
@@ -736,7 +736,7 @@ impl Write for Log {
 /// Nobody consumes any more, and what lies in the way of the next chunk stays there: who modifies waits for nothing.
 #[tokio::test]
 async fn h5_without_those_who_consume_the_others_come_to_an_end() {
-    let gpu = crate::common::emulated();
+    let gpu = common::emulated();
     let stream = Stream::new(&gpu).unwrap();
     let host = Device::host();
     let builder = ChunkHub::<u32>::builder("in the way").elements(1).queue(2).envelopes(&gpu, 1).host_envelopes(1);
@@ -748,11 +748,11 @@ async fn h5_without_those_who_consume_the_others_come_to_an_end() {
             blank.set_len(1)?;
             stream.fill(blank, round)
         });
-        crate::common::within(made).await.unwrap();
+        common::within(made).await.unwrap();
         if round == 0 {
-            crate::common::within(modify.next()).await.unwrap().unwrap().commit().unwrap();
+            common::within(modify.next()).await.unwrap().unwrap().commit().unwrap();
         }
     }
     drop((produce, consume));
-    assert!(crate::common::within(modify.next()).await.unwrap().is_none());
+    assert!(common::within(modify.next()).await.unwrap().is_none());
 }

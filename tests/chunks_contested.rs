@@ -1,13 +1,21 @@
 //! Operators that need chunks of two hubs at once, each of which may have what the other one lacks.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
-use crate::common::{chunks::Fill, emulated, within};
+use common::{chunks::Fill, emulated, within};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wakeline::{
-    operator::{Consume, Modify},
+    condition::Gate,
+    device::{Emulated, Simulation},
+    operator::{Consume, Modify, Produce},
     prelude::*,
 };
 
@@ -152,5 +160,113 @@ async fn operators_with_chunks_that_stay_lose_none_to_each_other_for_ever() {
             flow.link(both.right, &hubs[second]);
         }
         within(flow.run()).await.unwrap();
+    }
+}
+
+/// A turn of others now and then.
+async fn breaks(random: &mut StdRng, most: u32) {
+    for _ in 0..random.random_range(0..=most) {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[derive(Ports)]
+struct FillPorts {
+    #[produce]
+    out: Produce<u32>,
+}
+
+/// Produces so many chunks, each after at most so many breaks.
+struct SlowFill(u32, StdRng, u32);
+
+impl Operator for SlowFill {
+    type Ports = FillPorts;
+
+    async fn compute(&mut self, ports: &mut FillPorts, cx: &mut Cx) -> Result<()> {
+        breaks(&mut self.1, self.2).await;
+        self.0 -= 1;
+        if self.0 == 0 {
+            cx.finish();
+        }
+        ports.out.get_mut()?.fill_from(&[1]).await
+    }
+}
+
+/// Consumes one chunk of each of two hubs at a time, after at most so many breaks.
+struct SlowZip(StdRng, u32);
+
+impl Operator for SlowZip {
+    type Ports = ZipPorts;
+
+    async fn compute(&mut self, ports: &mut ZipPorts, _cx: &mut Cx) -> Result<()> {
+        breaks(&mut self.0, self.1).await;
+        ports.left.get()?;
+        ports.right.get().map(drop)
+    }
+}
+
+#[derive(Ports)]
+struct OnePorts {
+    #[consume]
+    left: Consume<u32>,
+}
+
+/// Consumes from one hub.
+struct One;
+
+impl Operator for One {
+    type Ports = OnePorts;
+
+    async fn compute(&mut self, ports: &mut OnePorts, _cx: &mut Cx) -> Result<()> {
+        ports.left.get().map(drop)
+    }
+}
+
+/// Two operators that each have a chunk that the other one lacks park while a third one, which comes before them, waits for its gate
+/// for an hour: in a simulation, where each of their turns is a step.
+#[test]
+fn operators_that_contest_chunks_wait_for_another_one_without_a_turn() {
+    for seed in 0..150 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let (simulation, random) = (Simulation::new(seed), &mut StdRng::seed_from_u64(seed));
+        let flow = async {
+            let device = Device::simulated(&simulation, Emulated::new());
+            let hubs = ["left", "right"].map(|name| {
+                let builder = ChunkHub::<u32>::builder(name).elements(1).queue(random.random_range(1..=3));
+                let builder = builder.envelopes(&device, random.random_range(1..=2));
+                builder.host_envelopes(random.random_range(1..=2)).near(&device).build().unwrap()
+            });
+            let mut flow = Flow::new("contested");
+            let count = random.random_range(5..40);
+            for (name, hub) in ["fill left", "fill right"].into_iter().zip(&hubs) {
+                let fill = SlowFill(count, StdRng::seed_from_u64(random.random()), random.random_range(0..8));
+                let fill = flow.add(name, fill);
+                flow.link(fill.out, hub);
+            }
+            let gate = Gate::open();
+            let one = flow.add("one", One).when(gate.clone());
+            let one = if random.random() { one.on(&device) } else { one };
+            flow.link(one.left, &hubs[0]);
+            for on_device in [true, false] {
+                let zip = SlowZip(StdRng::seed_from_u64(random.random()), random.random_range(0..8));
+                let zip = flow.add(if on_device { "there" } else { "here" }, zip);
+                let zip = if on_device { zip.on(&device) } else { zip };
+                flow.link(zip.left, &hubs[0]);
+                flow.link(zip.right, &hubs[1]);
+            }
+            let running = flow.spawn()?;
+            breaks(random, 300).await;
+            gate.pause();
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+            gate.resume();
+            drop(gate);
+            running.await
+        };
+        let mut run = pin!(simulation.run(flow));
+        // What it comes to, with chunks of one hub left over or not, is another matter.
+        runtime.block_on(poll_fn(|cx| {
+            assert!(simulation.steps() < 20_000, "seed {seed}: its operators wake each other, and do nothing");
+            run.as_mut().poll(cx).map(drop)
+        }));
     }
 }

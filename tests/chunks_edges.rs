@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{
+use common::{
     chunks::{Drain, Fill, FillPorts, See},
     *,
 };

@@ -1,6 +1,6 @@
 //! Scenarios H, of hubs whose chunks several links see, with ports of a flow's operators.
 
-use crate::common::{
+use common::{
     chunks::{Drain, DrainPorts, Fill, See},
     emulated, freed, increment, lock, on_both, shared, sink, square, until, within,
 };
@@ -13,7 +13,7 @@ use wakeline::{
     prelude::*,
 };
 
-use crate::common::Shared;
+use common::Shared;
 
 fn host() -> Device {
     Device::host()
@@ -472,16 +472,19 @@ async fn a_consumer_outside_takes_what_a_flow_produces() {
     let fill = flow.add("fill", Fill::each(0..10));
     flow.link(fill.numbers, &hub);
     let running = flow.spawn().unwrap();
-    let mut seen = Vec::new();
+    let (mut kept, mut seen) = (Vec::new(), Vec::new());
     while let Some(chunk) = within(consume.next()).await.unwrap() {
         // Its envelope is out, and the flow knows of it.
-        seen.push(chunk.into_envelope().unwrap());
+        let envelope = chunk.into_envelope().unwrap();
+        seen.extend_from_slice(within(envelope.read()).await.unwrap());
+        kept.push(envelope);
         tokio::task::yield_now().await;
-        if seen.len() == 2 {
-            seen.clear();
+        if kept.len() == 2 {
+            kept.clear();
         }
     }
-    drop(consume);
+    assert_eq!(seen, (0..10).collect::<Vec<_>>());
+    drop((consume, kept));
     within(running).await.unwrap();
 }
 
@@ -888,7 +891,7 @@ async fn a_link_of_an_operator_that_never_runs_again_is_in_no_other_ones_way() {
     let mut flow = Flow::new("ends");
     let last = flow.add(
         "last",
-        crate::common::task(move |ports: &mut DrainPorts, cx| {
+        common::task(move |ports: &mut DrainPorts, cx| {
             let (never, end) = (never.take().unwrap(), end.take().unwrap());
             async move {
                 assert!(!cx.ready(ports).await);

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use crate::common::*;
+use common::*;
 use tokio::sync::{Barrier, Notify};
 use wakeline::{ErrorKind, condition::predicate, operator::concurrent, prelude::*};
 

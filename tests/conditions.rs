@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use crate::common::*;
+use common::*;
 use futures::FutureExt;
 use wakeline::{
     Message,

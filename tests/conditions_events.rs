@@ -10,8 +10,8 @@ use std::{
     task::Context,
 };
 
-use crate::clock::*;
-use crate::common::{until as becomes, *};
+use common::clock::*;
+use common::{until as becomes, *};
 use futures::FutureExt;
 use tokio::{sync::Notify, time::Instant};
 use wakeline::{

@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use crate::clock::*;
-use crate::common::*;
+use common::clock::*;
+use common::*;
 use wakeline::{
     condition::{Gate, Since, any_of, at_least, at_most, batch, count, each, every, room, sum},
     device::{Emulated, Simulation},

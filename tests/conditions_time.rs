@@ -2,8 +2,8 @@
 
 use std::{task::Context, time::Duration};
 
-use crate::clock::*;
-use crate::common::*;
+use common::clock::*;
+use common::*;
 use tokio::time::Instant;
 use wakeline::{
     condition::{Condition, Gate, IntoCondition, MissedTicks, Status, When, all_of, any_of, at_least, count, every},

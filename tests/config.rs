@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use crate::common::*;
+use common::*;
 use serde::{Deserialize, Serialize, Serializer};
 use tempfile::TempDir;
 use wakeline::{Config, prelude::*};
@@ -472,7 +472,7 @@ fn config_a_file_of_any_depth_is_read_or_refused() {
         let wrapped = Config::new().set("a", Level(Deep::Newtype, 100)).unwrap();
         assert_eq!(wrapped.get::<u32>("a").unwrap(), 1);
     }
-    crate::common::alone::in_a_process("config::config_a_file_of_any_depth_is_read_or_refused", || {
+    common::alone::in_a_process("config::config_a_file_of_any_depth_is_read_or_refused", || {
         std::thread::Builder::new().stack_size(2 << 20).spawn(read_all).unwrap().join().unwrap();
     });
 }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::*;
+use common::*;
 use wakeline::{
     device::{Emulated, Faults},
     prelude::*,

@@ -2,7 +2,7 @@
 
 use std::{future::ready, marker::PhantomData};
 
-use crate::common::*;
+use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{

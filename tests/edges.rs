@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use crate::common::*;
+use common::*;
 use wakeline::{
     Inputs,
     condition::{Condition, Status, at_least, count},

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::*;
+use common::*;
 use futures::FutureExt;
 use tokio::{
     runtime::{Builder, LocalRuntime},
@@ -394,10 +394,10 @@ fn e3_a_flow_on_one_thread_uses_the_emulated_device() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn e3_a_flow_on_one_thread_uses_a_gpu() {
-    if let Some(device) = cuda() {
-        on_one_thread(async || a_device_on_one_thread(device.clone()).await);
-    }
+    let device = cuda();
+    on_one_thread(async || a_device_on_one_thread(device.clone()).await);
 }
 
 /// Sums what it is sent.

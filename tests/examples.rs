@@ -1,39 +1,40 @@
 //! Scenarios H11 and H12: the examples that compute something compare it with the host's result, and fail if it differs.
 
-use crate::example::{command, devices, text};
+use common::{
+    example::{command, text},
+    on_each_device,
+};
 
-/// Runs an example on each device. What it says in its one line.
-fn run(name: &str, options: &[&str], then: impl Fn(&str)) {
-    for device in devices() {
-        let output = command(name).args(["--device", device]).args(options).output().expect("it starts");
-        assert!(output.status.success(), "{device}: {}", text(&output.stderr));
-        assert_eq!(text(&output.stderr), "", "{device}");
-        then(text(&output.stdout));
-    }
+/// Runs an example on a device. What it says in its one line.
+fn run(name: &str, device: &str, options: &[&str], then: impl Fn(&str)) {
+    let output = command(name).args(["--device", device]).args(options).output().expect("it starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "");
+    then(text(&output.stdout));
 }
 
-#[test]
-fn h11_k_means_of_10_000_points_is_the_hosts() {
+on_each_device!(h11_k_means_of_10_000_points_is_the_hosts, |device| {
     let folder = tempfile::tempdir().unwrap();
     let picture = folder.path().join("clusters.png");
-    run("kmeans", &["--picture", picture.to_str().unwrap()], |line| {
+    run("kmeans", device, &["--picture", picture.to_str().unwrap()], |line| {
         assert!(line.starts_with("10000 points, 3 clusters, 1000 rounds"), "{line}");
         assert!(line.contains("the host's clusters"), "{line}");
         let drawn = std::fs::read(&picture).unwrap();
         assert_eq!(&drawn[..8], b"\x89PNG\r\n\x1a\n");
         std::fs::remove_file(&picture).unwrap();
     });
-}
+});
 
-#[test]
-fn h12_a_chain_of_matrices_agrees_with_float64() {
-    run("matmul_chain", &["-n", "96", "--count", "12"], |line| {
+on_each_device!(h12_a_chain_of_matrices_agrees_with_float64, |device| {
+    run("matmul_chain", device, &["-n", "96", "--count", "12"], |line| {
         assert!(line.starts_with("12 matrices to "), "{line}");
         assert!(line.ends_with(" of float64\n"), "{line}");
     });
     // One is the product itself.
-    run("matmul_chain", &["-n", "5", "--count", "1"], |line| assert!(line.starts_with("1 matrices to "), "{line}"));
-}
+    run("matmul_chain", device, &["-n", "5", "--count", "1"], |line| {
+        assert!(line.starts_with("1 matrices to "), "{line}")
+    });
+});
 
 #[test]
 fn examples_say_in_one_line_what_is_wrong() {

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use crate::common::*;
+use common::*;
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::sync::oneshot;
 use wakeline::{
@@ -805,7 +805,7 @@ impl Operator for SendsUnwritten {
 /// advance, and the device never be let go.
 #[test]
 fn q4_a_concurrent_operator_sleeps_until_the_host_can_copy() {
-    crate::common::alone::within_bound(|| {
+    common::alone::within_bound(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let stream = Stream::new(&Device::emulated(Emulated::new())).unwrap();

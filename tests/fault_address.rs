@@ -1,10 +1,6 @@
 //! Scenario F1: a kernel that writes where there is no memory. See `common/fault.rs`.
 
-mod common;
-#[path = "common/fault.rs"]
-mod fault;
-
-use fault::*;
+use common::a_fault;
 use wakeline::prelude::*;
 
 /// x += 1, and a write far beyond its end where x is `what`. The emulated device has the fault planned.

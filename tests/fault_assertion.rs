@@ -3,11 +3,7 @@
 //! A GPU tells of it once all else that runs there has ended (H200, driver 580.159.04: with a kernel of 30 s beside it,
 //! after 30 s; other faults are told of within half a second). So here it has nothing else to do.
 
-mod common;
-#[path = "common/fault.rs"]
-mod fault;
-
-use fault::*;
+use common::a_fault;
 use wakeline::prelude::*;
 
 /// x += 1, and a failed assertion where x is `what`. The emulated device has the fault planned.

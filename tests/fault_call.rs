@@ -1,10 +1,6 @@
 //! Scenario F1: a kernel that calls a function where there is none. See `common/fault.rs`.
 
-mod common;
-#[path = "common/fault.rs"]
-mod fault;
-
-use fault::*;
+use common::a_fault;
 use wakeline::prelude::*;
 
 /// x += 1, and a call of nothing where x is `what`. The emulated device has the fault planned.

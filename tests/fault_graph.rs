@@ -1,10 +1,6 @@
 //! Scenario F2: a kernel that traps in a graph. See `common/fault.rs`.
 
-mod common;
-#[path = "common/fault.rs"]
-mod fault;
-
-use fault::*;
+use common::a_fault;
 use wakeline::{graph::Graph, prelude::*};
 
 mod node {

@@ -1,10 +1,6 @@
 //! Scenario F1: a kernel whose stack overflows. See `common/fault.rs`.
 
-mod common;
-#[path = "common/fault.rs"]
-mod fault;
-
-use fault::*;
+use common::a_fault;
 use wakeline::prelude::*;
 
 /// x += 1, and a recursion deeper than any stack where x is `what`. The emulated device has the fault planned.

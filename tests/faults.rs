@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::*;
+use common::*;
 use futures::{FutureExt, task::noop_waker_ref};
 use tokio::sync::{mpsc, oneshot};
 use wakeline::{

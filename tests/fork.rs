@@ -4,8 +4,6 @@
 
 #![cfg(unix)]
 
-mod common;
-
 use std::io::{Read, Write, pipe};
 
 use common::*;
@@ -118,9 +116,12 @@ fn devices_are_lost_in_a_fork_and_say_so() {
         says(runtime.block_on(simulation.run(run)))
     });
     assert_eq!(simulated, "nothing is wrong");
+}
 
-    if let Some(device) = common::cuda() {
-        tried_in_a_fork(&device);
-        is_lost(&in_a_fork(|| says(Device::cuda(0))));
-    }
+#[test]
+#[ignore = "needs a GPU"]
+fn gpus_are_lost_in_a_fork_and_say_so() {
+    let device = common::cuda();
+    tried_in_a_fork(&device);
+    is_lost(&in_a_fork(|| says(Device::cuda(0))));
 }

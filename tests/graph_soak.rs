@@ -1,7 +1,5 @@
 //! Graphs captured, launched and destroyed ten thousand times: no memory is left, on the host or on the device.
 
-mod common;
-
 #[path = "../benches/support/allocations.rs"]
 mod allocations;
 

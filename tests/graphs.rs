@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use crate::common::*;
-use crate::graph::*;
+use common::graph::*;
+use common::*;
 use wakeline::{
     graph::{Graph, GraphEvent, Node, NodeKind, Registry},
     memory::Allocator,
@@ -700,7 +700,7 @@ on_both!(g11_threads_capture_at_once_while_others_work, async |device: Device| {
 
 #[test]
 fn g12_a_graph_is_drawn() {
-    let device = crate::common::emulated();
+    let device = common::emulated();
     let (mut a, mut b) = (Buffer::<u32>::new(&device, 64).unwrap(), Buffer::<u32>::new(&device, 64).unwrap());
     let mut graph = Graph::builder(&device).unwrap();
     let fill = graph.add(&[], |stream| stream.fill(&mut a, 1)).unwrap();

@@ -34,7 +34,7 @@ use wakeline::{
 
 /// Runs a body that must not hang.
 fn within_bound(what: &str, body: impl Future<Output = ()> + Send + 'static) {
-    crate::common::alone::case_within_bound(what, || {
+    common::alone::case_within_bound(what, || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(body);
     });

@@ -18,7 +18,7 @@ use std::{
     thread,
 };
 
-use crate::common::alone::case_within_bound;
+use common::alone::case_within_bound;
 use futures::{FutureExt, executor::block_on};
 use wakeline::{
     Egress, Ingress,

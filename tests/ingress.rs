@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::*;
+use common::*;
 use futures::{FutureExt, SinkExt, StreamExt, future::join_all, poll, stream};
 use tokio::sync::{Notify, oneshot};
 use wakeline::{Egress, Ingress, Running, condition::Status, hub::RawEnvelope, prelude::*};

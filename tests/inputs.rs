@@ -6,8 +6,8 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use crate::clock::{Notes, at_until, runs};
-use crate::common::*;
+use common::clock::{Notes, at_until, runs};
+use common::*;
 use futures::FutureExt;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wakeline::{

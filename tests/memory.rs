@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use crate::common::{add_one, emulated_with, freed, hold, increment, on_both, streams, until, within};
+use common::{add_one, emulated_with, freed, hold, increment, on_both, streams, until, within};
 use futures::{FutureExt, executor::block_on};
 use wakeline::{
     device::{Emulated, Faults},
@@ -133,14 +133,14 @@ async fn takes_its_past_along(device: Device) {
 
 /// The same where no checker asks for more: what the memory takes along is all that orders it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a GPU"]
 async fn m3_memory_takes_its_past_along_unchecked() {
-    let _alone = crate::common::alone().await;
-    if crate::common::cuda().is_none() {
-        return;
-    }
+    let _alone = common::alone().await;
+    // With its kernels loaded.
+    let _checked = common::cuda();
     let device = Device::cuda(0).unwrap();
     takes_its_past_along(device.clone()).await;
-    crate::common::at_rest(&device).await;
+    common::at_rest(&device).await;
 }
 
 on_both!(m4_the_same_stream_gets_it_at_once_and_the_driver_is_not_called, async |device: Device| {
@@ -514,7 +514,7 @@ async fn m13_who_waits_hears_of_an_allocator_that_is_gone() {
     drop(blocks);
     within(waits).await.unwrap().unwrap();
     drop(some);
-    crate::common::at_rest(&device).await;
+    common::at_rest(&device).await;
 }
 
 /// A graph of which nodes make 4,096 bytes, and give them back.
@@ -556,7 +556,7 @@ async fn m13_the_tasks_that_wait_are_woken_when_a_graph_gives_memory_back() {
         drop(held);
         within(waits).await.unwrap().unwrap();
         drop(some);
-        crate::common::at_rest(&device).await;
+        common::at_rest(&device).await;
     }
 }
 
@@ -573,7 +573,7 @@ async fn m13_memory_of_a_graph_that_was_dropped_while_it_runs_is_waited_for() {
     let waits = asks(&Allocator::unbounded(&device), &a, 8192).await;
     drop(held);
     within(waits).await.unwrap().unwrap();
-    crate::common::at_rest(&device).await;
+    common::at_rest(&device).await;
 }
 
 // Whoever has the memory need not drop it for that.

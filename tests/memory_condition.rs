@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, task::Context};
 
-use crate::common::{
+use common::{
     Shared, SinkPorts, SourcePorts, emulated, emulated_with, freed, hold, lock, on_both, shared, until, within,
 };
 use futures::FutureExt;
@@ -234,7 +234,7 @@ on_both!(c9_what_is_set_apart_is_one_operators, async |device: Device| {
             .on(&device)
             .when(memory(&all, 600))
             .when(count(50));
-        let end = flow.add(format!("{name} end"), crate::common::keep::<u8>(&seen));
+        let end = flow.add(format!("{name} end"), common::keep::<u8>(&seen));
         flow.connect(one.output, end.input);
     }
     within(flow.run()).await.unwrap();
@@ -260,7 +260,7 @@ async fn c9_memory_that_never_comes_back_is_a_stall() {
     let seen = shared();
     let mut flow = Flow::new("hoard");
     let hoard = flow.add("hoard", Hoard(Vec::new())).on(&device).when(memory(&blocks, BLOCK));
-    let end = flow.add("end", crate::common::keep::<u8>(&seen));
+    let end = flow.add("end", common::keep::<u8>(&seen));
     flow.connect(hoard.output, end.input);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
@@ -379,9 +379,9 @@ async fn m6_a_flow_waits_for_memory_that_a_stream_still_uses() {
     let run = || {
         let seen = shared();
         let mut flow = Flow::new("full");
-        let produce = flow.add("produce", crate::common::SendEach::new([vec![1_u32; LEN / 4]]));
-        let add = flow.add("add", crate::common::Increment).on(&device);
-        let collect = flow.add("collect", crate::common::Collect(seen.clone()));
+        let produce = flow.add("produce", common::SendEach::new([vec![1_u32; LEN / 4]]));
+        let add = flow.add("add", common::Increment).on(&device);
+        let collect = flow.add("collect", common::Collect(seen.clone()));
         flow.connect_with(produce.output, add.input, Hub::bounded(1).envelope_bytes(LEN));
         flow.connect(add.output, collect.input);
         (flow.spawn().unwrap(), seen)
@@ -453,7 +453,7 @@ impl Operator for Scratch {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c9_the_condition_knows_of_anothers_blocks() {
+async fn c9_the_condition_knows_of_another_ones_blocks() {
     let device = emulated_with(Emulated::new().memory(8192));
     let blocks = Allocator::blocks(&device, 4096, 1).unwrap();
     let mut flow = Flow::new("scratch");

@@ -1,12 +1,10 @@
-//! The layers of `examples/mlp`, cuBLAS on a GPU: at the same padded shape a replay gives the bytes that the streamed way gives.
+//! The layers of `examples/more/mlp`, cuBLAS on a GPU: at the same padded shape a replay gives the bytes that the streamed way gives.
 
-#[path = "../examples/mlp/linear.rs"]
+#[path = "../examples/more/mlp/linear.rs"]
 mod linear;
-#[path = "../examples/mlp/net.rs"]
+#[path = "../examples/more/mlp/net.rs"]
 #[allow(dead_code, reason = "the example uses more of it")]
 mod net;
-
-mod common;
 
 use std::sync::{Arc, Mutex};
 

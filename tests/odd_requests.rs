@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::common::*;
+use common::*;
 use futures::FutureExt;
 use tokio::sync::Semaphore;
 use tower::Service as _;

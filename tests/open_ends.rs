@@ -1,6 +1,6 @@
 //! What goes into a replayed section and what comes out of it: copies of its graph, wherever the messages lie.
 
-use crate::common::*;
+use common::*;
 use wakeline::{
     device::{Emulated, Faults, Simulation},
     graph::Graph,

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use crate::common::{
+use common::{
     chunks::{DrainPorts, Fill},
     *,
 };

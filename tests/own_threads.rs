@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::*;
+use common::*;
 use futures::FutureExt;
 use tokio::{runtime, sync::oneshot};
 use wakeline::{device::Simulation, prelude::*};

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use crate::common::*;
+use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{Inputs, condition::Status, prelude::*};

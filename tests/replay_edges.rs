@@ -1,6 +1,6 @@
 //! Sections that are replayed, at their edges: operators that keep what no replay keeps, odd shapes, ends in the middle.
 
-use crate::common::*;
+use common::*;
 use futures::{FutureExt, future::BoxFuture};
 use wakeline::{flow::Added, operator::MapHandles, prelude::*};
 

@@ -4,7 +4,7 @@
 //! A failing seed is found again with `WAKELINE_SEEDS=4711 cargo test --test all replay_random::`, many with
 //! `WAKELINE_SEEDS=0..10000`.
 
-use crate::common::*;
+use common::*;
 use wakeline::{
     device::{Emulated, Simulation},
     flow::{Added, AnyAdded, Operators},

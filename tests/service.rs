@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::common::*;
+use common::*;
 use futures::{FutureExt, future::join_all, poll};
 use tokio::sync::{Notify, mpsc};
 use tower::{Service as _, ServiceBuilder, ServiceExt, load_shed::error::Overloaded};

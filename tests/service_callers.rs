@@ -1,8 +1,6 @@
 //! Scenario E1: callers of a service, and those who send into a flow, may be strangers. They get the kind of a failure and a
 //! general message; names, causes, addresses and paths inside of the flow are in the log and in the flow's own error.
 
-mod common;
-
 use std::{
     error::Error as StdError,
     fmt::{self, Write},
@@ -245,9 +243,10 @@ impl Operator for DoesNotCompile {
 }
 
 #[tokio::test]
+#[ignore = "needs a GPU"]
 async fn e1_callers_are_given_no_compiler_log() {
     let _turn = logged().await;
-    let Some(device) = cuda_without_kernels() else { return };
+    let device = cuda_without_kernels();
     let mut flow = Flow::new("inner-flow");
     let inner = flow.add("inner-operator", DoesNotCompile).on(&device);
     let hub = Hub::bounded(1).envelope_bytes(64);

@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use crate::common::*;
+use common::*;
 use futures::{
     Sink as _,
     future::{join, join_all},

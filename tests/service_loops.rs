@@ -1,8 +1,6 @@
 //! Scenario E1: services whose operators keep state in a cycle. What an earlier request has left there is bounded by the
 //! requests in flight, not by all that there ever were.
 
-mod common;
-
 use std::{
     collections::HashMap,
     future::{poll_fn, ready},

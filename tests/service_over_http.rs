@@ -3,7 +3,7 @@
 #![cfg(unix)]
 
 #[allow(dead_code, reason = "its `main` is the other executable's")]
-#[path = "../examples/service.rs"]
+#[path = "../examples/more/service.rs"]
 mod service;
 
 use std::{
@@ -71,7 +71,7 @@ impl Server {
     fn start(options: &[&str]) -> Self {
         // A connection is a file, here and there.
         rlimit::increase_nofile_limit(8192).unwrap();
-        let mut command = crate::example::command("service");
+        let mut command = common::example::command("service");
         command.args(["--listen", "127.0.0.1:0", "--device", "emulated"]).args(options).stdout(Stdio::piped());
         let mut process = command.spawn().expect("it starts");
         let mut out = BufReader::new(process.stdout.take().unwrap());
@@ -94,7 +94,7 @@ impl Server {
             self.out.read_to_string(&mut said).unwrap();
             (self.process.wait().unwrap().success(), said)
         });
-        crate::common::within(ended).await.unwrap()
+        common::within(ended).await.unwrap()
     }
 }
 
@@ -125,7 +125,7 @@ async fn e1_ten_thousand_requests_of_a_thousand_clients() {
             }
         })
     };
-    for client in crate::common::within(join_all((0..1000).map(client))).await {
+    for client in common::within(join_all((0..1000).map(client))).await {
         client.unwrap();
     }
     eprintln!("10,000 requests in {:?}", began.elapsed());
@@ -159,11 +159,11 @@ async fn e1_sigterm_drains_in_order() {
         })
     };
     let clients: Vec<_> = (0..CLIENTS).map(client).collect();
-    crate::common::until("all are at it", || answered.load(Ordering::Relaxed) > 10 * CLIENTS).await;
+    common::until("all are at it", || answered.load(Ordering::Relaxed) > 10 * CLIENTS).await;
     server.terminate();
     let (well, said) = server.ended().await;
     assert!(well, "{said}");
-    for client in crate::common::within(join_all(clients)).await {
+    for client in common::within(join_all(clients)).await {
         client.unwrap();
     }
     let answered = answered.load(Ordering::Relaxed);
@@ -191,11 +191,11 @@ async fn serve(device: &Device, options: &[&str]) -> (String, Running) {
 async fn e1_overload_is_503_or_a_wait() {
     for (overload, shed) in [("shed", true), ("wait", false)] {
         // One worker, which is held up: no device work is done until it is let go.
-        let device = crate::common::emulated_with(Emulated::new().workers(1));
+        let device = common::emulated_with(Emulated::new().workers(1));
         let stream = Stream::new(&device).unwrap();
         let (address, running) = serve(&device, &["--places", "2", "--overload", overload]).await;
         assert_eq!(Visitor::to(&address).shout("one".into()).await.unwrap().1, "ONE");
-        let held = crate::common::hold(&stream);
+        let held = common::hold(&stream);
         let answers: [Arc<AtomicUsize>; 2] = Default::default();
         let client = |client: usize| {
             let (visitor, [good, refused]) = (Visitor::to(&address), answers.clone());
@@ -216,17 +216,17 @@ async fn e1_overload_is_503_or_a_wait() {
         let [good, refused] = &answers;
         let visitor = Visitor::to(&address);
         if shed {
-            crate::common::until("most are refused", || refused.load(Ordering::Relaxed) > 30).await;
+            common::until("most are refused", || refused.load(Ordering::Relaxed) > 30).await;
         } else {
             let full =
                 || running.status().iter().any(|operator| operator.waits_for.iter().any(|it| it.contains("room")));
-            crate::common::until("the flow is full", full).await;
+            common::until("the flow is full", full).await;
             assert_eq!(refused.load(Ordering::Relaxed), 0);
         }
         assert_eq!(good.load(Ordering::Relaxed), 0, "nothing is done yet");
         assert_eq!(visitor.health().await.0, StatusCode::OK, "busy is not ill");
         drop(held);
-        for client in crate::common::within(join_all(clients)).await {
+        for client in common::within(join_all(clients)).await {
             client.unwrap();
         }
         let (good, refused) = (good.load(Ordering::Relaxed), refused.load(Ordering::Relaxed));
@@ -235,7 +235,7 @@ async fn e1_overload_is_503_or_a_wait() {
         assert_eq!(visitor.shout("two".into()).await.unwrap(), (StatusCode::OK, "TWO".into()));
 
         running.stop();
-        crate::common::within(running).await.unwrap();
+        common::within(running).await.unwrap();
         let (status, said) = visitor.shout("three".into()).await.unwrap();
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(said.contains("was stopped"), "{said}");
@@ -246,7 +246,7 @@ async fn e1_overload_is_503_or_a_wait() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn e1_health_turns_red_when_the_device_is_lost() {
     let faults = Faults::new().trap_kernel("uppercase", 3);
-    let device = crate::common::emulated_with(Emulated::new().workers(2).faults(faults));
+    let device = common::emulated_with(Emulated::new().workers(2).faults(faults));
     let (address, running) = serve(&device, &[]).await;
     let visitor = Visitor::to(&address);
     for text in ["one", "two"] {
@@ -259,7 +259,7 @@ async fn e1_health_turns_red_when_the_device_is_lost() {
     assert_eq!(health["operators"][0]["runs"], 2);
 
     for text in ["three", "four"] {
-        let (status, said) = crate::common::within(visitor.shout(text.into())).await.unwrap();
+        let (status, said) = common::within(visitor.shout(text.into())).await.unwrap();
         assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR, "{said}");
         assert!(said.contains("device lost"), "{said}");
         says_no_names(&said);
@@ -268,7 +268,7 @@ async fn e1_health_turns_red_when_the_device_is_lost() {
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{health}");
     assert_eq!(health["failure"], "device lost");
     says_no_names(&health.to_string());
-    assert!(crate::common::within(running).await.unwrap_err().is_device_lost());
+    assert!(common::within(running).await.unwrap_err().is_device_lost());
     let (status, health) = visitor.health().await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     let ended = |operator: &Value| operator["status"] == "never runs again";

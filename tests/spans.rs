@@ -1,7 +1,5 @@
 //! Scenario E5: a caller's tracing span reaches the operators that handle its message.
 
-mod common;
-
 use std::{
     future::ready,
     sync::{Mutex, OnceLock},

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::*;
+use common::*;
 use futures::{FutureExt, future::join_all};
 use tokio::{sync::Notify, time::Instant};
 use wakeline::{
@@ -76,6 +76,17 @@ async fn q7_two_loops_that_go_quiet_at_once_end() {
     add_loop(&mut flow, 10, " too");
     let report = within(flow.run()).await.unwrap();
     assert_eq!(report.operator("junction too").unwrap().runs, 11);
+}
+
+/// However many there are: one after the other they would take a look each, and there are ten looks in a second.
+#[tokio::test(start_paused = true)]
+async fn q7_fifty_loops_that_go_quiet_at_once_end_at_once() {
+    let (mut flow, begun) = (Flow::new("q7"), tokio::time::Instant::now());
+    for which in 0..50 {
+        add_loop(&mut flow, 1, &which.to_string());
+    }
+    within(flow.run()).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -966,6 +977,82 @@ async fn a_gate_that_has_a_handle_again_keeps_its_flow() {
     flow.connect(finds.output, gated.input);
     within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [0]);
+}
+
+#[derive(Ports)]
+struct FillsEachOtherPorts {
+    #[input(optional)]
+    from: Input<u32>,
+    #[output]
+    to: Output<u32>,
+}
+
+/// Nothing in its first run, and more than there is room for in the second.
+struct FillsEachOther(u32);
+
+impl Operator for FillsEachOther {
+    type Ports = FillsEachOtherPorts;
+
+    async fn compute(&mut self, ports: &mut FillsEachOtherPorts, _cx: &mut Cx) -> Result<()> {
+        self.0 += 1;
+        for number in 0..5 * (self.0 - 1) {
+            ports.to.send(number).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What an operator has waited for before its run, a period here, hides no deadlock in it.
+#[tokio::test(start_paused = true)]
+async fn q8_a_deadlock_in_a_run_that_a_period_began_is_found() {
+    let mut flow = Flow::new("q8");
+    let a = flow.add("a", FillsEachOther(0)).when(every(Duration::from_millis(50)));
+    let b = flow.add("b", FillsEachOther(0));
+    flow.connect(a.to, b.from);
+    flow.connect(b.to, a.from);
+    let ticks = flow.add("ticks", source(async || Ok(Some(0_u32)))).when(every(Duration::from_millis(20)));
+    let takes = flow.add("takes", sink(|_: u32| ready(Ok(()))));
+    flow.connect(ticks.output, takes.input);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+    let told = error.to_string();
+    assert!(
+        told.contains("`a` waits for room") && told.contains("`b` waits for room") && !told.contains("tick"),
+        "{told}"
+    );
+}
+
+/// Refuses to run, and looks at gates meanwhile.
+struct LooksAtGates(Arc<AtomicU64>, &'static [&'static str]);
+
+impl Operator for LooksAtGates {
+    type Ports = SourcePorts<u32>;
+
+    fn may_run(&mut self, _ports: &Self::Ports, cx: &Cx) -> bool {
+        let open = self.1.iter().filter(|gate| cx.gate(gate).unwrap().is_open()).count();
+        assert_eq!(open, self.1.len());
+        self.0.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        unreachable!("it may not run")
+    }
+}
+
+/// A handle that is found by name, for a look, wakes no operator: of those that look at their own gates, and at each other's, none is
+/// asked for ever.
+#[tokio::test]
+async fn a_look_at_a_gate_is_no_reason_to_look_again() {
+    let (mut flow, asked) = (Flow::new("looks"), Arc::new(AtomicU64::new(0)));
+    let gates = ["a", "b"].map(|name| flow.gate(name));
+    for (name, gate) in ["one", "other"].into_iter().zip(gates) {
+        let looks = flow.add(name, LooksAtGates(asked.clone(), &["a", "b"])).when(gate);
+        let takes = flow.add(format!("after {name}"), sink(|_: u32| ready(Ok(()))));
+        flow.connect(looks.output, takes.input);
+    }
+    within(flow.run()).await.unwrap();
+    assert!(asked.load(Ordering::Relaxed) < 100, "{asked:?}");
 }
 
 /// Passes on what comes, and has the gate resumed when the others have long been at rest.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::*;
+use common::{chunks::Drain, *};
 use futures::FutureExt;
 use tokio::{sync::Notify, time::Instant};
 use wakeline::{
@@ -278,6 +278,98 @@ async fn l5_what_comes_by_itself_is_waited_for() {
     steps.run_on().await.unwrap();
     assert_eq!(times, [0, 10, 20]);
     assert_eq!(*lock(&seen), [1, 2, 3]);
+}
+
+/// Waits in the middle of its run for another message, or for a second.
+struct WaitsInRun;
+
+impl Operator for WaitsInRun {
+    type Ports = SinkPorts<u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        ports.input.take()?;
+        let _ = tokio::time::timeout(Duration::from_secs(1), ports.input.recv()).await;
+        Ok(())
+    }
+}
+
+/// A run that was told as begun ends by itself, and an operator with a loop of its own does: a step each, as it happens.
+#[tokio::test(start_paused = true)]
+async fn l5_what_ends_by_itself_is_a_step_at_once() {
+    let mut flow = Flow::new("l5");
+    let source = flow.add("source", numbers(2)).when(every(Duration::from_secs(1000)));
+    let waits = flow.add("waits", WaitsInRun);
+    flow.connect(source.output, waits.input);
+    let _ = flow.add("own loop", task(|_: &mut (), _| tokio::time::sleep(Duration::from_secs(10)).map(Ok).boxed()));
+    let (mut steps, began) = (flow.steps().unwrap(), Instant::now());
+    let mut made = Vec::new();
+    while made.len() < 4 {
+        let step = steps.next().await.unwrap();
+        made.push((step.to_string(), began.elapsed().as_secs()));
+    }
+    let wanted =
+        [("source: run 1", 0), ("waits: run 1 waits in its middle", 0), ("waits: run 1", 1), ("own loop: ended", 10)];
+    assert_eq!(made, wanted.map(|(step, at)| (step.to_string(), at)));
+}
+
+/// Fills its one envelope, again and again.
+struct Fills(u32);
+
+#[derive(Ports)]
+struct FillsPorts {
+    #[output(envelope_bytes = 4, envelopes = 1)]
+    output: Output<Envelope<u8>>,
+}
+
+impl Operator for Fills {
+    type Ports = FillsPorts;
+
+    async fn compute(&mut self, ports: &mut FillsPorts, cx: &mut Cx) -> Result<()> {
+        self.0 -= 1;
+        if self.0 == 0 {
+            cx.finish();
+        }
+        let envelope = ports.output.blank().await?;
+        ports.output.send(envelope).await
+    }
+}
+
+/// Envelopes that are outside come back, and links by hand bring chunks: the steps wait for both, and end without them.
+#[tokio::test(start_paused = true)]
+async fn l5_what_is_outside_is_waited_for() {
+    let pause = || tokio::time::sleep(Duration::from_secs(1));
+    let mut flow = Flow::new("l5");
+    let fills = flow.add("fills", Fills(3));
+    let mut egress = flow.egress("egress", fills.output);
+    let mut steps = flow.steps().unwrap();
+    let keeps = tokio::spawn(async move {
+        while let Some(envelope) = egress.recv().await {
+            pause().await;
+            drop(envelope);
+        }
+    });
+    let made = rest(&mut steps).await;
+    let fills = made.iter().filter(|step| step.starts_with("fills")).collect::<Vec<_>>();
+    assert_eq!(fills, ["fills: run 1", "fills: run 2", "fills: run 3", "fills: ended"]);
+    keeps.await.unwrap();
+
+    let hub = ChunkHub::<u32>::builder("hub").elements(1).queue(2).host_envelopes(2).build().unwrap();
+    let mut by_hand = hub.produce(&Device::host()).unwrap();
+    let seen = shared();
+    let mut flow = Flow::new("l5");
+    let drain = flow.add("drain", Drain(seen.clone()));
+    flow.link(drain.numbers, &hub);
+    let mut steps = flow.steps().unwrap();
+    let fills = tokio::spawn(async move {
+        for number in 0..3 {
+            pause().await;
+            by_hand.with(async |blank| blank.fill_from(&[number]).await).await.unwrap().unwrap();
+        }
+        pause().await;
+    });
+    assert_eq!(rest(&mut steps).await, ["drain: run 1", "drain: run 2", "drain: run 3", "drain: ended"]);
+    fills.await.unwrap();
+    assert_eq!(*lock(&seen), [[0], [1], [2]]);
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use crate::common::*;
+use common::*;
 use futures::{FutureExt, future::BoxFuture};
 use wakeline::{
     Inputs, StreamPool,
@@ -182,7 +182,7 @@ on_both!(s3_two_inputs_from_two_streams_are_ordered_onto_it, async |device: Devi
             let own = cx.stream()?;
             let Host(mut right) = ports.right.take()?;
             let mut sum = Buffer::new(own.device(), 1)?;
-            crate::common::sum::launch(own, &left, &mut sum)?;
+            common::sum::launch(own, &left, &mut sum)?;
             increment::launch(own, &mut right)?;
             // The buffers' uses are not tracked: they may go when the work is done.
             own.completed().await?;
@@ -419,7 +419,7 @@ async fn borrowed(device: &Device, pool: Option<&StreamPool>) -> Vec<[Option<Str
             let mut sum = Buffer::new(cx.device(), 1)?;
             let stream = cx.stream()?.clone();
             assert_eq!(stream.name(), if turned { "right" } else { "left" });
-            crate::common::sum::launch(&stream, &left, &mut sum)?;
+            common::sum::launch(&stream, &left, &mut sum)?;
             increment::launch(&stream, &mut right)?;
             stream.completed().await?;
             ports.output.send(Host(sum)).await
@@ -509,7 +509,7 @@ on_both!(s4_envelopes_join_too, async |device: Device| {
             assert_eq!(stream.name(), "left");
             increment::launch(stream, &mut left)?;
             increment::launch(stream, &mut right)?;
-            crate::common::sum::launch(stream, &right, &mut total)?;
+            common::sum::launch(stream, &right, &mut total)?;
             let total = total.to_vec(stream).await?;
             lock(&list).push(total);
             Ok(())

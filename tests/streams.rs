@@ -8,7 +8,7 @@ use std::{
     task::{Context, Waker},
 };
 
-use crate::common::*;
+use common::*;
 use futures::{FutureExt, executor::block_on};
 use wakeline::{
     CompletionMode,
@@ -212,7 +212,7 @@ on_both!(m12_a_race_in_a_flow_names_the_operator, async |device: Device| {
     let produce = || SendEach::new((0..8).map(|n| vec![n; 64]));
     for tracked in [true, false] {
         // A device of its own each time: tracking stays off once it is.
-        let device = if device.is_cuda() { crate::common::cuda().unwrap() } else { crate::common::emulated() };
+        let device = if device.is_cuda() { common::cuda() } else { common::emulated() };
         if !tracked {
             device.switch_tracking_off();
         }
@@ -583,7 +583,7 @@ async fn s6_a_fill_of_another_devices_memory_is_refused() {
 #[test]
 fn a_wait_costs_the_same_beside_many_others_and_after_them() {
     const MANY: usize = 100_000;
-    let device = crate::common::emulated();
+    let device = common::emulated();
     let stream = Stream::new(&device).unwrap();
     stream.set_completion_mode(CompletionMode::Quiet);
     let hold = || {
@@ -616,7 +616,7 @@ fn a_wait_costs_the_same_beside_many_others_and_after_them() {
 #[test]
 fn a_wait_for_memory_costs_the_same_beside_many_others() {
     const MANY: usize = 100_000;
-    let device = crate::common::emulated();
+    let device = common::emulated();
     let stream = Stream::new(&device).unwrap();
     let blocks = Allocator::blocks(&device, 256, 1).unwrap();
     let taken = blocks.alloc::<u8>(&stream, 1).unwrap();

@@ -6,7 +6,10 @@ use std::{
     process::Output,
 };
 
-use crate::example::{checked, command, devices, executable, text};
+use common::{
+    example::{checked, command, executable, text},
+    on_each_device,
+};
 use tempfile::TempDir;
 
 fn run(input: &Path, output: &Path, options: &[&str]) -> Output {
@@ -27,23 +30,21 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 /// Capitalises `data` and compares, byte for byte.
-fn check(what: &str, data: &[u8], options: &[&str]) {
-    for device in devices() {
-        let folder = TempDir::new().unwrap();
-        let (input, output) = (folder.path().join("in"), folder.path().join("out"));
-        fs::write(&input, data).unwrap();
-        let ran = run(&input, &output, &[options, &["--device", device]].concat());
-        assert!(ran.status.success(), "{what} on {device}: {}", text(&ran.stderr));
-        assert_eq!(text(&ran.stderr), "", "{what}: no progress bar where nobody looks");
-        let told = text(&ran.stdout);
-        assert_eq!(told.lines().count(), 1, "{what}: {told}");
-        assert!(told.starts_with(&format!("{} bytes in ", data.len())), "{what}: {told}");
-        assert!(told.contains(&format!("on {}", device.split(':').next().unwrap())), "{what}: {told}");
-        // Not `assert_eq!`: nobody wants to read megabytes.
-        assert!(fs::read(&output).unwrap() == tr(data), "{what} on {device}: other bytes");
-        assert!(fs::read(&input).unwrap() == data, "{what}: the input is as it was");
-        assert_eq!(names(folder.path()), ["in", "out"], "{what}: nothing else is left");
-    }
+fn check(device: &str, what: &str, data: &[u8], options: &[&str]) {
+    let folder = TempDir::new().unwrap();
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    fs::write(&input, data).unwrap();
+    let ran = run(&input, &output, &[options, &["--device", device]].concat());
+    assert!(ran.status.success(), "{what} on {device}: {}", text(&ran.stderr));
+    assert_eq!(text(&ran.stderr), "", "{what}: no progress bar where nobody looks");
+    let told = text(&ran.stdout);
+    assert_eq!(told.lines().count(), 1, "{what}: {told}");
+    assert!(told.starts_with(&format!("{} bytes in ", data.len())), "{what}: {told}");
+    assert!(told.contains(&format!("on {}", device.split(':').next().unwrap())), "{what}: {told}");
+    // Not `assert_eq!`: nobody wants to read megabytes.
+    assert!(fs::read(&output).unwrap() == tr(data), "{what} on {device}: other bytes");
+    assert!(fs::read(&input).unwrap() == data, "{what}: the input is as it was");
+    assert_eq!(names(folder.path()), ["in", "out"], "{what}: nothing else is left");
 }
 
 /// The same bytes for the same number, all values among them.
@@ -58,40 +59,40 @@ fn noise(bytes: usize) -> Vec<u8> {
     next.take(bytes).collect()
 }
 
-#[test]
-fn an_empty_file() {
-    check("empty", b"", &[]);
-}
+on_each_device!(an_empty_file, |device| {
+    check(device, "empty", b"", &[]);
+});
 
-#[test]
-fn small_texts() {
-    check("no final newline", b"one\ntwo\nthree", &[]);
-    check("crlf", b"one\r\ntwo\r\n\r\nthree\r\n", &["--chunk", "7"]);
-    check("utf-8", "gr\u{fc}\u{df}e, \u{3b1}\u{3b2}\u{3b3}, \u{1f980} na\u{ef}ve\n".as_bytes(), &["--chunk", "3"]);
-    check("one byte at a time", b"abcdefghijklmnopqrstuvwxyz{`", &["--chunk", "1", "--envelopes", "1"]);
-    check("exactly two chunks", &[b'q'; 32], &["--chunk", "16"]);
-}
+on_each_device!(small_texts, |device| {
+    check(device, "no final newline", b"one\ntwo\nthree", &[]);
+    check(device, "crlf", b"one\r\ntwo\r\n\r\nthree\r\n", &["--chunk", "7"]);
+    check(
+        device,
+        "utf-8",
+        "gr\u{fc}\u{df}e, \u{3b1}\u{3b2}\u{3b3}, \u{1f980} na\u{ef}ve\n".as_bytes(),
+        &["--chunk", "3"],
+    );
+    check(device, "one byte at a time", b"abcdefghijklmnopqrstuvwxyz{`", &["--chunk", "1", "--envelopes", "1"]);
+    check(device, "exactly two chunks", &[b'q'; 32], &["--chunk", "16"]);
+});
 
-#[test]
-fn a_line_longer_than_a_chunk() {
+on_each_device!(a_line_longer_than_a_chunk, |device| {
     let mut data = b"short\n".to_vec();
     data.extend(std::iter::repeat_n(*b"long ", 10_000).flatten());
     data.extend(b"\nshort\n");
-    check("long line", &data, &["--chunk", "1KiB"]);
-}
+    check(device, "long line", &data, &["--chunk", "1KiB"]);
+});
 
-#[test]
-fn binary_bytes() {
+on_each_device!(binary_bytes, |device| {
     let all: Vec<u8> = (0..=255).cycle().take(5000).collect();
-    check("all bytes", &all, &["--chunk", "999"]);
-}
+    check(device, "all bytes", &all, &["--chunk", "999"]);
+});
 
-#[test]
-fn larger_than_its_chunks_by_far() {
+on_each_device!(larger_than_its_chunks_by_far, |device| {
     let data = noise((5 << 20) + 12_345);
-    check("five MiB", &data, &["--chunk", "64KiB"]);
-    check("five MiB, one envelope", &data, &["--chunk", "256KiB", "--envelopes", "1"]);
-}
+    check(device, "five MiB", &data, &["--chunk", "64KiB"]);
+    check(device, "five MiB, one envelope", &data, &["--chunk", "256KiB", "--envelopes", "1"]);
+});
 
 /// Larger than the device: 64 MiB.
 #[test]
@@ -230,6 +231,15 @@ fn a_missing_input() {
 }
 
 #[test]
+fn an_output_in_a_folder_that_is_not_there_yet() {
+    let (folder, input, _) = before();
+    let output = folder.path().join("not/there/shouted");
+    let ran = run(&input, &output, &["--device", "emulated"]);
+    assert!(ran.status.success(), "{}", text(&ran.stderr));
+    assert!(fs::read(&output).unwrap() == tr(&fs::read(&input).unwrap()));
+}
+
+#[test]
 fn an_input_that_is_a_folder() {
     let (folder, _, output) = before();
     let ran = run(folder.path(), &output, &["--device", "emulated"]);
@@ -239,8 +249,8 @@ fn an_input_that_is_a_folder() {
 #[test]
 fn an_unwritable_output() {
     let (folder, input, _) = before();
-    let ran = run(&input, &folder.path().join("none/out"), &["--device", "emulated"]);
-    assert_fails(&ran, &["none/out", "No such file"], folder.path(), &["in", "out"]);
+    let ran = run(&input, &folder.path().join("in/out"), &["--device", "emulated"]);
+    assert_fails(&ran, &["in/out", "Not a directory"], folder.path(), &["in", "out"]);
     let ran = run(&input, folder.path(), &["--device", "emulated"]);
     assert_fails(&ran, &["directory"], folder.path(), &["in", "out"]);
 }

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use crate::common::{
+use common::{
     Collect, Increment, SourcePorts, add_one, emulated, freed, hold, increment, lock, on_both, shared, streams, until,
     within,
 };
@@ -46,9 +46,9 @@ on_both!(h6_a_mapped_file_becomes_an_envelope_and_is_given_back, async |device: 
     assert!(buffer.is_host());
     assert_eq!(buffer.as_slice().unwrap().as_ptr(), start, "no copy");
 
-    struct Sum(crate::common::Shared<u64>);
+    struct Sum(common::Shared<u64>);
     impl Operator for Sum {
-        type Ports = crate::common::SinkPorts<Envelope<u8>>;
+        type Ports = common::SinkPorts<Envelope<u8>>;
 
         async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
             let there = ports.input.take()?;
@@ -154,7 +154,7 @@ async fn h6_what_is_read_only_refuses_writes() {
     drop(bytes);
     assert_eq!(&wrapped.into_inner().await.unwrap()[..], b"read only");
     drop(there);
-    crate::common::at_rest(&device).await;
+    common::at_rest(&device).await;
 }
 
 /// A wrong size is an error, and so is none.
@@ -289,9 +289,10 @@ async fn h6_its_device_ends_before_another_one_is_done_with_it() {
 
 /// What comes from a device goes to one of another make by way of the host, once it is there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a GPU"]
 async fn what_comes_from_a_device_goes_on_to_one_of_another_make() {
-    let _alone = crate::common::alone().await;
-    let Some(cuda) = crate::common::cuda() else { return };
+    let _alone = common::alone().await;
+    let cuda = common::cuda();
     let (theirs, stream) = (Stream::new(&emulated()).unwrap(), Stream::new(&cuda).unwrap());
     let sent = Buffer::from_slice(&theirs, &[7_u32; LEN]).unwrap();
     let mut near = Buffer::<u32>::pinned(&Device::host(), LEN).unwrap();
@@ -308,8 +309,7 @@ async fn what_comes_from_a_device_goes_on_to_one_of_another_make() {
 /// A lost device may still touch it: it is not given back, and nobody else gets it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn h6_after_a_fault_it_is_left_to_the_device() {
-    let device =
-        crate::common::emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("add_one", 1)));
+    let device = common::emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("add_one", 1)));
     let stream = Stream::new(&device).unwrap();
     let (mut out, mut there) = (Buffer::<u32>::new(&device, LEN).unwrap(), Buffer::<u32>::new(&device, LEN).unwrap());
     let drops = Arc::new(AtomicUsize::new(0));
@@ -459,7 +459,7 @@ async fn f4_a_cancelled_into_inner_drops_the_owner_after_its_last_use() {
     assert_eq!(Arc::strong_count(&live), 2);
     drop(held);
     until("it is dropped", || Arc::strong_count(&live) == 1).await;
-    crate::common::at_rest(&device).await;
+    common::at_rest(&device).await;
 }
 
 /// An owner whose destructor panics.
@@ -488,7 +488,7 @@ async fn h6_an_owner_that_panics_as_it_is_dropped_panics_in_no_caller() {
     drop(mine);
     drop(wait);
     // Not given back, since a device was lost that had something for it.
-    let device = crate::common::emulated_with(Emulated::new().faults(Faults::new().fail_copy(1)));
+    let device = common::emulated_with(Emulated::new().faults(Faults::new().fail_copy(1)));
     let [stream] = streams(&device);
     let mut there = Buffer::<u32>::new(&device, LEN).unwrap();
     stream.fill(&mut there, 0).unwrap();

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::*;
+use common::*;
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::{
     sync::{Notify, mpsc},

@@ -19,7 +19,7 @@ mod cpu;
 mod figure;
 #[path = "../support/gpu.rs"]
 mod gpu;
-#[path = "../../examples/mlp/linear.rs"]
+#[path = "../../examples/more/mlp/linear.rs"]
 mod linear;
 mod mlp;
 mod shapes;

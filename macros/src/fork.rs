@@ -43,6 +43,7 @@ pub(crate) fn expand(item: &DeriveInput, mut generics: Generics) -> Option<Token
     let (impl_generics, ty_generics, where_clause) = generics.split_for_impl();
     Some(quote_spanned! {site=>
         #[automatically_derived]
+        #[allow(unreachable_code, reason = "an enum without variants")]
         impl #impl_generics ::wakeline::Fork for #name #ty_generics #where_clause {
             fn fork(&self, copier: &mut ::wakeline::hub::Copier<'_>) -> ::wakeline::Result<Self> {
                 let _ = &copier;

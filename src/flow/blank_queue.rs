@@ -10,7 +10,7 @@
 //! nothing is lost with a caller that was woken and is dropped, or is not polled. A caller that another one was quicker than
 //! keeps its place. It is registered before it looks: an envelope that it does not see finds it here.
 //!
-//! Knows no device: `tests/loom_blanks.rs` includes it as it stands.
+//! Knows no device: `tests/loom/blanks.rs` includes it as it stands.
 
 use std::{collections::BTreeMap, task::Waker};
 

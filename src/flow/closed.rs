@@ -15,8 +15,8 @@ use std::collections::HashSet;
 
 use super::components::components;
 use crate::{
+    mutants::{self, Mutant},
     operator::stand::Stand,
-    planted::{self, Planted},
 };
 
 /// The groups of operators that are at rest, each in the order of adding. Groups have nothing to do with each other.
@@ -52,10 +52,10 @@ pub(super) fn groups(stands: &[Stand]) -> Vec<Vec<usize>> {
         }
         if !group.is_empty() {
             group.sort_unstable();
-            if group.len() > 1 && planted::is(Planted::GroupShort) {
+            if group.len() > 1 && mutants::is(Mutant::GroupShort) {
                 group.pop();
             }
-            if planted::is(Planted::GroupLong) {
+            if mutants::is(Mutant::GroupLong) {
                 group.extend((0..stands.len()).find(|at| live[*at] && matches!(stands[*at], Stand::Waits(_))));
             }
             groups.push(group);

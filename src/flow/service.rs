@@ -49,8 +49,8 @@ use crate::{
         settle::OpenWork,
     },
     memory::Plain,
+    mutants::{self, Mutant},
     operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent, node::Node},
-    planted::{self, Planted},
     sync::{Discarded, Mutex, ProxyWaker, WakerCell, contained, discard, lock, logged, proxied},
 };
 
@@ -664,7 +664,7 @@ impl<Res: Message> Book<Res> {
         let waiting: Vec<_> = own.iter().filter(|request| request.is_waiting()).collect();
         let service = &*self.name;
         match &waiting[..] {
-            [] if planted::is(Planted::AnsweredTwice) => {
+            [] if mutants::is(Mutant::AnsweredTwice) => {
                 if let Some(other) = self.requests().into_iter().find(|request| request.is_waiting()) {
                     other.answer(Ok(response));
                 }

@@ -20,7 +20,7 @@ use crate::{
         Buffer, BufferState, DeviceSlice, DeviceSliceMut, HostAccess, Memory, Owned, Plain, Sealed, View, ViewMut,
         elements, elements_mut,
     },
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     stream::{Stream, Ticket},
 };
 
@@ -196,7 +196,7 @@ impl Drop for RawEnvelope {
     fn drop(&mut self) {
         let Some(mut memory) = self.memory.take() else { return };
         // A hub that is gone has no use for it: the memory is freed once nothing uses it.
-        if let Some(home) = self.home.upgrade().filter(|_| !planted::is(Planted::EnvelopeLost)) {
+        if let Some(home) = self.home.upgrade().filter(|_| !mutants::is(Mutant::EnvelopeLost)) {
             // Marked by whoever used it, for whoever is given it next; what is wrong with the device, that one learns.
             let _ = memory.commit();
             home.put(memory);

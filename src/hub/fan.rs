@@ -24,7 +24,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::HostAccess,
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     stream::{Stream, Ticket},
     sync::{Discarded, discard, discard_all},
 };
@@ -289,7 +289,7 @@ impl<M: Message> Fan<M> {
             match (self.fork)(message, &mut copier) {
                 Ok(fork) => {
                     forks.0.push((at, fork));
-                    if planted::is(Planted::SentTwice) {
+                    if mutants::is(Mutant::SentTwice) {
                         forks.0.extend((self.fork)(message, &mut copier).map(|fork| (at, fork)));
                     }
                 }

@@ -11,7 +11,7 @@
 //! waiter has a number and at most one waker here, the latest, until it is woken or [leaves](FreeList::leave): a future that
 //! is polled with ever other wakers lets none pile up.
 //!
-//! Knows no device: `tests/loom_pool.rs` includes it as it stands.
+//! Knows no device: `tests/loom/pool.rs` includes it as it stands.
 
 use std::{collections::VecDeque, task::Waker};
 

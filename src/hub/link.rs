@@ -31,7 +31,7 @@ use crate::{
     device::{Device, human},
     error::{Error, ErrorKind, Result, said},
     memory::transfer,
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     stream::{CompletionMode, Stream, Ticket},
     sync::{Mutex, discard, lock, logged},
 };
@@ -323,7 +323,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
     if let Some(pool) = &link.arrivals {
         let link = Arc::downgrade(&link);
         pool.listen(Box::new(move || {
-            if let Some(link) = link.upgrade().filter(|_| !planted::is(Planted::LostWake)) {
+            if let Some(link) = link.upgrade().filter(|_| !mutants::is(Mutant::LostWake)) {
                 // An error is kept for both ends.
                 let _ = link.pump();
                 if link.forks {
@@ -515,7 +515,7 @@ impl<M: Message> Link<M> {
         }
         let Some(mut arrival) = arrivals.take()? else { return Ok(false) };
         arrival.relieve(envelope);
-        let short = usize::from(planted::is(Planted::ShortCopy));
+        let short = usize::from(mutants::is(Mutant::ShortCopy));
         transfer::copy(copies, envelope.memory(), arrival.memory_mut(), envelope.bytes().saturating_sub(short))?;
         // Marked now: whoever waits for it waits for this copy and for none after it.
         arrival.memory_mut().commit()?;
@@ -618,7 +618,7 @@ impl<M: Message> HubState for Link<M> {
         if self.queue.ready() > 0 || self.has_ended() {
             return None;
         }
-        if self.queue.full() == Full::Replace && planted::is(Planted::LatestUnseen) {
+        if self.queue.full() == Full::Replace && mutants::is(Mutant::LatestUnseen) {
             return None;
         }
         if self.queue.len() == 0 {

@@ -1,7 +1,7 @@
 //! The queue between a writer and a reader.
 //!
 //! This file knows no device, so that a model checker can try every interleaving of it on a CPU
-//! (`tests/loom_queue.rs` includes it as it stands).
+//! (`tests/loom/queue.rs` includes it as it stands).
 //!
 //! A message that must be moved to where the reader is (copied to its device) lies in the queue from the moment it is
 //! sent, but may be taken only when it has been moved. Messages are moved one at a time, in order, by whoever comes

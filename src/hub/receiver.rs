@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Message, baggage::Parcel, link::Link, queue::Answer};
 use crate::{
     error::Result,
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     stream::Ticket,
     sync::{discard, discard_all},
 };
@@ -29,7 +29,7 @@ impl<M: Message> Receiver<M> {
         self.kept(match self.0.queue.poll_message(waker) {
             // Asked again: it may have failed before the waker was kept.
             Answer::Wait if self.0.failed.get().is_some() => Answer::Yes,
-            Answer::Wait if planted::is(Planted::EndTooSoon) && self.0.queue.writer_gone() => Answer::Never,
+            Answer::Wait if mutants::is(Mutant::EndTooSoon) && self.0.queue.writer_gone() => Answer::Never,
             other => other,
         })
     }

@@ -22,7 +22,7 @@ use tracing::{Dispatch, Span, span::Id};
 
 use crate::{
     error::Error,
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     sync::{Discarded, assert_unlocked, logged},
 };
 
@@ -168,11 +168,11 @@ impl Reply {
         for reply in replies.into_iter().filter(|reply| reply.asked) {
             all.asked = true;
             let before = all.callers.len();
-            let goes_on = |caller: &&Arc<dyn Caller>| caller.is_waiting() || planted::is(Planted::CallersKept);
+            let goes_on = |caller: &&Arc<dyn Caller>| caller.is_waiting() || mutants::is(Mutant::CallersKept);
             all.callers.extend(reply.callers.iter().filter(goes_on).cloned());
             messages += usize::from(all.callers.len() > before);
         }
-        if messages > 1 && planted::is(Planted::CallersLost) {
+        if messages > 1 && mutants::is(Mutant::CallersLost) {
             all.callers.clear();
         }
         if messages > 1 {

@@ -9,7 +9,7 @@
 //!                                                         └─┘
 //! ```
 //!
-//! Knows no device, as [`queue`](super::queue), and is model-checked with it, in `tests/loom_queue.rs`.
+//! Knows no device, as [`queue`](super::queue), and is model-checked with it, in `tests/loom/queue.rs`.
 
 use crate::sync::{AtomicBool, Ordering, discard, wake, wake_shared};
 use std::{

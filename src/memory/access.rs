@@ -14,7 +14,7 @@ use super::shelves::Bound;
 use crate::{
     device::Device,
     error::{CallerErrors, Result},
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     stream::{Completed, Stream, Ticket, capture::Capture},
     sync::{Deferred, Level, Mutex, discard_all},
 };
@@ -60,7 +60,7 @@ impl Uses {
 
     pub(super) fn read_by(&mut self, ticket: Ticket) -> Noted {
         let mut noted = Noted { forgotten: Reads::new(), are_many: false };
-        if planted::is(Planted::EarlierReader) {
+        if mutants::is(Mutant::EarlierReader) {
             self.reads.clear();
         }
         match self.reads.iter_mut().find(|read| read.stream().is(ticket.stream())) {

@@ -17,7 +17,7 @@
 //! A waker is taken out as it is woken, and registered again by the poll that follows: it is cloned, woken and dropped with
 //! no lock held.
 //!
-//! Knows no device: `tests/loom_memory.rs` includes it as it stands.
+//! Knows no device: `tests/loom/memory.rs` includes it as it stands.
 
 use std::{collections::BTreeMap, task::Waker};
 

@@ -80,7 +80,7 @@ use crate::{
         backend::{Address, MOST_ALIGNMENT, Place},
     },
     error::{Error, ErrorKind, Result},
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     stream::{Stream, Ticket},
     sync::{Deferred, Mutex, MutexGuard, lock},
 };
@@ -346,7 +346,7 @@ impl Memory {
         if !self.device.tracked() {
             return self.before_untracked(stream, false);
         }
-        if planted::is(Planted::MissingWait) {
+        if mutants::is(Mutant::MissingWait) {
             return Ok(());
         }
         // Not under the lock: a wait may wake others.

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use super::{Home, Memory, Origin, access::Uses, heap::Heap, shelves::Bound, stock::Stock};
 use crate::{
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     stream::{Streams, Ticket, capture::Capture},
     sync::{Deferred, lock, log},
 };
@@ -31,7 +31,7 @@ impl Memory {
         let lane = self.lane;
         let mut uses = self.own_uses();
         uses.forget_passed();
-        if planted::is(Planted::EarlyReuse) {
+        if mutants::is(Mutant::EarlyReuse) {
             *uses = Uses::default();
         }
         let mut bound = uses.bound();

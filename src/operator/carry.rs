@@ -35,7 +35,7 @@ use crate::{
         baggage::{Baggage, Load},
         reply::Origin,
     },
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     sync::{Mutex, discard, discard_all, lock},
 };
 
@@ -155,7 +155,7 @@ impl Carry {
     /// The operator is done with what it took, and is about to wait for more.
     #[inline]
     pub(crate) fn let_go(&self) {
-        if self.any() && !planted::is(Planted::MetadataKept) {
+        if self.any() && !mutants::is(Mutant::MetadataKept) {
             self.clear();
         }
     }

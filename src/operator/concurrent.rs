@@ -43,7 +43,7 @@ use super::{
 use crate::{
     condition::{Need, PortId, Readiness},
     error::{Error, ErrorKind, Result},
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     sync::Discarded,
 };
 
@@ -138,6 +138,9 @@ struct Workers<P>(Vec<Worker<P>>);
 struct Runs<P> {
     /// The workers'.
     nodes: Vec<Arc<Node>>,
+    /// Workers whose run has not ended, as far as the dispatcher has heard, in no order; and where each stands in there.
+    working: Vec<usize>,
+    places: Vec<usize>,
     done: mpsc::UnboundedReceiver<Done<P>>,
     ordered: bool,
     begun: u64,
@@ -151,9 +154,22 @@ struct Runs<P> {
 impl<P: Ports> Runs<P> {
     /// Some have not ended, and wait for more than others of the flow.
     fn at_work(&self) -> bool {
-        // Only one in the middle of a run is parked.
-        let parked = self.nodes.iter().filter(|node| node.is_parked()).count();
-        self.ended.saturating_add(parked as u64) < self.begun
+        self.working.iter().any(|&worker| !self.nodes[worker].is_parked())
+    }
+
+    fn begin(&mut self, worker: usize) {
+        self.places[worker] = self.working.len();
+        self.working.push(worker);
+        self.begun += 1;
+    }
+
+    fn end(&mut self, worker: usize) {
+        let place = self.places[worker];
+        self.working.swap_remove(place);
+        if let Some(&moved) = self.working.get(place) {
+            self.places[moved] = place;
+        }
+        self.ended += 1;
     }
 
     /// The next that has ended.
@@ -179,9 +195,9 @@ impl<P: Ports> Runs<P> {
         // One that failed is heard of at once.
         std::mem::replace(&mut ended.outcome, Ok(()))?;
         take_back(&mut ended.ports, ports);
-        let ordered = self.ordered && !planted::is(Planted::Overtaking);
+        let ordered = self.ordered && !mutants::is(Mutant::Overtaking);
         let turn = if ordered { ended.number } else { self.ended };
-        self.ended += 1;
+        self.end(ended.worker);
         self.waiting.insert(turn, ended);
         Ok(())
     }
@@ -267,7 +283,9 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
 
         let waiting = BTreeMap::new();
         let nodes = workers.0.iter().map(|worker| worker.node.clone()).collect();
-        let mut runs = Runs { nodes, done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
+        let (working, places) = (Vec::new(), vec![0; self.runs]);
+        let mut runs =
+            Runs { nodes, working, places, done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
         // No further run; none before an output is closed.
         let (mut ending, mut closing) = (false, false);
         loop {
@@ -310,7 +328,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                         hand_over(ports, &mut workers.0[worker].inlets)?;
                         let job = Job { number: runs.begun, ports: set };
                         workers.0[worker].jobs.send(job).map_err(|_| gone())?;
-                        runs.begun += 1;
+                        runs.begin(worker);
                         continue;
                     }
                 }

@@ -21,7 +21,7 @@ use crate::{
     condition::{Counted, PortState, Readiness},
     error::{Error, ErrorKind, Result},
     hub::{Message, RawEnvelope},
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     stream::Ticket,
     sync::Discarded,
 };
@@ -106,7 +106,7 @@ impl<M: Message> Input<M> {
             left -= 1;
             let first = std::mem::take(&mut again);
             let taken = intake.take(arrivals, first);
-            if left == 0 && planted::is(Planted::ShortBatch) { Ok(None) } else { taken }
+            if left == 0 && mutants::is(Mutant::ShortBatch) { Ok(None) } else { taken }
         })
     }
 

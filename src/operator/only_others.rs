@@ -18,7 +18,7 @@
 //! The last clone may go after it was used to wake. The wake comes before that, so whoever sees that the clone has gone sees
 //! the wake as well, and does not park.
 //!
-//! Knows no tokio: `tests/loom_face.rs` includes it as it stands.
+//! Knows no tokio: `tests/loom/face.rs` includes it as it stands.
 
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 

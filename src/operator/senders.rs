@@ -16,7 +16,7 @@
 //! did; by then the lent one is counted. No sender enters after that, so one leave is the last. What a sender has woken has
 //! a token of its own before the sender leaves.
 //!
-//! Knows no tokio: `tests/loom_quiet.rs` includes it as it stands.
+//! Knows no tokio: `tests/loom/quiet.rs` includes it as it stands.
 
 use super::quiet::Tokens;
 use crate::sync::{AtomicUsize, Ordering};

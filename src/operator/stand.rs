@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     hub::link::{ReaderWait, WriterWait},
-    planted::{self, Planted},
+    mutants::{self, Mutant},
 };
 
 /// How an operator stands to the others of its flow.
@@ -73,7 +73,7 @@ impl Control {
         }
         let shown = node.shown();
         // Anything may end a wait of the user's own: what another operator does by way of shared memory, say.
-        let is_parked = node.is_parked() || planted::is(Planted::WakeUnseen);
+        let is_parked = node.is_parked() || mutants::is(Mutant::WakeUnseen);
         if !is_parked || (!at_rest && (node.has_refused() || shown.waits_elsewhere())) {
             return Stand::Active;
         }

@@ -3,7 +3,7 @@
 //! A stream counts its work in tickets: 1, 2, 3, ... A waiter waits until the stream has passed its ticket. Work on a
 //! stream is done in order, so of all who wait only the one with the lowest ticket, the **front**, sees to it that
 //! somebody looks; the others learn of their turn from it. This file knows no device, so that a model checker can try
-//! every interleaving of it on a CPU (`tests/loom_completion.rs` includes it as it stands).
+//! every interleaving of it on a CPU (`tests/loom/completion.rs` includes it as it stands).
 //!
 //! Three things are told to it, from any thread:
 //!

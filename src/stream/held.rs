@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn handles_of_another_librarys_stream_count_its_work_together() {
+    fn handles_of_another_library_stream_count_its_work_together() {
         let plain = Device::emulated(Emulated::new().queue_depth(64));
         let checked = plain.clone().race_checked();
         let spec = StreamSpec { name: "theirs".into(), priority: 0, non_blocking: true };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Inner, Order, Stream, mark::Mark};
 use crate::{
     error::Result,
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     sync::{Deferred, assert_may_wake, lock},
 };
 
@@ -37,7 +37,7 @@ impl Stream {
     /// The mark for another stream that waits for a ticket.
     pub(super) fn mark_for_wait(&self, number: u64) -> Result<Arc<Mark>> {
         let mark = self.mark(number)?;
-        if planted::is(Planted::EarlyMark) {
+        if mutants::is(Mutant::EarlyMark) {
             let order = lock(&self.0.order);
             let at = order.marks.partition_point(|earlier| earlier.ticket < mark.ticket);
             return Ok(at.checked_sub(1).map_or(mark, |before| order.marks[before].clone()));

@@ -87,7 +87,7 @@ use crate::{
         thread::DeviceThread,
     },
     error::{Error, ErrorKind, Result},
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     sync::{Deferred, Discarded, Level, Mutex, MutexGuard, assert_may_wake, assert_unlocked, discard, lock},
 };
 
@@ -639,7 +639,7 @@ impl Stream {
             order.clock.merge(&mark.clock);
         }
         order.clock.reach(other.id, mark.ticket);
-        if planted::is(Planted::PresentClock) {
+        if mutants::is(Mutant::PresentClock) {
             order.clock.reach(other.id, other.issued.load(Ordering::Acquire));
         }
         // A wait has a ticket too: whoever comes after this stream now comes after what it waits for.
@@ -666,7 +666,7 @@ impl Stream {
         inner.device.check()?;
         self.not_captured()?;
         let mut passed = inner.streams.heed(inner.device.backend().event_query(mark.event))?;
-        passed |= planted::is(Planted::EarlyCompletion);
+        passed |= mutants::is(Mutant::EarlyCompletion);
         if passed {
             inner.completion.advance(mark.ticket);
         }

@@ -16,7 +16,7 @@ use super::{Stream, held::Held};
 use crate::{
     device::{Device, backend::StreamSpec},
     error::{Error, ErrorKind, Result},
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     sync::{Mutex, lock},
 };
 
@@ -285,7 +285,7 @@ impl Deref for PooledStream {
 
 impl Drop for PooledStream {
     fn drop(&mut self) {
-        if !planted::is(Planted::StreamKept) {
+        if !mutants::is(Mutant::StreamKept) {
             lock(&self.shelf.state).idle.push(self.stream.0.held.clone());
         }
     }

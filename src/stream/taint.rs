@@ -22,7 +22,7 @@ use super::{Order, Room, Stream, Streams, Ticket};
 use crate::{
     device::{Device, backend::RawStream},
     error::{Error, Result},
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     sync::{Deferred, discard, lock},
 };
 
@@ -110,7 +110,7 @@ impl Order {
 
     /// The lost device that has spoilt a ticket, as far as that is known.
     fn spoilt_by(&self, number: u64) -> Option<&Device> {
-        if planted::is(Planted::FaultUnheard) {
+        if mutants::is(Mutant::FaultUnheard) {
             return None;
         }
         let noted = self.spoilt.iter().find(|span| (span.from..=span.to).contains(&number)).map(|span| &span.device);
@@ -165,7 +165,7 @@ impl Stream {
 
     #[cold]
     fn ask_upstream(&self, number: u64) -> Result<()> {
-        if planted::is(Planted::FaultUnheard) {
+        if mutants::is(Mutant::FaultUnheard) {
             return Ok(());
         }
         // Before the devices are asked: by then what has passed is spoilt, or never will be.

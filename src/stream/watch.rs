@@ -27,7 +27,7 @@
 //! are each added under a lock of their own, before `attend` and `is_armed` are asked, and a beat changes the state before
 //! its second look under that lock: again, whichever is later sees the other.
 //!
-//! Knows no device: `tests/loom_lookout.rs` and `tests/loom_memory.rs` include it as it stands.
+//! Knows no device: `tests/loom/lookout.rs` and `tests/loom/memory.rs` include it as it stands.
 
 use crate::sync::{AtomicBool, AtomicUsize, Ordering};
 

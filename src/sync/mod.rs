@@ -15,7 +15,7 @@
 //! `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom_*.rs` include those files and [`wakes`] as they stand,
 //! beside a module of this name with loom's primitives in it.
 
-use crate::planted::{self, Planted};
+use crate::mutants::{self, Mutant};
 
 mod aside;
 mod cell;
@@ -43,10 +43,10 @@ pub(crate) const fn mutex_at<T>(level: Level, value: T) -> Mutex<T> {
     Mutex::at(level, value)
 }
 
-/// A bug that can be planted: a waker that panics strands those after it.
+/// A mutant: a waker that panics strands those after it.
 #[inline]
 pub(crate) fn strands_others() -> bool {
-    planted::is(Planted::WakersStranded)
+    mutants::is(Mutant::WakersStranded)
 }
 
 /// Acquires a lock. A poisoned one is acquired as well: the protocols keep their state whole at every step.

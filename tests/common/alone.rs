@@ -15,15 +15,13 @@ const BOUND: Duration = Duration::from_secs(60);
 const ONLY: &str = "WAKELINE_TEST_ALONE";
 
 /// Runs a body that must not hang. If it does, its process ends.
-#[allow(dead_code, reason = "each test takes what it needs")]
-pub(crate) fn within_bound(body: impl FnOnce() + Send + 'static) {
+pub fn within_bound(body: impl FnOnce() + Send + 'static) {
     let test = thread::current();
     case_within_bound(test.name().unwrap_or("a test"), body);
 }
 
 /// The same, of one case of a test: it is named where it hangs or fails.
-#[allow(dead_code, reason = "each test takes what it needs")]
-pub(crate) fn case_within_bound(case: &str, body: impl FnOnce() + Send + 'static) {
+pub fn case_within_bound(case: &str, body: impl FnOnce() + Send + 'static) {
     let (done, wait) = mpsc::channel();
     let thread = thread::spawn(move || {
         let outcome = catch_unwind(AssertUnwindSafe(body));
@@ -42,14 +40,13 @@ pub(crate) fn case_within_bound(case: &str, body: impl FnOnce() + Send + 'static
 
 /// Runs the body of the test of this name in a process of its own: an abort ends that process alone, and one that hangs is
 /// killed. Its output is shown if it fails.
-#[allow(dead_code, reason = "each test takes what it needs")]
-pub(crate) fn in_a_process(name: &str, body: impl FnOnce()) {
+pub fn in_a_process(name: &str, body: impl FnOnce()) {
     if std::env::var(ONLY).is_ok_and(|only| only == name) {
         return body();
     }
     let (mut output, stderr) = pipe().unwrap();
     let mut process = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
+        .args([name, "--exact", "--nocapture", "--include-ignored"])
         .env(ONLY, name)
         .stdout(stderr.try_clone().unwrap())
         .stderr(stderr)

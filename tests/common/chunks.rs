@@ -7,17 +7,17 @@ use wakeline::prelude::*;
 use super::{Shared, lock};
 
 #[derive(Ports)]
-pub(crate) struct FillPorts {
+pub struct FillPorts {
     #[produce]
-    pub(crate) numbers: Produce<u32>,
+    pub numbers: Produce<u32>,
 }
 
 /// Produces these, and ends.
 #[derive(Clone)]
-pub(crate) struct Fill(pub(crate) VecDeque<Vec<u32>>);
+pub struct Fill(pub VecDeque<Vec<u32>>);
 
 impl Fill {
-    pub(crate) fn each(numbers: impl IntoIterator<Item = u32>) -> Self {
+    pub fn each(numbers: impl IntoIterator<Item = u32>) -> Self {
         Self(numbers.into_iter().map(|number| vec![number]).collect())
     }
 }
@@ -35,13 +35,13 @@ impl Operator for Fill {
 }
 
 #[derive(Ports)]
-pub(crate) struct SeePorts {
+pub struct SeePorts {
     #[peek]
-    pub(crate) numbers: Peek<u32>,
+    pub numbers: Peek<u32>,
 }
 
 /// Sees so many chunks.
-pub(crate) struct See(pub(crate) u32, pub(crate) Shared<Vec<u32>>);
+pub struct See(pub u32, pub Shared<Vec<u32>>);
 
 impl Operator for See {
     type Ports = SeePorts;
@@ -58,14 +58,14 @@ impl Operator for See {
 }
 
 #[derive(Ports)]
-pub(crate) struct DrainPorts {
+pub struct DrainPorts {
     #[consume]
-    pub(crate) numbers: Consume<u32>,
+    pub numbers: Consume<u32>,
 }
 
 /// Takes all out.
 #[derive(Clone)]
-pub(crate) struct Drain(pub(crate) Shared<Vec<u32>>);
+pub struct Drain(pub Shared<Vec<u32>>);
 
 impl Operator for Drain {
     type Ports = DrainPorts;

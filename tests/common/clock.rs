@@ -1,22 +1,20 @@
 //! Operators that do something at a time, and notes of when something happened: for tests whose clock is paused
 //! (`#[tokio::test(start_paused = true)]`). Then time passes only while everybody waits, and every moment is exact.
 
-#![allow(dead_code, reason = "each test takes from here what it needs")]
-
 use std::time::Duration;
 
 use futures::FutureExt;
 use tokio::time::{Instant, sleep_until};
 use wakeline::prelude::*;
 
-use crate::common::{Shared, SourcePorts, lock, shared, task};
+use crate::{Shared, SourcePorts, lock, shared, task};
 
-pub(crate) const fn ms(millis: u64) -> Duration {
+pub const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
 /// What happened when, in milliseconds since the notes were begun.
-pub(crate) struct Notes<T> {
+pub struct Notes<T> {
     begun: Instant,
     all: Shared<(u64, T)>,
 }
@@ -28,21 +26,21 @@ impl<T> Clone for Notes<T> {
 }
 
 impl<T: Clone> Notes<T> {
-    pub(crate) fn begin() -> Self {
+    pub fn begin() -> Self {
         Self { begun: Instant::now(), all: shared() }
     }
 
-    pub(crate) fn add(&self, what: T) {
+    pub fn add(&self, what: T) {
         let since = self.begun.elapsed();
         assert_eq!(since.subsec_nanos() % 1_000_000, 0, "it is {since:?}, and no millisecond of this test");
         lock(&self.all).push((since.as_millis() as u64, what));
     }
 
-    pub(crate) fn all(&self) -> Vec<(u64, T)> {
+    pub fn all(&self) -> Vec<(u64, T)> {
         lock(&self.all).clone()
     }
 
-    pub(crate) fn times(&self) -> Vec<u64> {
+    pub fn times(&self) -> Vec<u64> {
         lock(&self.all).iter().map(|(time, _)| *time).collect()
     }
 }
@@ -66,7 +64,7 @@ impl<P: Ports, F: FnMut(&mut P, &mut Cx) -> Result<()> + Send + 'static> Operato
 }
 
 /// An operator each of whose runs is a call of this function.
-pub(crate) fn runs<P, F>(run: F) -> impl Operator<Ports = P>
+pub fn runs<P, F>(run: F) -> impl Operator<Ports = P>
 where
     P: Ports,
     F: FnMut(&mut P, &mut Cx) -> Result<()> + Send + 'static,
@@ -75,7 +73,7 @@ where
 }
 
 /// The same, each of whose runs takes so many milliseconds.
-pub(crate) fn runs_for<P, F>(millis: u64, run: F) -> impl Operator<Ports = P>
+pub fn runs_for<P, F>(millis: u64, run: F) -> impl Operator<Ports = P>
 where
     P: Ports,
     F: FnMut(&mut P, &mut Cx) -> Result<()> + Send + 'static,
@@ -84,14 +82,12 @@ where
 }
 
 /// Sends each message at its time, in milliseconds since it began, and ends with the last.
-pub(crate) fn at<M: wakeline::Message>(
-    messages: impl IntoIterator<Item = (u64, M)>,
-) -> impl Operator<Ports = SourcePorts<M>> {
+pub fn at<M: wakeline::Message>(messages: impl IntoIterator<Item = (u64, M)>) -> impl Operator<Ports = SourcePorts<M>> {
     at_until(0, messages)
 }
 
 /// The same, and does not end before this time.
-pub(crate) fn at_until<M: wakeline::Message>(
+pub fn at_until<M: wakeline::Message>(
     end: u64,
     messages: impl IntoIterator<Item = (u64, M)>,
 ) -> impl Operator<Ports = SourcePorts<M>> {

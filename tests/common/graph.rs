@@ -4,19 +4,19 @@ use wakeline::prelude::*;
 
 /// Adds `x` to each element of `y`.
 #[kernel(unsafe(cuda = "../kernels/add_to.cu"))]
-pub(crate) fn add_to(y: &mut [u32], x: &[u32]) {
+pub fn add_to(y: &mut [u32], x: &[u32]) {
     y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
 }
 
 /// 64 of one value, which are there.
-pub(crate) async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
+pub async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
     let buffer = Buffer::from_slice(stream, &[value; 64]).unwrap();
     stream.completed().await.unwrap();
     buffer
 }
 
 #[track_caller]
-pub(crate) fn refused<T>(outcome: Result<T>, says: &[&str]) {
+pub fn refused<T>(outcome: Result<T>, says: &[&str]) {
     let error = outcome.err().expect("it is refused");
     let told = error.to_string();
     assert_eq!(error.kind(), ErrorKind::Usage, "{told}");

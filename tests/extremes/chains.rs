@@ -6,7 +6,7 @@ use super::*;
 
 /// Runs a test's body in a process of its own: an overflow of a stack aborts the process.
 pub(super) fn on_a_small_stack(test: &str, body: impl FnOnce() + Send + 'static) {
-    crate::common::alone::in_a_process(test, || small_stack(256 << 10, body));
+    common::alone::in_a_process(test, || small_stack(256 << 10, body));
 }
 
 fn small_stack(bytes: usize, body: impl FnOnce() + Send + 'static) {
@@ -47,7 +47,7 @@ fn envelopes_come_home_along_any_number_of_hubs() {
         running.abort();
         assert!(running.await.unwrap_err().is_cancelled());
     }
-    crate::common::alone::in_a_process("extremes::chains::envelopes_come_home_along_any_number_of_hubs", || {
+    common::alone::in_a_process("extremes::chains::envelopes_come_home_along_any_number_of_hubs", || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let simulation = Simulation::new(1);
         runtime.block_on(simulation.run(run(&simulation)));

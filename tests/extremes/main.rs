@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::*;
+use common::*;
 use futures::FutureExt;
 use wakeline::{
     condition::{self, Condition, MissedTicks, at_least, at_most, batch, count, every, memory, predicate, room},

@@ -160,7 +160,7 @@ alone!(an_input_of_wrapped_memory_is_taken_for_a_constant, async |_, stream: Str
 // An input's copy on a stream of another device: in order with the launches.
 alone!(holds_an_inputs_copy_on_another_device, async |device: Device, stream: Stream| {
     // Of a GPU there may be one alone.
-    let other = if device.is_cuda() { device.clone() } else { crate::common::emulated() };
+    let other = if device.is_cuda() { device.clone() } else { common::emulated() };
     let elsewhere = Stream::new(&other).unwrap();
     let mut sum = buffer(&stream, 0).await;
     let mut host = Buffer::<u32>::pinned(&device, 64).unwrap();

@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::*;
-use crate::graph::*;
+use common::graph::*;
+use common::*;
 use wakeline::{
     device::{Emulated, Faults},
     graph::{Graph, GraphEvent, Node},
@@ -28,12 +28,13 @@ macro_rules! alone {
 
             #[test]
             fn emulated() {
-                in_a_process(concat!(module_path!(), "::emulated"), || Some(crate::common::emulated()), $body);
+                in_a_process(concat!(module_path!(), "::emulated"), common::emulated, $body);
             }
 
             #[test]
+            #[ignore = "needs a GPU"]
             fn cuda() {
-                in_a_process(concat!(module_path!(), "::cuda"), crate::common::cuda, $body);
+                in_a_process(concat!(module_path!(), "::cuda"), common::cuda, $body);
             }
         }
     };
@@ -46,13 +47,13 @@ mod memory;
 mod sets;
 mod slices;
 
-fn in_a_process(path: &str, device: impl FnOnce() -> Option<Device>, body: impl AsyncFnOnce(Device, Stream)) {
+fn in_a_process(path: &str, device: impl FnOnce() -> Device, body: impl AsyncFnOnce(Device, Stream)) {
     // Tests are called without their crate.
     let name = path.split_once("::").map_or(path, |(_, name)| name);
-    crate::common::alone::in_a_process(name, || {
+    common::alone::in_a_process(name, || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(within(async {
-            let Some(device) = device() else { return };
+            let device = device();
             let stream = Stream::new(&device).unwrap();
             body(device, stream).await;
         }));

@@ -162,7 +162,7 @@ fn memory_as_a_thread_ends_after_a_capture_panics() {
         static EARLY: AtEnd = const { AtEnd(std::cell::RefCell::new(None)) };
         static LATE: AtEnd = const { AtEnd(std::cell::RefCell::new(None)) };
     }
-    let device = crate::common::emulated();
+    let device = common::emulated();
     let (tell, told) = mpsc::channel();
     let of_thread = device.clone();
     std::thread::spawn(move || {
@@ -178,7 +178,7 @@ fn memory_as_a_thread_ends_after_a_capture_panics() {
 /// Memory of another device for a captured stream: outside a capture that is an error.
 #[test]
 fn memory_of_another_device_for_a_captured_stream_is_no_error() {
-    let (here, there) = (crate::common::emulated(), crate::common::emulated());
+    let (here, there) = (common::emulated(), common::emulated());
     let allocator = Allocator::unbounded(&there);
     let made = Graph::capture(&here, |capture| Ok(allocator.alloc::<u32>(capture.stream(), 64).map(drop))).unwrap().1;
     assert!(made.is_err(), "`choose one of its own device`");
@@ -236,7 +236,7 @@ alone!(holds_memory_of_every_kind_in_any_order, async |device: Device, stream: S
 
 // A capture within a capture, of another device and of the same, with the outer one's memory.
 alone!(holds_captures_within_captures, async |here: Device, one: Stream| {
-    let there = crate::common::emulated();
+    let there = common::emulated();
     let two = Stream::new(&there).unwrap();
     let (mut a, mut b) = (buffer(&one, 0).await, buffer(&two, 0).await);
     let (outer, inner) = Graph::capture(&here, |capture| {

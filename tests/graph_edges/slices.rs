@@ -52,7 +52,7 @@ alone!(a_slice_of_what_a_builders_node_writes, async |device: Device, stream: St
 // The exec is dropped while it runs. The host has the memory at the end of the last launch, whichever device it is page-locked for.
 alone!(memory_of_another_device_is_the_hosts_when_a_dropped_exec_is_done, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
-    let other = (!device.is_cuda()).then(crate::common::emulated);
+    let other = (!device.is_cuda()).then(common::emulated);
     for near in std::iter::once(device.clone()).chain(other) {
         let mut out = host(&near, 1);
         let mut graph = Graph::builder(&device).unwrap();
@@ -200,7 +200,7 @@ alone!(a_slice_after_a_change_that_was_refused, async |device: Device, stream: S
 });
 
 // A child is dropped after it was added: the parent's launches write what the child's nodes write.
-alone!(a_slice_of_what_a_childs_node_writes, async |device: Device, stream: Stream| {
+alone!(a_slice_of_what_a_child_node_writes, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
     let mut out = host(&device, 1);
     let (child, ()) = Graph::capture(&device, |capture| {
@@ -334,7 +334,7 @@ fn a_look_at_memory_drops_no_other_graphs_callback() {
             let _ = self.0.send(std::thread::current().id());
         }
     }
-    let [one, other] = [(); 2].map(|()| crate::common::emulated());
+    let [one, other] = [(); 2].map(|()| common::emulated());
     let (theirs, stream) = (Stream::new(&one).unwrap(), Stream::new(&other).unwrap());
     let (said, says) = std::sync::mpsc::channel();
     let holds = std::sync::Mutex::new(Says(said));

@@ -17,7 +17,7 @@ use wakeline::{
     prelude::*,
 };
 
-use crate::common::{emulated, lock, on_both, shared, streams, within};
+use common::{emulated, lock, on_both, shared, streams, within};
 
 const BLOCK: u64 = 4096;
 

@@ -356,7 +356,7 @@ fn fragile_hub(queue: usize) -> (Device, ChunkHub<u32>) {
 /// A hub of chunks goes on without a device that it has lost, and so does a flow that begins after that.
 #[tokio::test]
 async fn a_flow_is_not_failed_by_what_its_hub_lost_before() {
-    use crate::common::{
+    use common::{
         chunks::{Drain, Fill},
         shared, within,
     };
@@ -365,7 +365,7 @@ async fn a_flow_is_not_failed_by_what_its_hub_lost_before() {
     let mut consume = hub.consume(&host).unwrap();
     within(produce.with(async |blank| blank.fill_from(&[1]).await)).await.unwrap();
     let stream = Stream::new(&device).unwrap();
-    let _ = within(modify.with(async |chunk| crate::common::increment::launch(&stream, chunk))).await;
+    let _ = within(modify.with(async |chunk| common::increment::launch(&stream, chunk))).await;
     assert!(within(stream.completed()).await.is_err());
     drop(modify);
     // Lost, or as it was before, if the loss was known in time.
@@ -391,7 +391,7 @@ async fn a_flow_is_not_failed_by_what_its_hub_lost_before() {
 struct PutsUp;
 
 impl Operator for PutsUp {
-    type Ports = crate::common::chunks::DrainPorts;
+    type Ports = common::chunks::DrainPorts;
 
     async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
         match ports.numbers.get() {
@@ -405,7 +405,7 @@ impl Operator for PutsUp {
 /// by hand go: the operators that are to be notified next have not stalled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operators_that_are_to_hear_of_a_loss_have_not_stalled() {
-    use crate::common::{chunks::Fill, until, within};
+    use common::{chunks::Fill, until, within};
     let (device, hub) = fragile_hub(1);
     let (mut first, mut second) = (hub.modify(&device).unwrap(), hub.modify(&device).unwrap());
     let mut flow = Flow::new("on the host");
@@ -427,7 +427,7 @@ async fn operators_that_are_to_hear_of_a_loss_have_not_stalled() {
     until("the operators wait", waiting).await;
     let stream = Stream::new(&device).unwrap();
     let mut other = Buffer::from_slice(&stream, &[1_u32]).unwrap();
-    crate::common::increment::launch(&stream, &mut other).unwrap();
+    common::increment::launch(&stream, &mut other).unwrap();
     tokio::task::spawn_blocking(move || notified.recv().unwrap()).await.unwrap();
     drop(next);
     drop((second, chunk, first));
@@ -442,7 +442,7 @@ async fn operators_that_are_to_hear_of_a_loss_have_not_stalled() {
 /// A chunk that was lost is the error of the run that it was for, also of one that does not look at it.
 #[tokio::test]
 async fn a_loss_that_a_run_does_not_look_at_is_the_runs_own_error() {
-    use crate::common::{chunks::DrainPorts, within};
+    use common::{chunks::DrainPorts, within};
     /// Looks at nothing.
     struct LooksAway;
     impl Operator for LooksAway {
@@ -460,7 +460,7 @@ async fn a_loss_that_a_run_does_not_look_at_is_the_runs_own_error() {
     let stream = Stream::new(&device).unwrap();
     // Known only once the chunk is committed: what lay on the host is outdated then.
     let held = held_up(&stream);
-    within(modify.with(async |chunk| crate::common::increment::launch(&stream, chunk))).await.unwrap();
+    within(modify.with(async |chunk| common::increment::launch(&stream, chunk))).await.unwrap();
     drop(held);
     assert!(within(stream.completed()).await.is_err());
     drop((modify, produce));

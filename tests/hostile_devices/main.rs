@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::alone::{in_a_process, within_bound};
+use common::alone::{in_a_process, within_bound};
 use wakeline::{
     Buffer, Stream,
     device::{Device, Emulated, Faults, Simulation},

@@ -388,7 +388,7 @@ fn a_fault_ends_the_waits_for_memory_and_for_chunks() {
     for (number, waits) in waits.into_iter().enumerate() {
         for (before, dropped) in [(false, false), (true, false), (false, true), (true, true)] {
             let case = format!("wait {number}, enqueued before: {before}, and the stream is dropped: {dropped}");
-            crate::common::alone::case_within_bound(&case.clone(), move || {
+            common::alone::case_within_bound(&case.clone(), move || {
                 let device = Device::emulated(Emulated::new());
                 let [stream, traps_on] = [&device; 2].map(|device| Stream::new(device).unwrap());
                 let mut data = Buffer::<u32>::new(&device, 1).unwrap();
@@ -432,7 +432,7 @@ impl Drop for CountsDown {
 #[test]
 fn memory_that_lost_devices_have_read_is_written_and_keeps_none_of_them() {
     for (checked, pinned) in [(false, false), (true, false), (false, true), (true, true)] {
-        crate::common::alone::case_within_bound(&format!("checked: {checked}, pinned: {pinned}"), move || {
+        common::alone::case_within_bound(&format!("checked: {checked}, pinned: {pinned}"), move || {
             let made = |device: Device| if checked { device.race_checked() } else { device };
             let home = made(Device::emulated(Emulated::new()));
             let [main, side] = [&home; 2].map(|home| Stream::new(home).unwrap());

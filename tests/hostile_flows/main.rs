@@ -26,7 +26,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use crate::common::alone::in_a_process;
+use common::alone::in_a_process;
 use futures::{FutureExt, StreamExt};
 use tracing::Instrument;
 use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};

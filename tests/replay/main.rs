@@ -8,7 +8,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use crate::common::*;
+use common::*;
 use wakeline::{
     condition::Status,
     device::{Emulated, Simulation},

@@ -1,7 +1,7 @@
 //! The signature of a kernel: which functions may be one, and what their arguments are.
 
 use quote::ToTokens;
-use syn::{FnArg, Ident, Pat, ReturnType, Signature, Type};
+use syn::{FnArg, Ident, Pat, ReturnType, Safety, Signature, Type};
 
 use crate::errors::Errors;
 
@@ -28,7 +28,7 @@ pub(super) fn check(sig: &Signature, errors: &mut Errors) -> Vec<Argument> {
     if let Some(token) = &sig.asyncness {
         errors.at(token, "a kernel cannot be `async`: its body runs to its end, as on a device; remove `async`");
     }
-    if let Some(token) = &sig.unsafety {
+    if let Safety::Unsafe(token) = &sig.safety {
         errors.at(
             token,
             "a kernel's Rust body is called by safe code: remove `unsafe`; device code is vouched for in the attribute",

@@ -81,11 +81,13 @@ macro_rules! table {
         $(#[$meta:meta])*
         struct $Table:ident;
         required { $($field:ident = $symbol:ident($($arg:ty),* $(,)?);)* }
+        renamed { $($old:ident = $old_symbol:ident($($old_arg:ty),* $(,)?);)* }
         optional { $($opt:ident = $opt_symbol:ident($($opt_arg:ty),* $(,)?);)* }
     ) => {
         $(#[$meta])*
         pub(super) struct $Table {
             $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> Code,)*
+            $(pub(super) $old: unsafe extern "C" fn($($old_arg),*) -> Code,)*
             $(pub(super) $opt: Option<unsafe extern "C" fn($($opt_arg),*) -> Code>,)*
         }
 
@@ -104,6 +106,14 @@ macro_rules! table {
                         unsafe { library.get::<Function>(stringify!($symbol)) }
                             .map(|symbol| *symbol)
                             .map_err(|_| stringify!($symbol))?
+                    },)*
+                    $($old: {
+                        type Function = unsafe extern "C" fn($($old_arg),*) -> Code;
+                        // SAFETY: as above, but for the proof: it is the signature of the headers of CUDA 12, and the driver keeps
+                        // what a symbol is once it has one.
+                        unsafe { library.get::<Function>(stringify!($old_symbol)) }
+                            .map(|symbol| *symbol)
+                            .map_err(|_| stringify!($old_symbol))?
                     },)*
                     $($opt: {
                         type Function = unsafe extern "C" fn($($opt_arg),*) -> Code;
@@ -161,7 +171,6 @@ table! {
         event_destroy = cuEventDestroy_v2(CUevent);
         event_record = cuEventRecord(CUevent, CUstream);
         event_query = cuEventQuery(CUevent);
-        event_elapsed_time = cuEventElapsedTime(*mut f32, CUevent, CUevent);
 
         memcpy_async = cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
         memcpy_htod_async = cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
@@ -205,12 +214,9 @@ table! {
             *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *mut CUDA_MEM_ALLOC_NODE_PARAMS,
         );
         graph_add_free_node = cuGraphAddMemFreeNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, CUdeviceptr);
-        graph_add_dependencies = cuGraphAddDependencies(CUgraph, *const CUgraphNode, *const CUgraphNode, usize);
         graph_destroy_node = cuGraphDestroyNode(CUgraphNode);
         graph_get_nodes = cuGraphGetNodes(CUgraph, *mut CUgraphNode, *mut usize);
         graph_node_get_type = cuGraphNodeGetType(CUgraphNode, *mut CUgraphNodeType);
-        graph_node_get_dependencies = cuGraphNodeGetDependencies(CUgraphNode, *mut CUgraphNode, *mut usize);
-        graph_node_get_dependents = cuGraphNodeGetDependentNodes(CUgraphNode, *mut CUgraphNode, *mut usize);
         graph_memcpy_node_get_params = cuGraphMemcpyNodeGetParams(CUgraphNode, *mut CUDA_MEMCPY3D);
         graph_child_node_get_graph = cuGraphChildGraphNodeGetGraph(CUgraphNode, *mut CUgraph);
         stream_begin_capture = cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
@@ -235,6 +241,13 @@ table! {
         exec_set_enabled = cuGraphNodeSetEnabled(CUgraphExec, CUgraphNode, c_uint);
         device_graph_mem_trim = cuDeviceGraphMemTrim(CUdevice);
         device_get_graph_mem_attribute = cuDeviceGetGraphMemAttribute(CUdevice, CUgraphMem_attribute, *mut c_void);
+    }
+    // Those whose names stand for other signatures in the headers of CUDA 13: cudarc has these for older versions alone.
+    renamed {
+        event_elapsed_time = cuEventElapsedTime(*mut f32, CUevent, CUevent);
+        graph_add_dependencies = cuGraphAddDependencies(CUgraph, *const CUgraphNode, *const CUgraphNode, usize);
+        graph_node_get_dependencies = cuGraphNodeGetDependencies(CUgraphNode, *mut CUgraphNode, *mut usize);
+        graph_node_get_dependents = cuGraphNodeGetDependentNodes(CUgraphNode, *mut CUgraphNode, *mut usize);
     }
     optional {
         // CUDA 12.3 and later.

@@ -250,15 +250,13 @@ impl Memory {
 
 /// What a pool of plain memory on the device is.
 pub(super) fn pool_props(device: CUdevice) -> CUmemPoolProps {
-    CUmemPoolProps {
-        allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: location(device),
-        win32SecurityAttributes: ptr::null_mut(),
-        maxSize: 0,
-        usage: 0,
-        reserved: [0; 54],
-    }
+    // SAFETY: a C struct of numbers, pointers and enums that have a 0. Which fields it has depends on the version of CUDA, and those
+    // that are not set below are to be 0.
+    let mut props: CUmemPoolProps = unsafe { mem::zeroed() };
+    props.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.handleTypes = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
+    props.location = location(device);
+    props
 }
 
 /// A pool that keeps what is freed.
@@ -294,7 +292,15 @@ fn make_stream(cx: &Context, driver: &Driver) -> Result<Handle<CUstream_st>> {
 }
 
 fn location(device: CUdevice) -> CUmemLocation {
-    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+    /// Its layout in every version of CUDA: from 13.2 on cudarc has a union where the ordinal is.
+    #[repr(C)]
+    struct Location {
+        kind: CUmemLocationType,
+        id: CUdevice,
+    }
+    let location = Location { kind: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device };
+    // SAFETY: the same C struct; that it has the same size is checked as it is compiled.
+    unsafe { mem::transmute::<Location, CUmemLocation>(location) }
 }
 
 /// Numbers beyond all reason are an invalid value to some drivers.

@@ -41,6 +41,7 @@ table! {
         get_num_supported_archs = nvrtcGetNumSupportedArchs(*mut c_int);
         get_supported_archs = nvrtcGetSupportedArchs(*mut c_int);
     }
+    renamed {}
     optional {}
 }
 

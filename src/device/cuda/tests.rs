@@ -1,17 +1,16 @@
 //! The backend, tested alone.
 //!
-//! Tests that need a GPU begin with [`Gpu::get`] and do nothing where there is none, unless `REQUIRE_CUDA=1` says that
-//! there has to be one. They run one after another, so that what they see of the device's memory is their own doing,
-//! and each closes the device at its end, so that opening it again is tested too. Those that need only the compiler
-//! (NVRTC, which needs no GPU) ask [`compiler`] in the same way.
-//!
-//! The test of a fault ends the device for the process: it is ignored unless asked for by name, alone.
+//! Tests that need a GPU begin with [`Gpu::get`], and are ignored unless they are asked for, as are those that need the compiler,
+//! NVRTC. They run one after another, so that what they see of the device's memory is their own doing, and each closes the device
+//! at its end, so that opening it again is tested too. The test of a fault has a process of its own: it ends the device there.
 
 mod graph;
 mod samples;
 
 use std::{
-    env, slice,
+    env,
+    process::Command,
+    slice,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -33,19 +32,12 @@ struct Gpu {
 }
 
 impl Gpu {
-    fn get() -> Option<Self> {
+    fn get() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let device = match open(0) {
-            Ok(device) => device,
-            Err(error) if required() => panic!("REQUIRE_CUDA is set, but {error}"),
-            Err(error) => {
-                assert!(error.is_no_device(), "{error}");
-                return None;
-            }
-        };
+        let device = open(0).unwrap_or_else(|error| panic!("this test needs a GPU: {error}"));
         let stream = device.stream_create(&spec()).unwrap();
-        Some(Self { device, stream, _alone: alone })
+        Self { device, stream, _alone: alone }
     }
 
     fn upload(&self, host: NonNull<u8>, to: Address, bytes: &[u8]) {
@@ -92,22 +84,6 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         self.device.stream_destroy(self.stream);
-    }
-}
-
-fn required() -> bool {
-    env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1")
-}
-
-/// True if NVRTC is there.
-fn compiler() -> bool {
-    match nvrtc::Compiler::get() {
-        Ok(_) => true,
-        Err(reason) if required() => panic!("REQUIRE_CUDA is set, but {reason}"),
-        Err(reason) => {
-            assert!(reason.contains("libnvrtc"), "{reason}");
-            false
-        }
     }
 }
 
@@ -161,12 +137,17 @@ fn without_a_body_there_is_a_clear_error() {
 }
 
 #[test]
-fn a_kernel_compiles_once_however_many_ask() {
-    if !compiler() {
+fn without_a_compiler_there_is_a_clear_error() {
+    if let Err(reason) = nvrtc::Compiler::get() {
+        assert!(reason.contains("libnvrtc"), "{reason}");
         let error = image::of(&SCALE_CUDA, 90).unwrap_err();
         assert!(error.kind() == ErrorKind::Kernel && error.to_string().contains("CUDA toolkit"), "{error}");
-        return;
     }
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn a_kernel_compiles_once_however_many_ask() {
     let images: Vec<_> = thread::scope(|scope| {
         let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| image::of(&SCALE_CUDA, 90).unwrap())).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -178,10 +159,8 @@ fn a_kernel_compiles_once_however_many_ask() {
 }
 
 #[test]
+#[ignore = "needs NVRTC"]
 fn compile_errors_name_file_and_line() {
-    if !compiler() {
-        return;
-    }
     for (def, line, word) in [(&SCALE_BROKEN, "scale.cu(3)", "\"b\""), (&SCALE_OTHER, "scale.cu(2)", "scale")] {
         let error = image::of(def, 90).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Kernel);
@@ -204,8 +183,9 @@ fn compile_errors_name_file_and_line() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn kernels_of_both_kinds_run() {
-    let Some(gpu) = Gpu::get() else { return };
+    let gpu = Gpu::get();
     assert!(gpu.device.description().contains("NVIDIA"), "{:?}", gpu.device);
     let values: Vec<f32> = (0..100_u8).map(f32::from).collect();
     let doubled: Vec<f32> = values.iter().map(|x| x * 2.0).collect();
@@ -221,8 +201,9 @@ fn kernels_of_both_kinds_run() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn arguments_that_are_not_the_kernels_are_refused() {
-    let Some(gpu) = Gpu::get() else { return };
+    let gpu = Gpu::get();
     if gpu.device.cx.driver.func_get_param_info.is_none() {
         return;
     }
@@ -233,8 +214,9 @@ fn arguments_that_are_not_the_kernels_are_refused() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn kernels_that_do_not_load_say_why() {
-    let Some(gpu) = Gpu::get() else { return };
+    let gpu = Gpu::get();
     for (def, word) in [
         (&SCALE_BROKEN, "scale.cu(3)"),
         (&SCALE_OVERLOAD, "scale.cu(2)"),
@@ -249,8 +231,9 @@ fn kernels_that_do_not_load_say_why() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn copies_and_fills() {
-    let Some(gpu) = Gpu::get() else { return };
+    let gpu = Gpu::get();
     let host = gpu.device.alloc_host(64).unwrap();
     assert_eq!(host.as_ptr() as usize % 64, 0);
     // SAFETY: 64 bytes that nothing else touches.
@@ -282,8 +265,9 @@ fn copies_and_fills() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn streams_wait_for_events_and_events_tell_the_time() {
-    let Some(gpu) = Gpu::get() else { return };
+    let gpu = Gpu::get();
     let device = &gpu.device;
     let urgent = StreamSpec { priority: i32::MIN, ..spec() };
     let (first, second) = (device.stream_create(&urgent).unwrap(), RawStream(0));
@@ -316,8 +300,9 @@ fn streams_wait_for_events_and_events_tell_the_time() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn host_functions_run_and_may_panic() {
-    let Some(gpu) = Gpu::get() else { return };
+    let gpu = Gpu::get();
     let ran = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&ran);
     gpu.device.host_function(gpu.stream, &mut Some(Box::new(|| panic!("from a host function")))).unwrap();
@@ -328,8 +313,9 @@ fn host_functions_run_and_may_panic() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn memory_comes_back_and_runs_out_with_the_numbers() {
-    let Some(gpu) = Gpu::get() else { return };
+    let gpu = Gpu::get();
     let device = &gpu.device;
     let before = device.memory().unwrap();
     let half = before.free / 2;
@@ -350,18 +336,28 @@ fn memory_comes_back_and_runs_out_with_the_numbers() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_device_is_one_while_it_is_held() {
-    let Some(gpu) = Gpu::get() else { return };
+    let gpu = Gpu::get();
     assert!(Arc::ptr_eq(&gpu.device, &open(0).unwrap()));
     let device: Arc<dyn Backend> = gpu.device.clone();
     thread::spawn(move || device.make_current().unwrap()).join().unwrap();
 }
 
-/// `REQUIRE_CUDA=1 cargo test --lib a_trap_ends_the_device -- --ignored`, alone: the device is gone afterwards.
+/// In a process of its own: the device is gone there afterwards.
 #[test]
-#[ignore = "ends the device for this process"]
+#[ignore = "needs a GPU"]
 fn a_trap_ends_the_device() {
-    let Some(gpu) = Gpu::get() else { return };
+    const ONLY: &str = "WAKELINE_TEST_ALONE";
+    if env::var_os(ONLY).is_none() {
+        let mut process = Command::new(env::current_exe().unwrap());
+        let test = thread::current();
+        process.args([test.name().unwrap(), "--exact", "--include-ignored"]).env(ONLY, "1");
+        let output = process.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let gpu = Gpu::get();
     let device = &gpu.device;
     let dropped = Arc::new(());
     let inside = Arc::clone(&dropped);

@@ -68,7 +68,7 @@ use smallvec::SmallVec;
 
 use self::snapshot::Snapshot;
 use super::roles::{LinkName, Role};
-use crate::planted::{self, Planted};
+use crate::mutants::{self, Mutant};
 
 /// The number of a place.
 pub(super) type Place = usize;
@@ -679,7 +679,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         for copy in chunk.copies.drain(..).collect::<SmallVec<[_; 2]>>() {
             match copy.slot {
                 Slot::Lent | Slot::Lost => chunk.copies.push(copy),
-                Slot::There(_) if planted::is(Planted::StaleCopy) => chunk.copies.push(copy),
+                Slot::There(_) if mutants::is(Mutant::StaleCopy) => chunk.copies.push(copy),
                 Slot::There(old) => chunk.release(copy.place, old, &mut out.freed),
                 // Not so: nobody copies what somebody has alone.
                 Slot::Arriving => {}

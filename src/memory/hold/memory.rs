@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    planted::{self, Planted},
+    mutants::{self, Mutant},
     stream::{Stream, Ticket, capture::Capture},
     sync::{AtomicUsize, Deferred, Mutex, lock},
 };
@@ -33,7 +33,7 @@ impl Memory {
     #[inline]
     pub(in crate::memory) fn not_of_graphs(&self, write: bool) -> Result<()> {
         match self.tie.get() {
-            Some(tie) if !planted::is(Planted::HostSliceLent) => tie.is_the_hosts(write).or_else(|_| {
+            Some(tie) if !mutants::is(Mutant::HostSliceLent) => tie.is_the_hosts(write).or_else(|_| {
                 // A graph that was dropped keeps it until its launches are known to be done: perhaps they are.
                 execution::end_what_is_over(tie);
                 tie.is_the_hosts(write)

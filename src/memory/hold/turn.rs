@@ -17,7 +17,7 @@
 //!   take ──> look, wait on the stream, lend ──> drop ──> the user's function ──> take ──> note the ticket, return ──> drop
 //! ```
 //!
-//! Knows no graph: `tests/loom_turn.rs` includes it as it stands.
+//! Knows no graph: `tests/loom/turn.rs` includes it as it stands.
 
 use crate::sync::{AtomicUsize, Condvar, Deferred, Mutex, MutexGuard, Ordering, lock};
 

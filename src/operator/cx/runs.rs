@@ -20,12 +20,12 @@ use crate::{
     device::ticks::Ticks,
     error::{Error, Result},
     memory::HostAccess,
+    mutants::{self, Mutant},
     operator::{
         Ports, blocking,
         node::{Method, Node},
         permit::Permit,
     },
-    planted::{self, Planted},
     stream::Ticket,
     sync::{contained, wake_again},
 };
@@ -229,6 +229,8 @@ impl Cx {
             self.begin_on_device();
         }
         self.carry.begin();
+        // What it waited for before this run keeps nothing from being a stall that happens in it.
+        self.tell(Vec::new(), false);
         self.node.show_running();
         self.running = true;
         if self.busy_since.is_none() {
@@ -298,7 +300,7 @@ impl Cx {
             permit.refuse();
             return Poll::Pending;
         }
-        let for_others = asked.needs_others() && !self.holds_token || planted::is(Planted::TokenTooSoon);
+        let for_others = asked.needs_others() && !self.holds_token || mutants::is(Mutant::TokenTooSoon);
         if self.among_others {
             self.node.note_wait(for_others);
         } else if for_others {

@@ -13,7 +13,7 @@
 //! Only the loop clears the mark, so `observe` is a method of [`LoopPoll`]: a call that waits for a stream carries out work on
 //! its own thread, and sees streams but no tasks. What makes a task ready or a stream runnable notifies the loop after that.
 //!
-//! Knows no device: `tests/loom_wakeup.rs` includes it as it stands.
+//! Knows no device: `tests/loom/wakeup.rs` includes it as it stands.
 
 use std::task::Waker;
 

@@ -3,8 +3,9 @@
 use super::*;
 
 #[test]
+#[ignore = "needs a GPU"]
 fn copies_and_fills_of_more_than_four_gigabytes() {
-    let Some(bench) = Bench::get() else { return };
+    let bench = Bench::get();
     const LARGE: usize = (5 << 30) + 4;
     if bench.backend().memory().unwrap().free < 3 * LARGE as u64 {
         return;
@@ -25,8 +26,9 @@ fn copies_and_fills_of_more_than_four_gigabytes() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn host_functions_live_as_long_as_what_may_call_them() {
-    let Some(bench) = Bench::get() else { return };
+    let bench = Bench::get();
     let ((outside, outer), (inside, inner)) = (counter(), counter());
     let (graph, child) = (bench.graph(), bench.graph());
     bench.add(child, &[], &NodeWork::Host(inner));
@@ -48,8 +50,9 @@ fn host_functions_live_as_long_as_what_may_call_them() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_host_function_that_was_replaced_is_let_go() {
-    let Some(bench) = Bench::get() else { return };
+    let bench = Bench::get();
     let (called, function) = counter();
     let graph = bench.graph();
     let node = bench.add(graph, &[], &NodeWork::Host(function));
@@ -71,8 +74,9 @@ fn a_host_function_that_was_replaced_is_let_go() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn memory_of_a_graph_comes_and_goes_with_it() {
-    let Some(bench) = Bench::get() else { return };
+    let bench = Bench::get();
     let ([_, b], device) = (bench.device, bench.backend());
     let before = device.memory().unwrap().free;
     const LARGE: u64 = 64 << 20;
@@ -117,8 +121,9 @@ fn memory_of_a_graph_comes_and_goes_with_it() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn many_graphs_leave_nothing_behind() {
-    let Some(bench) = Bench::get() else { return };
+    let bench = Bench::get();
     let [a, b] = bench.device;
     let (called, function) = counter();
     let (two, device) = (2.0_f32, bench.backend());
@@ -147,8 +152,9 @@ fn many_graphs_leave_nothing_behind() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn threads_have_graphs_of_their_own_at_once() {
-    let Some(bench) = Bench::get() else { return };
+    let bench = Bench::get();
     let device: &CudaBackend = bench.backend();
     thread::scope(|scope| {
         for thread in 0..4_u32 {

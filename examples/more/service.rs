@@ -1,0 +1,225 @@
+//! A device flow inside a web server: texts are posted to `/shout`, and come back in capitals.
+//!
+//! `cargo run --release --example service -- [--listen 127.0.0.1:3000] [--device emulated] [--overload shed|wait]`
+//!
+//! ```text
+//!   POST /shout ──> service `shout` ──> load ──> upper ──> unload ──> service `shout` ──> response
+//!                                       host     device    host
+//! ```
+//!
+//! The service is a `tower::Service`: a request is let in when the flow has room for it. What happens to those that it has
+//! none for is a layer in front. `GET /health` says how far the operators are, and turns red (503) when the device is lost or
+//! the flow has failed. Clients are given kinds of failures and no names from inside: those are in the log, on stderr. SIGTERM and ctrl-c end it in order: no new connections, all answers, the flow, the process.
+
+use std::{net::SocketAddr, process::ExitCode, time::Duration};
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{DefaultBodyLimit, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use clap::{Parser, ValueEnum};
+use serde_json::json;
+use tokio::{net::TcpListener, signal, time::timeout};
+use tower::{BoxError, ServiceBuilder, ServiceExt, load_shed::error::Overloaded, util::BoxCloneSyncService};
+use wakeline::{Report, Running, flow::Handle, operator::map, prelude::*};
+
+/// Capitalises texts on a GPU, over HTTP.
+#[derive(Parser)]
+pub(crate) struct Args {
+    /// Where to listen; port 0 is any that is free.
+    #[arg(long, default_value = "127.0.0.1:3000")]
+    pub(crate) listen: SocketAddr,
+    /// cuda:0, cuda:1, ... or emulated; the first GPU if left out, emulated where there is no driver.
+    #[arg(long)]
+    pub(crate) device: Option<String>,
+    /// What becomes of a request that there is no room for: refused at once (503), or kept waiting.
+    #[arg(long, value_enum, default_value_t = Overload::Wait)]
+    pub(crate) overload: Overload,
+    /// Requests that there is room for before the flow takes them.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) places: usize,
+    /// Bytes of the longest text.
+    #[arg(long, default_value_t = 65_536)]
+    pub(crate) longest: usize,
+    /// Seconds that a request may take, waiting included.
+    #[arg(long, default_value_t = 30)]
+    pub(crate) patience: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub(crate) enum Overload {
+    Shed,
+    Wait,
+}
+
+/// One declaration, two bodies: uppercase.cu for a GPU, this function for the emulated device.
+#[kernel(unsafe(cuda = "../uppercase.cu"))]
+fn uppercase(text: &mut [u8]) {
+    text.make_ascii_uppercase();
+}
+
+#[derive(Ports)]
+struct LoadPorts {
+    #[input]
+    texts: Input<Bytes>,
+    #[output]
+    loaded: Output<Envelope<u8>>,
+}
+
+/// Puts texts into envelopes, which are copied to the device from there.
+struct Load;
+
+impl Operator for Load {
+    type Ports = LoadPorts;
+
+    async fn compute(&mut self, ports: &mut LoadPorts, _cx: &mut Cx) -> Result<()> {
+        let text = ports.texts.take()?;
+        let mut envelope = ports.loaded.blank().await?;
+        envelope.set_len(text.len())?;
+        envelope.write().await?.copy_from_slice(&text);
+        ports.loaded.send(envelope).await
+    }
+}
+
+#[derive(Ports)]
+struct UpperPorts {
+    #[input]
+    texts: Input<Envelope<u8>>,
+    #[output]
+    shouted: Output<Envelope<u8>>,
+}
+
+struct Upper;
+
+impl Operator for Upper {
+    type Ports = UpperPorts;
+
+    async fn compute(&mut self, ports: &mut UpperPorts, cx: &mut Cx) -> Result<()> {
+        let mut text = ports.texts.take()?;
+        uppercase::launch(cx.stream()?, &mut text)?;
+        ports.shouted.send(text).await
+    }
+}
+
+/// What the handlers share.
+#[derive(Clone)]
+struct App {
+    shout: BoxCloneSyncService<Bytes, Bytes, BoxError>,
+    patience: Duration,
+    device: Device,
+    flow: Handle,
+}
+
+/// The flow, at work, and the routes that lead to it.
+pub(crate) async fn start(device: &Device, args: &Args) -> Result<(Router, Running)> {
+    let mut flow = Flow::new("shout");
+    let load = flow.add("load", Load);
+    let upper = flow.add("upper", Upper).on(device);
+    let unload = flow.add("unload", map(async |text: Envelope<u8>| Ok(Bytes::copy_from_slice(text.read().await?))));
+    let envelopes = Hub::bounded(2).envelopes(4);
+    flow.connect_with(load.loaded, upper.texts, envelopes.envelope_bytes(args.longest));
+    flow.connect_with(upper.shouted, unload.input, envelopes);
+    let shout = flow.service_with("shout", load.texts, unload.output, Hub::bounded(args.places));
+    let running = flow.spawn()?;
+    // Nobody is sent away while kernels are compiled; and what does not come to run says so here.
+    if let Err(error) = shout.clone().ready().await {
+        // That one is for clients; the flow's own says what it was.
+        return Err(running.await.err().unwrap_or(error));
+    }
+
+    let shout = match args.overload {
+        Overload::Shed => BoxCloneSyncService::new(ServiceBuilder::new().load_shed().service(shout)),
+        Overload::Wait => BoxCloneSyncService::new(shout.map_err(BoxError::from)),
+    };
+    let patience = Duration::from_secs(args.patience);
+    let app = App { shout, patience, device: device.clone(), flow: running.handle() };
+    let router = Router::new()
+        .route("/shout", post(shout_it))
+        .route("/health", get(health))
+        .layer(DefaultBodyLimit::max(args.longest))
+        .with_state(app);
+    Ok((router, running))
+}
+
+async fn shout_it(State(app): State<App>, text: Bytes) -> Response {
+    match timeout(app.patience, app.shout.oneshot(text)).await {
+        Ok(Ok(shouted)) => shouted.into_response(),
+        Ok(Err(error)) => (refusal(&error), format!("{error}\n")).into_response(),
+        Err(_) => (StatusCode::GATEWAY_TIMEOUT, "it took too long\n").into_response(),
+    }
+}
+
+fn refusal(error: &BoxError) -> StatusCode {
+    let closed = error.downcast_ref().is_some_and(Error::is_closed);
+    if closed || error.is::<Overloaded>() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::INTERNAL_SERVER_ERROR }
+}
+
+async fn health(State(app): State<App>) -> Response {
+    let failure = app.flow.failure().or_else(|| app.device.lost());
+    let operators = app.flow.status().into_iter().map(|operator| {
+        json!({
+            "status": operator.status.to_string(),
+            "running": operator.running,
+            "runs": operator.runs,
+        })
+    });
+    let told = json!({
+        "failure": failure.as_ref().map(|failure| failure.kind().to_string()),
+        "operators": operators.collect::<Vec<_>>(),
+    });
+    let code = if failure.is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    (code, Json(told)).into_response()
+}
+
+/// SIGTERM, or ctrl-c.
+async fn asked_to_end() {
+    #[cfg(unix)]
+    let terminated = async {
+        match signal::unix::signal(signal::unix::SignalKind::terminate()) {
+            Ok(mut signals) => _ = signals.recv().await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    #[cfg(not(unix))]
+    let terminated = std::future::pending();
+    tokio::select! {
+        _ = signal::ctrl_c() => {}
+        () = terminated => {}
+    }
+}
+
+async fn serve(args: &Args) -> Result<Report> {
+    let device = match &args.device {
+        Some(name) => name.parse()?,
+        None => Device::first()?,
+    };
+    let at_address = |error: std::io::Error| Error::from(error).at(args.listen.to_string());
+    let listener = TcpListener::bind(args.listen).await.map_err(at_address)?;
+    let (router, running) = start(&device, args).await?;
+    println!("listening on http://{}, with {device}", listener.local_addr()?);
+    // Those who are connected get their answers before the flow ends, which then has nothing left to do.
+    axum::serve(listener, router).with_graceful_shutdown(asked_to_end()).await?;
+    running.stop();
+    running.await
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    match serve(&Args::parse()).await {
+        Ok(report) => {
+            println!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            // What ran before the failure.
+            error.report().into_iter().for_each(|report| eprintln!("{report}"));
+            eprintln!("service: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,505 @@
+//! Model check of `hub/queue.rs` and `hub/waking.rs`: every interleaving of a writer, a reader and whoever moves messages. The files are
+//! included as they stand, with loom's primitives.
+
+#[allow(dead_code)]
+#[path = "../../src/hub/queue.rs"]
+mod queue;
+
+#[allow(dead_code)]
+#[path = "../../src/hub/waking.rs"]
+mod waking;
+
+use std::{
+    future::poll_fn,
+    task::{Poll, Waker},
+};
+
+use self::queue::{Answer, Counts, Full, Pushed, Queue};
+use crate::sync::model;
+use loom::{
+    future::block_on,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+fn push(queue: &Queue<u32>, message: u32, ready: bool) -> Pushed {
+    queue.push(&mut Some(message), ready)
+}
+
+fn take(queue: &Queue<u32>) -> Option<u32> {
+    let mut place = None;
+    queue.take(&mut place);
+    place
+}
+
+async fn send(queue: &Queue<u32>, message: u32, ready: bool) -> bool {
+    let answer = poll_fn(|cx| match queue.poll_room(cx.waker()) {
+        Answer::Wait => Poll::Pending,
+        answer => Poll::Ready(answer),
+    });
+    answer.await == Answer::Yes && push(queue, message, ready) == Pushed::In
+}
+
+async fn receive(queue: &Queue<u32>) -> Option<u32> {
+    let answer = poll_fn(|cx| match queue.poll_message(cx.waker()) {
+        Answer::Wait => Poll::Pending,
+        answer => Poll::Ready(answer),
+    });
+    match answer.await {
+        Answer::Yes => take(queue),
+        _ => None,
+    }
+}
+
+/// Each end is one task, which comes with the same waker every time.
+#[test]
+fn a_queue_of_one_hands_everything_over_in_order_and_ends() {
+    model(3, || {
+        let queue = Arc::new(Queue::new(1, Full::Hold));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                block_on(async {
+                    for message in 1..=2 {
+                        assert!(send(&queue, message, true).await);
+                    }
+                });
+                queue.close_writer();
+            })
+        };
+        block_on(async {
+            assert_eq!(receive(&queue).await, Some(1));
+            assert_eq!(receive(&queue).await, Some(2));
+            assert_eq!(receive(&queue).await, None);
+        });
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_reader_that_was_woken_for_nothing_waits_on() {
+    model(3, || {
+        let queue = Arc::new(Queue::new(1, Full::Hold));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                queue.wake_both();
+                assert_eq!(push(&queue, 1, true), Pushed::In);
+            })
+        };
+        assert_eq!(block_on(receive(&queue)), Some(1));
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_reader_that_goes_ends_the_writer() {
+    model(3, || {
+        let queue = Arc::new(Queue::new(1, Full::Hold));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                let mut sent = 0;
+                while sent < 3 && block_on(send(&queue, sent, true)) {
+                    sent += 1;
+                }
+                sent
+            })
+        };
+        let taken = block_on(receive(&queue)).is_some() as u32;
+        let left = queue.close_reader().len() as u32;
+        let sent = writer.join().unwrap();
+        assert!(sent >= taken + left, "{sent} sent, {taken} taken, {left} left");
+    });
+}
+
+/// A pool of one envelope: a move needs it, and the reader gives it back and comes by.
+fn pump(queue: &Queue<u32>, envelopes: &AtomicUsize) {
+    while let Some(message) = queue.begin_move() {
+        let moved = envelopes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |free| free.checked_sub(1)).is_ok();
+        let (orphan, again) = queue.end_move(message, moved);
+        assert!(orphan.is_none());
+        if !again {
+            break;
+        }
+    }
+}
+
+/// Moves what there is; the message 2 cannot be moved.
+fn pump_but_two(queue: &Queue<u32>) {
+    while let Some(message) = queue.begin_move() {
+        if message == 2 {
+            assert_eq!(queue.drop_moving(), Some(2));
+        } else if !queue.end_move(message, true).1 {
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_reader_hears_of_the_end_if_the_last_message_cannot_be_moved() {
+    model(3, || {
+        let queue = Arc::new(Queue::new(2, Full::Hold));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                for message in 1..=2 {
+                    assert_eq!(push(&queue, message, false), Pushed::In);
+                }
+                queue.close_writer();
+                // After the end: nothing else tells the reader.
+                pump_but_two(&queue);
+            })
+        };
+        assert_eq!(block_on(receive(&queue)), Some(1));
+        assert_eq!(block_on(receive(&queue)), None);
+        writer.join().unwrap();
+        assert_eq!(queue.counts(), Counts { taken: 1, dropped: 1, untaken: 0 });
+    });
+}
+
+#[test]
+fn a_message_that_cannot_be_moved_leaves_its_place_to_the_next() {
+    model(3, || {
+        let queue = Arc::new(Queue::new(2, Full::Hold));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                for message in 1..=3 {
+                    assert!(block_on(send(&queue, message, false)));
+                }
+                queue.close_writer();
+                pump_but_two(&queue);
+            })
+        };
+        // Until the writer has room for the third.
+        while queue.counts().dropped == 0 {
+            pump_but_two(&queue);
+            thread::yield_now();
+        }
+        assert_eq!(block_on(receive(&queue)), Some(1));
+        assert_eq!(block_on(receive(&queue)), Some(3));
+        assert_eq!(block_on(receive(&queue)), None);
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_message_that_waits_for_an_envelope_is_moved_when_one_comes_home() {
+    model(3, || {
+        let queue = Arc::new(Queue::new(2, Full::Hold));
+        let envelopes = Arc::new(AtomicUsize::new(1));
+        let writer = {
+            let (queue, envelopes) = (queue.clone(), envelopes.clone());
+            thread::spawn(move || {
+                for message in 1..=2 {
+                    assert!(block_on(send(&queue, message, false)));
+                    pump(&queue, &envelopes);
+                }
+            })
+        };
+        for message in 1..=2 {
+            assert_eq!(block_on(receive(&queue)), Some(message));
+            envelopes.fetch_add(1, Ordering::SeqCst);
+            pump(&queue, &envelopes);
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// An operator with two inputs: it waits at one of them and looks at the other.
+async fn receive_both(first: &Queue<u32>, second: &Queue<u32>) -> Option<(u32, u32)> {
+    let both = poll_fn(|cx| {
+        let (one, other) = match first.poll_message(cx.waker()) {
+            Answer::Yes => (Answer::Yes, second.poll_message(cx.waker())),
+            waits => (waits, second.look_for_message(cx.waker())),
+        };
+        match (one, other) {
+            (Answer::Never, _) | (_, Answer::Never) => Poll::Ready(false),
+            (Answer::Yes, Answer::Yes) => Poll::Ready(true),
+            _ => Poll::Pending,
+        }
+    });
+    if both.await { take(first).zip(take(second)) } else { None }
+}
+
+#[test]
+fn one_that_waits_at_two_queues_gets_what_both_have_and_hears_of_an_end() {
+    model(3, || {
+        let (first, second) = (Arc::new(Queue::new(1, Full::Hold)), Arc::new(Queue::new(1, Full::Hold)));
+        let writer = {
+            let (first, second) = (first.clone(), second.clone());
+            thread::spawn(move || {
+                assert_eq!(push(&second, 2, true), Pushed::In);
+                assert_eq!(push(&first, 1, true), Pushed::In);
+                // The first has no end.
+                second.close_writer();
+            })
+        };
+        assert_eq!(block_on(receive_both(&first, &second)), Some((1, 2)));
+        assert_eq!(block_on(receive_both(&first, &second)), None);
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_writer_that_waits_for_something_else_hears_that_its_reader_has_gone() {
+    model(3, || {
+        let (input, output) = (Queue::<u32>::new(1, Full::Hold), Arc::new(Queue::new(1, Full::Hold)));
+        assert_eq!(push(&output, 1, true), Pushed::In);
+        let mut reader = None;
+        let ended = poll_fn(|cx| {
+            reader.get_or_insert_with(|| {
+                // It has waited for room before.
+                assert_eq!(output.poll_room(cx.waker()), Answer::Wait);
+                assert_eq!(take(&output), Some(1));
+                assert_eq!(push(&output, 2, true), Pushed::In);
+                let output = output.clone();
+                thread::spawn(move || drop(output.close_reader()))
+            });
+            match (input.poll_message(cx.waker()), output.look_for_room(cx.waker())) {
+                (_, Answer::Wait) => Poll::Pending,
+                // Room, or already the end.
+                _ => Poll::Ready(()),
+            }
+        });
+        block_on(ended);
+        reader.unwrap().join().unwrap();
+    });
+}
+
+#[test]
+fn a_writer_that_never_waited_for_room_hears_that_its_reader_has_gone() {
+    model(3, || {
+        let output = Arc::new(Queue::<u32>::new(1, Full::Hold));
+        let reader = {
+            let output = output.clone();
+            thread::spawn(move || drop(output.close_reader()))
+        };
+        // There is room, and something else to wait for.
+        block_on(poll_fn(|cx| match output.poll_room(cx.waker()) {
+            Answer::Never => Poll::Ready(()),
+            _ => Poll::Pending,
+        }));
+        reader.join().unwrap();
+    });
+}
+
+/// It was polled by a combinator at first, which has a waker of its own.
+#[test]
+fn a_writer_that_came_with_another_waker_hears_that_its_reader_has_gone() {
+    model(3, || {
+        let output = Arc::new(Queue::<u32>::new(1, Full::Hold));
+        assert_eq!(output.poll_room(Waker::noop()), Answer::Yes);
+        let reader = {
+            let output = output.clone();
+            thread::spawn(move || drop(output.close_reader()))
+        };
+        block_on(poll_fn(|cx| match output.poll_room(cx.waker()) {
+            Answer::Never => Poll::Ready(()),
+            _ => Poll::Pending,
+        }));
+        reader.join().unwrap();
+    });
+}
+
+/// Pushes so many messages, counted from 1, into a queue that holds nobody up, and moves them.
+fn push_all(queue: &Queue<u32>, messages: u32, ready: bool) {
+    for message in 1..=messages {
+        assert_ne!(push(queue, message, ready), Pushed::Back);
+        pump_freely(queue);
+    }
+    queue.close_writer();
+}
+
+/// There are envelopes enough.
+fn pump_freely(queue: &Queue<u32>) {
+    while let Some(message) = queue.begin_move() {
+        let (_dropped, again) = queue.end_move(message, true);
+        if !again {
+            break;
+        }
+    }
+}
+
+/// Takes what there is, as an operator does whose runs take one each.
+async fn take_all(queue: &Queue<u32>) -> Vec<u32> {
+    let mut taken = Vec::new();
+    loop {
+        drop(queue.let_go());
+        let answer = poll_fn(|cx| match queue.poll_message(cx.waker()) {
+            Answer::Wait => Poll::Pending,
+            answer => Poll::Ready(answer),
+        });
+        if answer.await == Answer::Never {
+            return taken;
+        }
+        // It may be gone by now. What is held is not.
+        if queue.hold() > 0 {
+            taken.push(take(queue).expect("it was held"));
+        }
+    }
+}
+
+fn lossy(full: Full, ready: bool) {
+    model(3, move || {
+        let queue = Arc::new(Queue::new(1, full));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || push_all(&queue, 3, ready))
+        };
+        let taken = block_on(take_all(&queue));
+        writer.join().unwrap();
+        assert!(taken.is_sorted() && !taken.is_empty(), "{taken:?}");
+        assert_eq!(taken.last(), Some(&3), "the newest is there");
+        let taken = taken.len() as u64;
+        assert_eq!(queue.counts(), Counts { taken, dropped: 3 - taken, untaken: 0 });
+    });
+}
+
+#[test]
+fn a_queue_that_drops_its_oldest_drops_nothing_that_is_held_and_counts() {
+    lossy(Full::DropOldest, true);
+}
+
+/// While a newer one is on its way there is nothing to take; but not of what is held.
+#[test]
+fn a_queue_that_drops_its_oldest_for_one_that_must_be_moved_drops_nothing_that_is_held() {
+    lossy(Full::DropOldest, false);
+}
+
+/// What takes the place of a message is there as soon as that one is not: who asks without the lock sees no moment between.
+fn never_empty(full: Full, take: impl Fn(&Queue<u32>) -> Option<u32> + Copy + Send + Sync + 'static) {
+    model(3, move || {
+        let queue = Arc::new(Queue::new(1, full));
+        assert_eq!(push(&queue, 1, true), Pushed::In);
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || (2..=3).for_each(|message| assert_ne!(push(&queue, message, true), Pushed::Back)))
+        };
+        assert_eq!(queue.poll_message(Waker::noop()), Answer::Yes);
+        assert_eq!((queue.len(), queue.ready()), (1, 1));
+        assert!(take(&queue).is_some());
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_queue_that_drops_its_oldest_has_a_message_all_the_while() {
+    never_empty(Full::DropOldest, take);
+}
+
+#[test]
+fn a_queue_that_keeps_the_newest_has_a_message_all_the_while() {
+    never_empty(Full::Replace, |queue| {
+        let mut place = None;
+        queue.read(&mut place, Clone::clone);
+        place
+    });
+}
+
+#[test]
+fn a_queue_that_drops_what_is_new_counts() {
+    // Held or not, nothing that is in it is dropped.
+    model(3, || {
+        let queue = Arc::new(Queue::new(1, Full::DropNewest));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || push_all(&queue, 3, true))
+        };
+        let mut taken = Vec::new();
+        block_on(async {
+            while let Some(message) = receive(&queue).await {
+                taken.push(message);
+            }
+        });
+        writer.join().unwrap();
+        assert_eq!(taken[0], 1, "{taken:?}");
+        let taken = taken.len() as u64;
+        assert_eq!(queue.counts(), Counts { taken, dropped: 3 - taken, untaken: 0 });
+    });
+}
+
+#[test]
+fn what_is_dropped_while_it_is_moved_is_counted_and_the_next_is_moved() {
+    model(3, || {
+        let queue = Arc::new(Queue::new(1, Full::DropOldest));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || push_all(&queue, 2, false))
+        };
+        // It comes by while the writer moves, or moves while that pushes.
+        pump_freely(&queue);
+        let taken = block_on(take_all(&queue));
+        writer.join().unwrap();
+        assert_eq!(taken.last(), Some(&2));
+        let taken = taken.len() as u64;
+        assert_eq!(queue.counts(), Counts { taken, dropped: 2 - taken, untaken: 0 });
+    });
+}
+
+#[test]
+fn the_newest_is_read_again_and_again_and_counted_once() {
+    model(3, || {
+        let queue = Arc::new(Queue::new(1, Full::Replace));
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || push_all(&queue, 2, true))
+        };
+        let mut last = 0;
+        let mut seen = Vec::new();
+        block_on(async {
+            while poll_fn(|cx| match queue.poll_new(cx.waker()) {
+                Answer::Wait => Poll::Pending,
+                answer => Poll::Ready(answer == Answer::Yes),
+            })
+            .await
+            {
+                // New, and then what may be the same.
+                for _ in 0..2 {
+                    let mut place = None;
+                    let number = queue.read(&mut place, Clone::clone).expect("there is one");
+                    let message = place.expect("and it was read");
+                    assert!(number == u64::from(message) && message >= last);
+                    last = message;
+                    if seen.last() != Some(&message) {
+                        seen.push(message);
+                    }
+                }
+            }
+        });
+        writer.join().unwrap();
+        assert_eq!(last, 2, "the newest");
+        let taken = seen.len() as u64;
+        assert_eq!(queue.counts(), Counts { taken, dropped: 2 - taken, untaken: 0 });
+        drop(queue.close_reader());
+        assert_eq!(queue.counts().untaken, 0, "it was read");
+    });
+}
+
+#[test]
+fn what_is_dropped_while_its_reader_looks_at_it_is_counted_and_the_next_is_moved() {
+    model(3, || {
+        let queue = Arc::new(Queue::new(1, Full::DropOldest));
+        assert_eq!(push(&queue, 1, true), Pushed::In);
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                let _ = push(&queue, 2, false);
+                pump_freely(&queue);
+                queue.close_writer();
+            })
+        };
+        // Out of its slot meanwhile: it is dropped there, or goes back.
+        let looked = queue.peek(0, |number, message| (number, *message));
+        assert!(looked.is_none_or(|(number, message)| number == u64::from(message)));
+        let taken = block_on(take_all(&queue));
+        writer.join().unwrap();
+        assert_eq!(taken.last(), Some(&2));
+        let taken = taken.len() as u64;
+        assert_eq!(queue.counts(), Counts { taken, dropped: 2 - taken, untaken: 0 });
+    });
+}

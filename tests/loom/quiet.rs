@@ -1,0 +1,531 @@
+//! Model check of `operator/quiet.rs`, every interleaving of operators that wake each other, and of `operator/watchers.rs`,
+//! every interleaving of an operator and one that watches it; and of `operator/senders.rs`, every interleaving of a send from
+//! outside and of the end of what it comes in by. The files are included as they stand, with loom's primitives.
+
+#[allow(dead_code)]
+#[path = "../../src/operator/quiet.rs"]
+mod quiet;
+
+#[allow(dead_code)]
+#[path = "../../src/operator/senders.rs"]
+mod senders;
+
+#[allow(dead_code)]
+#[path = "../../src/operator/watchers.rs"]
+mod watchers;
+
+use std::task::{Context, Poll, Waker};
+
+use self::quiet::{Parking, Tokens, Woken};
+use self::senders::Senders;
+use self::watchers::{Watcher, Watchers};
+use crate::sync::model;
+use loom::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+/// An operator with one input, a counter of messages.
+struct Operator {
+    parking: Parking,
+    input: AtomicUsize,
+    polled: AtomicBool,
+}
+
+impl Operator {
+    fn new(tokens: &Tokens, number: usize) -> Self {
+        Self { parking: Parking::new(tokens, number), input: AtomicUsize::new(0), polled: AtomicBool::new(true) }
+    }
+
+    /// Somebody sends it a message, then wakes it: the token first, the task then.
+    fn send(&self, tokens: &Tokens) {
+        self.input.fetch_add(1, Ordering::SeqCst);
+        let Woken { first, last } = self.parking.wake(tokens);
+        assert!(!last, "the sender holds a token");
+        if first {
+            // Not a plain store: loom might put it before a swap that had seen what came before it.
+            self.polled.swap(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Its task runs once: takes a message or parks. What it does with the message, `run` says.
+    fn poll(&self, tokens: &Tokens, rest: &AtomicUsize, messages: &AtomicUsize, run: impl Fn()) {
+        self.parking.begin(tokens);
+        if self.input.load(Ordering::SeqCst) > 0 {
+            self.input.fetch_sub(1, Ordering::SeqCst);
+            run();
+            messages.fetch_sub(1, Ordering::SeqCst);
+            // Looks again, as the loop does. Not a plain store, as in `send`.
+            self.polled.swap(true, Ordering::SeqCst);
+        } else if self.parking.park(tokens) {
+            // The last token: nothing may be under way.
+            assert_eq!(messages.load(Ordering::SeqCst), 0, "at rest with a message under way");
+            rest.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The scheduler's part: polls while somebody asked for it.
+    fn drive(&self, tokens: &Tokens, rest: &AtomicUsize, messages: &AtomicUsize, run: impl Fn()) {
+        while self.polled.swap(false, Ordering::SeqCst) {
+            self.poll(tokens, rest, messages, &run);
+        }
+    }
+}
+
+/// Of two operators; those between them have ended from the first.
+fn tokens_of_two(distance: usize) -> Tokens {
+    let tokens = Tokens::new(distance + 1);
+    for between in 1..distance {
+        Parking::new(&tokens, between).end(&tokens);
+    }
+    tokens
+}
+
+/// One operator sends to another, which may at any moment be polled for a wake of long ago. In one group, and in two.
+#[test]
+fn rest_is_never_seen_while_a_message_is_under_way() {
+    for distance in [1, 4] {
+        send_one(distance);
+    }
+}
+
+fn send_one(distance: usize) {
+    model(3, move || {
+        let tokens = Arc::new(tokens_of_two(distance));
+        let rest = Arc::new(AtomicUsize::new(0));
+        let messages = Arc::new(AtomicUsize::new(1));
+        let (a, b) = (Arc::new(Operator::new(&tokens, 0)), Arc::new(Operator::new(&tokens, distance)));
+        // What `a` has to do: one message, after which it sends one to `b`.
+        a.input.store(1, Ordering::SeqCst);
+
+        let other = {
+            let (tokens, rest, messages, a, b) = (tokens.clone(), rest.clone(), messages.clone(), a.clone(), b.clone());
+            thread::spawn(move || {
+                a.drive(&tokens, &rest, &messages, || {
+                    messages.fetch_add(1, Ordering::SeqCst);
+                    b.send(&tokens);
+                });
+            })
+        };
+        b.drive(&tokens, &rest, &messages, || {});
+        // A late poll, for a wake of long ago.
+        b.poll(&tokens, &rest, &messages, || {});
+        b.drive(&tokens, &rest, &messages, || {});
+        other.join().unwrap();
+        b.drive(&tokens, &rest, &messages, || {});
+        b.poll(&tokens, &rest, &messages, || {});
+        b.drive(&tokens, &rest, &messages, || {});
+        assert!(tokens.at_rest().is_some(), "everything is done, and a token is left");
+        assert!(rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
+    });
+}
+
+/// Somebody outside the flow, who holds no token, wakes an operator that another has woken already, and that ends. Whose
+/// token is the last to go, the flow is told.
+#[test]
+fn a_wake_from_outside_that_comes_too_late_hides_no_rest() {
+    for distance in [1, 4] {
+        wake_too_late(distance);
+    }
+}
+
+fn wake_too_late(distance: usize) {
+    model(3, move || {
+        let tokens = Arc::new(tokens_of_two(distance));
+        let told = Arc::new(AtomicUsize::new(0));
+        let parking = Arc::new(Parking::new(&tokens, 0));
+        let other = Parking::new(&tokens, distance);
+        parking.begin(&tokens);
+        assert!(!parking.park(&tokens), "the other operator holds a token");
+
+        let outside = {
+            let (tokens, told, parking) = (tokens.clone(), told.clone(), parking.clone());
+            thread::spawn(move || {
+                if parking.wake(&tokens).last {
+                    told.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        };
+        let end = |parking: &Parking| {
+            if parking.end(&tokens) {
+                told.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        // The other wakes it, it runs and ends, and then the other ends.
+        assert!(!parking.wake(&tokens).last);
+        assert!(!parking.wake(&tokens).last);
+        end(&parking);
+        end(&other);
+        outside.join().unwrap();
+        assert!(tokens.at_rest().is_some());
+        assert!(told.load(Ordering::SeqCst) >= 1, "nobody was told of the rest");
+    });
+}
+
+/// Two wake an operator in the middle of its run, or while it waits at its ports: whichever comes second relies on the
+/// first to have its task polled, and what it wanted to show is seen all the same.
+#[test]
+fn a_wake_that_leaves_the_poll_to_another_is_not_lost() {
+    for parks in [false, true] {
+        model(2, move || {
+            let tokens = Arc::new(Tokens::new(3));
+            let parking = Arc::new(Parking::new(&tokens, 0));
+            let shown = Arc::new(AtomicUsize::new(0));
+            let polled = Arc::new(AtomicBool::new(true));
+            let wakers: Vec<_> = [1, 2]
+                .map(|_| {
+                    let (tokens, parking, shown, polled) =
+                        (tokens.clone(), parking.clone(), shown.clone(), polled.clone());
+                    thread::spawn(move || {
+                        // Nothing else orders what it shows.
+                        shown.fetch_add(1, Ordering::Relaxed);
+                        if parking.wake(&tokens).first {
+                            polled.swap(true, Ordering::Release);
+                        }
+                    })
+                })
+                .into();
+            let mut seen = 0;
+            let mut drive = || {
+                while polled.swap(false, Ordering::Acquire) {
+                    parking.begin(&tokens);
+                    seen = shown.load(Ordering::Relaxed);
+                    if parks {
+                        parking.park(&tokens);
+                    }
+                }
+            };
+            drive();
+            for waker in wakers {
+                waker.join().unwrap();
+            }
+            drive();
+            assert_eq!(seen, 2, "the task was not polled for a wake");
+        });
+    }
+}
+
+/// An operator asks its ports twice in one poll of its task, as a loop of its own over several futures may: it has a token
+/// whenever it goes on, and none once it has parked for good.
+#[test]
+fn one_that_asks_again_after_it_has_parked_has_a_token() {
+    model(3, || {
+        let tokens = Arc::new(Tokens::new(2));
+        let operator = Arc::new(Operator::new(&tokens, 0));
+        let other = {
+            let (tokens, operator) = (tokens.clone(), operator.clone());
+            thread::spawn(move || {
+                operator.send(&tokens);
+                assert!(tokens.at_rest().is_none(), "at rest with a message under way");
+                Parking::new(&tokens, 1).end(&tokens);
+            })
+        };
+        let mut taken = 0;
+        let mut drive = || {
+            while operator.polled.swap(false, Ordering::SeqCst) {
+                operator.parking.begin(&tokens);
+                for _ in 0..2 {
+                    operator.parking.resume(&tokens);
+                    if operator.input.load(Ordering::SeqCst) > taken {
+                        assert!(tokens.at_rest().is_none(), "a run without a token");
+                        taken += 1;
+                        operator.polled.store(true, Ordering::SeqCst);
+                    } else {
+                        operator.parking.park(&tokens);
+                    }
+                }
+            }
+        };
+        drive();
+        other.join().unwrap();
+        drive();
+        assert_eq!(taken, 1);
+        assert!(tokens.at_rest().is_some(), "everything is done, and a token is left");
+    });
+}
+
+/// An operator waits at its ports no longer, and goes on with something else: it has a token, whoever else wakes it or
+/// gives back its own.
+#[test]
+fn one_that_gives_up_waiting_has_a_token() {
+    for distance in [1, 4] {
+        model(3, move || {
+            let tokens = Arc::new(tokens_of_two(distance));
+            let parking = Arc::new(Parking::new(&tokens, 0));
+            parking.begin(&tokens);
+            assert!(!parking.park(&tokens), "the other operator holds a token");
+            let other = {
+                let (tokens, parking) = (tokens.clone(), parking.clone());
+                thread::spawn(move || {
+                    let _ = parking.wake(&tokens);
+                })
+            };
+            parking.resume(&tokens);
+            assert!(!Parking::new(&tokens, distance).end(&tokens), "at rest while one goes on");
+            assert!(tokens.at_rest().is_none(), "it goes on without a token");
+            other.join().unwrap();
+            assert!(tokens.at_rest().is_none(), "it goes on without a token");
+            assert!(parking.end(&tokens), "the last token, and nobody is told");
+            assert!(tokens.at_rest().is_some());
+        });
+    }
+}
+
+/// What is found at rest by two looks that show the same has not been at work in between: an operator that was notified, and has
+/// parked again, is seen.
+#[test]
+fn a_rest_between_two_looks_is_the_same_rest() {
+    for distance in [1, 4] {
+        model(3, move || {
+            let tokens = Arc::new(tokens_of_two(distance));
+            let (one, two) = (Parking::new(&tokens, 0), Parking::new(&tokens, distance));
+            one.begin(&tokens);
+            two.begin(&tokens);
+            assert!(!one.park(&tokens) && two.park(&tokens));
+            let ran = Arc::new(AtomicUsize::new(0));
+            let other = {
+                let (tokens, ran) = (tokens.clone(), ran.clone());
+                thread::spawn(move || {
+                    let _ = one.wake(&tokens);
+                    one.begin(&tokens);
+                    ran.fetch_add(1, Ordering::SeqCst);
+                    assert!(one.park(&tokens));
+                })
+            };
+            let (first, before) = (tokens.at_rest(), ran.load(Ordering::SeqCst));
+            let (after, second) = (ran.load(Ordering::SeqCst), tokens.at_rest());
+            if first.is_some() && first == second {
+                assert_eq!(before, after, "it ran between the two looks");
+            }
+            other.join().unwrap();
+            assert_ne!(tokens.at_rest(), None);
+        });
+    }
+}
+
+/// Looks at whatever is marked as changed: what the operator shows then, if it is.
+fn look(watcher: &Watcher, shown: &AtomicUsize, seen: &mut usize) -> Poll<()> {
+    while let Poll::Ready(next) = watcher.poll_next(&mut Context::from_waker(Waker::noop())) {
+        if next.is_none() {
+            return Poll::Ready(());
+        }
+        *seen = shown.load(Ordering::Acquire);
+    }
+    Poll::Pending
+}
+
+/// An operator's task as a watcher sees it.
+struct Shows {
+    watchers: Watchers,
+    now: AtomicUsize,
+    watched: AtomicUsize,
+    woken: AtomicBool,
+    turns: AtomicUsize,
+}
+
+impl Shows {
+    /// It is woken.
+    fn new() -> Self {
+        let [now, watched, turns] = [0; 3].map(AtomicUsize::new);
+        Self { watchers: Watchers::default(), now, watched, woken: AtomicBool::new(true), turns }
+    }
+
+    /// Polled while it is woken. In its first turn it shows something, and something else; or its end, and that is the last.
+    fn drive(&self, ends: bool) {
+        while self.woken.swap(false, Ordering::AcqRel) {
+            self.watchers.look(0, &self.watched);
+            if self.turns.fetch_add(1, Ordering::Relaxed) > 0 {
+                continue;
+            }
+            self.now.store(1, Ordering::Release);
+            self.watchers.tell(0);
+            self.now.store(2, Ordering::Release);
+            if ends {
+                self.watchers.tell_last(0);
+                return;
+            }
+            self.watchers.tell(0);
+        }
+    }
+}
+
+/// A watcher leaves an operator alone that is parked, and misses nothing all the same: what was shown before is there, and the next
+/// poll finds it.
+#[test]
+fn a_watcher_of_a_parked_operator_misses_nothing() {
+    model(3, || {
+        let (shows, tokens) = (Arc::new(Shows::new()), Arc::new(Tokens::new(1)));
+        let parking = Arc::new(Parking::new(&tokens, 0));
+        let operator = {
+            let (shows, tokens, parking) = (shows.clone(), tokens.clone(), parking.clone());
+            thread::spawn(move || {
+                for turn in 1..=2 {
+                    parking.begin(&tokens);
+                    shows.watchers.look(0, &shows.watched);
+                    shows.now.store(turn, Ordering::Release);
+                    shows.watchers.tell(0);
+                    parking.park(&tokens);
+                    if turn == 1 {
+                        // A message comes.
+                        let _ = parking.wake(&tokens);
+                    }
+                }
+            })
+        };
+        let watcher = shows.watchers.add(1);
+        let wakes = !parking.is_parked_until_it_sees();
+        let mut seen = usize::MAX;
+        assert!(look(&watcher, &shows.now, &mut seen).is_pending());
+        operator.join().unwrap();
+        if wakes {
+            // Its task is run again, maybe once more than is needed.
+            shows.watchers.look(0, &shows.watched);
+        }
+        assert!(look(&watcher, &shows.now, &mut seen).is_pending());
+        assert_eq!(seen, 2);
+    });
+}
+
+/// What an operator shows last, a watcher sees last, whenever it has come and whenever it looks.
+#[test]
+fn a_watcher_misses_nothing() {
+    for ends in [false, true] {
+        model(3, move || {
+            let shows = Arc::new(Shows::new());
+            let operator = {
+                let shows = shows.clone();
+                thread::spawn(move || shows.drive(ends))
+            };
+            let watcher = shows.watchers.add(1);
+            shows.woken.swap(true, Ordering::AcqRel);
+            let mut seen = usize::MAX;
+            assert!(look(&watcher, &shows.now, &mut seen).is_pending());
+            assert_ne!(seen, usize::MAX, "each is marked at first");
+            operator.join().unwrap();
+            if !ends {
+                // Its task is run again, if it was woken too late for the first time.
+                shows.drive(ends);
+            }
+            assert!(look(&watcher, &shows.now, &mut seen).is_pending());
+            assert_eq!(seen, 2, "ends: {ends}");
+            shows.watchers.end();
+            assert!(look(&watcher, &shows.now, &mut seen).is_ready());
+        });
+    }
+}
+
+/// An operator sends something out of the flow and parks. Whoever has it there wakes the operator as it comes home, and gives
+/// its hold of the flow back after that.
+#[test]
+fn what_is_outside_comes_home_before_a_rest() {
+    model(3, || {
+        let tokens = Arc::new(Tokens::new(1));
+        let rest = Arc::new(AtomicUsize::new(0));
+        let messages = Arc::new(AtomicUsize::new(1));
+        let operator = Arc::new(Operator::new(&tokens, 0));
+        tokens.lend();
+        let outside = {
+            let (tokens, rest, operator) = (tokens.clone(), rest.clone(), operator.clone());
+            thread::spawn(move || {
+                operator.send(&tokens);
+                if tokens.regain() {
+                    rest.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        };
+        operator.drive(&tokens, &rest, &messages, || {});
+        outside.join().unwrap();
+        operator.drive(&tokens, &rest, &messages, || {});
+        assert!(tokens.at_rest().is_some(), "everything is done, and a token is left");
+        assert!(rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
+    });
+}
+
+/// A flow of two operators: the first stands for senders from outside, the second reads what they send.
+struct FedFlow {
+    tokens: Tokens,
+    senders: Senders,
+    reader: Operator,
+    rest: AtomicUsize,
+    /// Messages that are in and that the reader has not taken, whether or not it was woken for them.
+    messages: AtomicUsize,
+    accepted: AtomicUsize,
+    taken: AtomicUsize,
+}
+
+impl FedFlow {
+    fn new() -> Arc<Self> {
+        let tokens = Tokens::new(2);
+        let [rest, messages, accepted, taken] = [0; 4].map(AtomicUsize::new);
+        let reader = Operator::new(&tokens, 1);
+        Arc::new(Self { tokens, senders: Senders::new(), reader, rest, messages, accepted, taken })
+    }
+
+    /// The flow's own task is notified that no token is left.
+    fn rests(&self, last: bool) {
+        if last {
+            assert_eq!(self.messages.load(Ordering::SeqCst), 0, "at rest with a message on its way in");
+            self.rest.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The message is in the queue first, and the reader woken later. `closes`: it finds in between that nothing more can
+    /// be sent.
+    fn send(&self, closes: bool) {
+        if !self.senders.enter() {
+            return;
+        }
+        self.messages.fetch_add(1, Ordering::SeqCst);
+        self.accepted.fetch_add(1, Ordering::SeqCst);
+        if closes {
+            assert!(!self.senders.close(&self.tokens), "at rest with a message on its way in");
+        }
+        self.reader.send(&self.tokens);
+        self.rests(self.senders.leave(&self.tokens));
+    }
+
+    fn read(&self) {
+        self.reader.drive(&self.tokens, &self.rest, &self.messages, || {
+            self.taken.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+}
+
+/// `others` do something while the reader waits and the first operator closes the way in and ends.
+fn fed<const N: usize>(others: [fn(&FedFlow); N]) {
+    let flow = FedFlow::new();
+    let others = others.map(|other| {
+        let flow = flow.clone();
+        thread::spawn(move || other(&flow))
+    });
+    flow.read();
+    flow.rests(flow.senders.close(&flow.tokens));
+    flow.rests(Parking::new(&flow.tokens, 0).end(&flow.tokens));
+    if flow.tokens.at_rest().is_some() {
+        assert_eq!(flow.messages.load(Ordering::SeqCst), 0, "at rest with a message on its way in");
+    }
+    others.into_iter().for_each(|other| other.join().unwrap());
+    flow.read();
+    assert_eq!(flow.taken.load(Ordering::SeqCst), flow.accepted.load(Ordering::SeqCst), "a message is lost");
+    assert!(flow.tokens.at_rest().is_some(), "everything is done, and a token is left");
+    assert!(flow.rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
+}
+
+/// A message from outside is accepted while the way in is closed: the flow is not at rest before its reader is woken.
+#[test]
+fn a_message_on_its_way_in_keeps_the_flow_from_rest() {
+    model(3, || fed([|flow| flow.send(false)]));
+}
+
+/// The same where another closes the way in, be it a sender or not, and the operator finds it closed. Of several senders the
+/// last one lets the flow rest.
+#[test]
+fn closing_the_way_in_keeps_a_token_for_the_senders() {
+    model(2, || {
+        fed([|flow| flow.send(false), |flow| flow.rests(flow.senders.close(&flow.tokens))]);
+    });
+    model(2, || fed([|flow| flow.send(false), |flow| flow.send(true)]));
+}
