@@ -31,7 +31,7 @@ use crate::{
     hub::link::HubState,
     operator::{
         control::{Control, Hubs},
-        permit::Outcome,
+        permit::{Outcome, TURN},
     },
     stream::Ticket,
     sync::{Discarded, contained, logged},
@@ -326,8 +326,10 @@ impl Steps {
             Outcome::Waits | Outcome::Refused => {
                 let control = self.control.clone();
                 self.write(|| {
-                    let status = control.status(at);
-                    match &status.waits_for[..] {
+                    // It has had its turn, and may have been polled again since.
+                    let mut waits = control.status(at).waits_for;
+                    waits.retain(|lacks| lacks != TURN);
+                    match &waits[..] {
                         [] => format!("  {operator}: goes on by itself"),
                         waits => format!("  {operator}: waits for {}", waits.join(" and for ")),
                     }

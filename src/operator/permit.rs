@@ -18,6 +18,9 @@ use crate::{
     sync::{Mutex, MutexGuard, discard, lock, wake},
 };
 
+/// What an operator waits for that has not been asked.
+pub(crate) const TURN: &str = "its turn to be stepped";
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Permit(Mutex<Inner>);

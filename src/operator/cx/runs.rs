@@ -24,7 +24,7 @@ use crate::{
     operator::{
         Ports, blocking,
         node::{Method, Node},
-        permit::Permit,
+        permit::{Permit, TURN},
     },
     stream::Ticket,
     sync::{contained, wake_again},
@@ -214,7 +214,7 @@ impl Cx {
                 }
                 permit.refuse();
             }
-            lacks.push("its turn to be stepped".into());
+            lacks.push(TURN.into());
         }
         // Not at rest: somebody may let it go on.
         self.tell(lacks, false);
