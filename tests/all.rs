@@ -63,3 +63,14 @@ mod two_devices;
 mod uppercase;
 mod user_memory;
 mod waits_in_run;
+
+/// `REQUIRE_CUDA=1`: a run that leaves out the tests that need a GPU fails.
+#[test]
+fn tests_that_need_a_gpu_run_where_they_are_required() {
+    let required = std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1");
+    let included = std::env::args().any(|argument| argument == "--include-ignored" || argument == "--ignored");
+    assert!(
+        included || !required,
+        "REQUIRE_CUDA=1 and the tests that need a GPU are left out: add `-- --include-ignored`"
+    );
+}

@@ -394,7 +394,7 @@ impl Node {
                 self.rest.flow.wake();
             }
         }
-        // Who steps through the flow looks at that.
+        // Last: a task that steps through the flow looks at `ended` as it is woken.
         if let Some(permit) = self.permit.get() {
             permit.end();
         }

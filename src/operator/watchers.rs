@@ -2,9 +2,9 @@
 //!
 //! An operator shows how it stands at every turn, and mostly nobody watches: then that costs it a look at a count, and no
 //! fence. So one who comes at the same moment may be overlooked, and may not see what was shown. It is up to whoever comes
-//! to see to that: every operator that is not parked is woken, and its next poll finds that somebody has come, and marks it again.
-//! One that is parked has shown what it waits for before it parked, and its next poll sees whoever came before: it is left alone,
-//! since a wake for nothing would keep the flow from being found at rest.
+//! to see to that: every operator that is not parked is woken, and its next poll finds the new watcher, and marks it again.
+//! A parked operator has shown what it waits for before it parked, and its next poll sees all watchers that were added before: it is
+//! not woken, since a wake for nothing would keep the flow from being found at rest.
 //!
 //! ```text
 //!   operator:  polled ──> has anybody come? ──> ... ──> show ──> anybody there? ── yes ──> marked, watchers woken
@@ -54,7 +54,7 @@ struct Changed {
 }
 
 impl Watchers {
-    /// One more, to whom all of so many operators have changed. Whoever calls it wakes those that are not parked.
+    /// One more, to whom all of so many operators have changed. The caller wakes those that are not parked.
     pub(crate) fn add(&self, operators: usize) -> Arc<Watcher> {
         let mut all = lock(&self.all);
         let over = self.over.load(Ordering::Relaxed);
