@@ -1,9 +1,9 @@
 //! A part of a flow that waits for itself alone, while the rest goes on: it ends or it is a stall, and is found (Q7, Q8).
 
 use std::{
-    future::ready,
+    future::{poll_fn, ready},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -12,11 +12,12 @@ use std::{
 use common::*;
 use futures::{FutureExt, future::join_all};
 use tokio::{sync::Notify, time::Instant};
+use tower_service::Service as _;
 use wakeline::{
-    Service,
+    Ingress, Service,
     condition::{Status, every},
     flow::OnStall,
-    operator::{InputHandle, MapPorts, OutputHandle},
+    operator::{InputHandle, MapPorts, OutputHandle, SinkPorts},
     prelude::*,
 };
 
@@ -593,6 +594,129 @@ async fn an_operator_that_asks_its_own_service_is_a_stall_as_the_flow_is_stopped
     running.stop();
     assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Stalled);
     assert_eq!(within(outside).await.unwrap().unwrap_err().kind(), ErrorKind::Stalled);
+    lock(&service).take();
+}
+
+/// Two operators of which each refuses to run with less than two messages: one ends, since its reader has, and the other's refusal
+/// is a stall.
+#[tokio::test(start_paused = true)]
+async fn an_operator_that_has_refused_and_ended_is_no_reason_to_ask_others_again() {
+    struct Pairs(Arc<AtomicU64>);
+
+    impl Operator for Pairs {
+        type Ports = MapPorts<u32, u32>;
+
+        fn may_run(&mut self, ports: &MapPorts<u32, u32>, _cx: &Cx) -> bool {
+            let Self(asked) = self;
+            // Else it would be asked for ever.
+            assert!(asked.fetch_add(1, Ordering::Relaxed) < 1000, "it is asked again and again");
+            ports.input.len() >= 2
+        }
+
+        async fn compute(&mut self, ports: &mut MapPorts<u32, u32>, _cx: &mut Cx) -> Result<()> {
+            let sum = ports.input.take()? + ports.input.take()?;
+            ports.output.send(sum).await
+        }
+    }
+
+    /// Ends with its first message, a while after it.
+    struct First;
+
+    impl Operator for First {
+        type Ports = SinkPorts<u32>;
+
+        async fn compute(&mut self, ports: &mut SinkPorts<u32>, cx: &mut Cx) -> Result<()> {
+            ports.input.take()?;
+            cx.finish();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Ok(())
+        }
+    }
+
+    let mut flow = Flow::new("refuses");
+    for (name, count) in [("a", 3), ("b", 1)] {
+        let mut numbers = 0..count;
+        let numbers = flow.add(format!("{name} numbers"), source(move || ready(Ok(numbers.next()))));
+        let pairs = flow.add(format!("{name} pairs"), Pairs(Arc::default()));
+        let first = flow.add(format!("{name} first"), First);
+        flow.connect_with(numbers.output, pairs.input, Hub::bounded(2));
+        flow.connect(pairs.output, first.input);
+    }
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+}
+
+/// Other callers' requests leave no room for that of the operator that is to take them.
+#[tokio::test(start_paused = true)]
+async fn an_operator_that_waits_for_room_of_its_own_service_is_a_stall() {
+    for (before, behind) in [(0, 0), (2, 0), (1, 1)] {
+        let (flow, service) = asks_itself(before, behind);
+        let running = flow.spawn().unwrap();
+        let callers = (0..8).map(|_| {
+            tokio::spawn({
+                let service = service.clone();
+                async move { ask(&service, 3).await }
+            })
+        });
+        for caller in callers.collect::<Vec<_>>() {
+            assert_eq!(within(caller).await.unwrap().unwrap_err().kind(), ErrorKind::Stalled);
+        }
+        let text = within(running).await.unwrap_err().to_string();
+        let wait = "`product` waits for room in hub `factorials.requests -> ";
+        assert!(text.contains(wait), "{before} before and {behind} behind: {text}");
+        lock(&service).take();
+    }
+}
+
+/// The reader of an ingress sends into it.
+#[tokio::test(start_paused = true)]
+async fn an_operator_that_waits_for_room_of_its_own_ingress_is_a_stall() {
+    let (mut flow, feed) = (Flow::new("echoes"), Arc::new(OnceLock::<Ingress<u32>>::new()));
+    let own = feed.clone();
+    let echo = flow.add(
+        "echo",
+        sink(move |number: u32| {
+            let own = own.clone();
+            async move {
+                for _ in 0..number {
+                    own.get().unwrap().send(number - 1).await?;
+                }
+                Ok(())
+            }
+        }),
+    );
+    let ingress = flow.ingress_with("in", echo.input, Hub::bounded(2));
+    feed.set(ingress.clone()).unwrap();
+    let running = flow.spawn().unwrap();
+    // There is room for two.
+    within(ingress.send(2)).await.unwrap();
+    within(ingress.send(3)).await.unwrap();
+    let error = within(running).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled);
+    let text = error.to_string();
+    assert!(
+        text.contains("`echo` waits for room in hub `in.messages -> echo.input`: all 2 places are taken"),
+        "{text}"
+    );
+}
+
+/// A place that a caller outside keeps may be given back at any time.
+#[tokio::test(start_paused = true)]
+async fn an_operator_that_waits_for_room_which_another_caller_keeps_is_in_no_deadlock() {
+    let (flow, service) = asks_itself(0, 0);
+    let running = flow.spawn().unwrap();
+    assert_eq!(within(ask(&service, 0)).await.unwrap(), 1);
+    // The operator has not taken this request when the next place is asked for: that is the kept one.
+    let mut outside = Box::pin(ask(&service, 1));
+    assert!(futures::poll!(&mut outside).is_pending());
+    let mut kept = lock(&service).clone().unwrap();
+    assert!(futures::poll!(poll_fn(|task| kept.poll_ready(task))).is_pending());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(running.handle().failure().is_none());
+    drop(kept);
+    // Its own request comes to itself now.
+    assert_eq!(within(outside).await.unwrap_err().kind(), ErrorKind::Stalled);
+    assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Stalled);
     lock(&service).take();
 }
 

@@ -312,6 +312,107 @@ async fn l5_what_ends_by_itself_is_a_step_at_once() {
     assert_eq!(made, wanted.map(|(step, at)| (step.to_string(), at)));
 }
 
+#[derive(Ports)]
+struct LoopPorts {
+    #[input(at_least = 1)]
+    input: Inputs<u32>,
+    #[output]
+    back: Output<u32>,
+    #[output]
+    output: Output<u32>,
+}
+
+/// Sends a message round as often as it says.
+struct Loop;
+
+impl Operator for Loop {
+    type Ports = LoopPorts;
+
+    async fn compute(&mut self, ports: &mut LoopPorts, _cx: &mut Cx) -> Result<()> {
+        match ports.input.try_take_any()? {
+            Some((_, 0)) => ports.output.send(0).await,
+            Some((_, left)) => ports.back.send(left - 1).await,
+            None => Ok(()),
+        }
+    }
+}
+
+#[derive(Ports)]
+struct RowPorts {
+    #[input]
+    parts: Inputs<u32>,
+    #[output]
+    sums: Output<u32>,
+}
+
+struct Row;
+
+impl Operator for Row {
+    type Ports = RowPorts;
+
+    async fn compute(&mut self, ports: &mut RowPorts, _cx: &mut Cx) -> Result<()> {
+        let sum = ports.parts.take()?.sum();
+        ports.sums.send(sum).await
+    }
+}
+
+/// The end of a loop that has gone quiet is a step, and so is what that lets others do.
+#[tokio::test(start_paused = true)]
+async fn l5_what_waits_for_the_end_of_a_quiet_loop_is_stepped_through() {
+    let mut flow = Flow::new("l5");
+    let (few, many) = (flow.add("few", numbers(2)), flow.add("many", numbers(10)));
+    let (around, row) = (flow.add("loop", Loop), flow.add("row", Row));
+    let end = flow.add("end", sink(async |_: u32| Ok(())));
+    flow.connect(few.output, around.input);
+    flow.connect_with(around.back, around.input, Hub::bounded(4));
+    flow.connect(around.output, row.parts);
+    flow.connect(many.output, row.parts);
+    flow.connect(row.sums, end.input);
+    let mut steps = flow.steps().unwrap();
+    let made = rest(&mut steps).await;
+    assert_eq!(made.iter().filter(|step| step.starts_with("end: run")).count(), 10, "{made:#?}");
+    let ends = |name: &str| made.iter().filter(|step| **step == format!("{name}: ended")).count();
+    assert_eq!(["few", "many", "loop", "row", "end"].map(ends), [1; 5], "{made:#?}");
+    assert_eq!(within(steps.run_on()).await.unwrap().operator("end").unwrap().runs, 10);
+}
+
+/// Whether or not anything may come from outside, what waits for itself alone ends, or is a stall.
+#[tokio::test(start_paused = true)]
+async fn l5_a_part_that_waits_for_itself_alone_is_found_beside_an_ingress() {
+    // Who has the ingress drops it once the loop's egress has ended.
+    let mut flow = Flow::new("l5");
+    let (feed, around) = (flow.add("feed", numbers(3)), flow.add("loop", Loop));
+    let end = flow.add("end", sink(async |_: u32| Ok(())));
+    flow.connect(feed.output, around.input);
+    flow.connect_with(around.back, around.input, Hub::bounded(4));
+    let (mut egress, ingress) = (flow.egress("egress", around.output), flow.ingress("ingress", end.input));
+    let passes = tokio::spawn(async move {
+        while let Some(number) = egress.recv().await {
+            ingress.send(number).await.unwrap();
+        }
+    });
+    let mut steps = flow.steps().unwrap();
+    let made = within(rest(&mut steps)).await;
+    assert!(made.contains(&"loop: ended".into()), "{made:#?}");
+    within(steps.run_on()).await.unwrap();
+    passes.await.unwrap();
+
+    // The loop has no room for what it is fed.
+    let mut flow = Flow::new("l5");
+    let mut round = 0..4;
+    let feed = flow.add("feed", source(move || std::future::ready(Ok(round.next().map(|_| 5)))));
+    let (around, print) = (flow.add("loop", Loop), flow.add("print", sink(async |_: u32| Ok(()))));
+    let other = flow.add("other", sink(async |_: u32| Ok(())));
+    flow.connect(feed.output, around.input);
+    flow.connect_with(around.back, around.input, Hub::bounded(1));
+    flow.connect(around.output, print.input);
+    let kept = flow.ingress("ingress", other.input);
+    let mut steps = flow.steps().unwrap();
+    within(rest(&mut steps)).await;
+    assert!(within(steps.run_on()).await.unwrap_err().is_stalled());
+    drop(kept);
+}
+
 /// Fills its one envelope, again and again.
 struct Fills(u32);
 

@@ -37,8 +37,9 @@ use crate::{
         lent::{Lent, Loan},
         node::Rest,
         senders::Senders,
+        shown::Ask,
     },
-    sync::{Deferred, Discarded, Level, Mutex, discard, lock, logged, proxied, wake},
+    sync::{Deferred, Discarded, Level, Mutex, ProxyWaker, discard, lock, logged, proxied, wake},
 };
 
 /// Places that are given out at once, at most: of a hub that always has room.
@@ -68,8 +69,9 @@ pub(super) struct Door<M: Message> {
     rest: Arc<Rest>,
     /// Blank envelopes leave the flow here.
     boundary: Arc<Boundary>,
-    /// The operator's waker.
+    /// The operator's waker, and its number.
     owner: Waker,
+    desk: usize,
     flow: Handle,
 }
 
@@ -135,6 +137,7 @@ impl<M: Message> Door<M> {
             rest: cx.node().rest().clone(),
             boundary: Boundary::of_callers(cx.node().rest().clone(), errors),
             owner: cx.waker(),
+            desk: cx.node().operator(),
             flow: cx.flow(),
         })
     }
@@ -191,7 +194,13 @@ impl<M: Message> Door<M> {
         if let Some(place) = self.try_place()? {
             return Ok(place);
         }
-        match proxied(self.places.clone().acquire_owned()).await {
+        let (mut acquired, proxy) = (pin!(self.places.clone().acquire_owned()), ProxyWaker::new());
+        let mut acquired = |task: &mut Context<'_>| acquired.as_mut().poll(&mut proxy.stand_in(task));
+        let permit = poll_fn(|task| match self.flow.0.asker(task.waker()) {
+            Some(operator) => operator.poll_asked(Ask::Room(self.desk), task, &mut acquired),
+            None => acquired(task),
+        });
+        match permit.await {
             Ok(permit) if !self.flow.is_stopping() => Ok(Place { door: self, permit }),
             _ => Err(ended(&self.flow)),
         }

@@ -137,6 +137,9 @@ impl Keeper<'_> {
                 }
                 Next::Done(group) => group.iter().for_each(|&operator| nodes[operator].finish()),
             }
+            if std::mem::take(&mut rest.answers) {
+                self.answer(true);
+            }
         }
         (back.into_iter().flatten().collect(), failure)
     }
@@ -170,6 +173,9 @@ impl Keeper<'_> {
         {
             return Poll::Ready(Next::Fail(self.overdue(time)));
         }
+        if self.control.look.is_asked() {
+            return self.look_for_stepper(task, rest);
+        }
         let nodes = &self.control.nodes;
         let tokens = &self.control.rest.tokens;
         if let Some(since) = tokens.at_rest()
@@ -186,7 +192,44 @@ impl Keeper<'_> {
         if !rest.looks.is_due(&self.control.rest, task) {
             return Poll::Pending;
         }
+        // Where an operator waits to be asked, only the task that steps knows when to look.
+        if self.control.is_stepped() {
+            rest.looks.again(LOOK_AGAIN_AFTER);
+            return Poll::Pending;
+        }
         self.look_for_groups(rest)
+    }
+
+    /// The flow is stepped through, and each operator has been asked in vain: is all of it at rest, or a part of it?
+    fn look_for_stepper(&self, task: &mut Context<'_>, rest: &mut AtRest) -> Poll<Next> {
+        if self.control.rest.is_entered() {
+            // In a moment that message is where it goes.
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = rest.releases;
+        let next = if self.control.is_quiet() {
+            let all =
+                (0..self.control.nodes.len()).filter(|&operator| !self.control.nodes[operator].has_ended()).collect();
+            let verdicts = self.judge(all, true);
+            // Something from outside may have begun meanwhile.
+            if self.control.is_quiet() { self.carry_out(verdicts, true, rest) } else { Poll::Pending }
+        } else {
+            self.look_for_groups(rest)
+        };
+        match &next {
+            // Of a failure it hears by the flow's end.
+            Poll::Ready(Next::Fail(_)) => {}
+            // Once they have been told.
+            Poll::Ready(_) => rest.answers = true,
+            Poll::Pending => self.answer(rest.releases > before),
+        }
+        next
+    }
+
+    fn answer(&self, moved: bool) {
+        self.control.look.answer(moved);
+        self.control.rest.stepper.wake();
     }
 
     /// The flow has not ended this long after it was asked to.
@@ -284,7 +327,7 @@ impl Keeper<'_> {
             // Its ports have all that it needs, or it has none, and what it waits for beside them will not come: a gate that
             // nobody has any more. One that refuses by itself has nothing left to do.
             let elsewhere = lacks.waits_beside_its_ports() && !nodes[operator].has_refused();
-            stuck |= elsewhere || !lacks.room.is_empty() || !lacks.answers.is_empty();
+            stuck |= elsewhere || !lacks.room.is_empty() || !lacks.asked.is_empty();
             let lacks = lacks.all();
             if !lacks.is_empty() {
                 waits.push(format!("{} waits for {}", self.control.whose(operator), lacks.join(" and for ")));
@@ -320,6 +363,7 @@ impl Keeper<'_> {
             return first.map_or(group, |first| vec![first]);
         };
         released.operators.push(next);
+        rest.releases += 1;
         // Who has refused may see that differently after this.
         nodes.iter().for_each(|node| node.may_be_asked_again());
         nodes[next].release();
@@ -372,6 +416,10 @@ struct AtRest {
     stop: TimeLimit,
     /// By group.
     released: HashMap<Vec<usize>, Released>,
+    /// Waits that were ended so.
+    releases: u64,
+    /// A task that steps through the flow is told once this is carried out.
+    answers: bool,
     /// Of each group that has stalled: what was reported.
     reported: HashMap<Vec<usize>, String>,
 }

@@ -8,8 +8,10 @@
 /// that wait for a condition of the user's own, a predicate or `may_run` count as going on; one that waits for a message in the middle of
 /// a run counts as waiting at all of its inputs; and a wait for an envelope counts as one for all operators in a run, and for all
 /// that messages of the hub may have come to. An envelope that an operator gave away by a channel of the program's own is unknown to the
-/// flow. An operator that asks a [`Service`](crate::Service) of its own flow counts as waiting, once its request is sent, for all
-/// operators that may hold the request. It counts as going on if an operator has [taken the reply](crate::Cx::take_replies), if its runs
+/// flow. An operator that asks a [`Service`](crate::Service) of its own flow, or sends into its own
+/// [`Ingress`](crate::Ingress), counts as waiting for the reader while there is no room, and once a request is sent for all
+/// operators that may hold it; not while another handle keeps room, or for a place within a service's limit, which a caller that goes
+/// away makes free. It counts as going on if an operator has [taken the reply](crate::Cx::take_replies), if its runs
 /// are [concurrent](crate::operator::concurrent), and if it awaits the response in a combinator with wakers of its own, such as
 /// `FuturesUnordered`. On a runtime without timers, which tokio reports by a panic that is caught, the panic hook hears of that.
 /// Operators that wait for each other with nothing left to take, as those of a loop that has gone quiet, are at their end.

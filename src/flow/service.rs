@@ -50,7 +50,7 @@ use crate::{
     },
     memory::Plain,
     mutants::{self, Mutant},
-    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent, node::Node},
+    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent, node::Node, shown::Ask},
     sync::{Discarded, Mutex, ProxyWaker, WakerCell, contained, discard, lock, logged, proxied},
 };
 
@@ -168,8 +168,8 @@ impl Flow {
 /// trusted.
 ///
 /// # Operators that ask their own flow
-/// An operator may ask a service of its own flow. If the request cannot be answered before its run has ended, since it comes
-/// to that operator, or to one that waits for it, that is a stall: see [`OnStall`](super::OnStall) for what is found.
+/// An operator may ask a service of its own flow. If there is room for the request, or an answer to it, only once its run has
+/// ended, since the operator itself takes the requests, or one that waits for it, that is a stall: see [`OnStall`](super::OnStall) for what is found.
 ///
 /// # Callers that go away
 /// A caller that goes away drops the response's future, and makes its place [within the limit](Self::limit) free; its
@@ -420,7 +420,7 @@ impl<Res> Pending<Res> {
     /// `None` where the answer may come from outside of the flow, too.
     fn within(&self, waker: &Waker) -> Option<(Arc<Node>, usize)> {
         let control = &self.flow.as_ref()?.0;
-        let node = control.nodes.iter().find(|node| node.is_face(waker))?;
+        let node = control.asker(waker)?;
         let desk = control.names.iter().position(|name| **name == *self.book.name)?;
         self.standing.asker.register(&Waker::from(node.clone()));
         (!self.standing.taken_over.load(Ordering::Acquire)).then(|| (node.clone(), desk))
@@ -477,7 +477,7 @@ impl<Res: 'static> Future for ResponseFuture<Res> {
             State::Waits(pending) => {
                 let polled = match pending.within(cx.waker()) {
                     Some((operator, desk)) => {
-                        operator.poll_answer(desk, cx, |task| Pin::new(&mut pending.response).poll(task))
+                        operator.poll_asked(Ask::Answer(desk), cx, |task| Pin::new(&mut pending.response).poll(task))
                     }
                     None => Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx)),
                 };

@@ -8,8 +8,8 @@
 //!   ┌─> operator 1 ──> operator 2 ──> .. ──> hub 1 ──> hub 2 ──> .. ──┐   each: asked; if it can, a step,
 //!   └──────────────── something has moved ────────────────────────────┤   and its device work waited for
 //!                                                                     │ nothing has
-//!   wait until somebody is woken <── it may come by itself (time, events, from outside) ──┤
-//!   let all go on: the end, or a stall <── all wait for each other ────────────────────────┘
+//!   the end, of all or of a part, or a stall <── all, or a part, wait for each other ──────┤
+//!   wait until somebody is woken <── it may come by itself (time, events, from outside) ───┘
 //! ```
 
 use std::{
@@ -25,7 +25,6 @@ use tokio::time::Instant;
 use super::{Flow, Handle, Running};
 use crate::{
     clock,
-    condition::Status,
     device::human,
     error::{Error, ErrorKind, Result},
     hub::link::HubState,
@@ -227,8 +226,9 @@ impl Steps {
 
     /// The next step, once it is made. `None` when the flow has ended, well or not: [`run_on`](Self::run_on) then says how.
     ///
-    /// A generation in which nothing moves ends the flow, unless something may still come by itself: from a timer, a device,
-    /// or from outside. That is waited for.
+    /// After a generation in which nothing moves, what waits for nothing but itself is at its end, as it is where nobody steps: the
+    /// flow, or a loop that has gone quiet, or it is a [stall](super::OnStall). Otherwise something may still come by itself: from
+    /// a timer, a device, or from outside. That is waited for.
     ///
     /// # Cancel safety
     /// Dropping it loses nothing: the next call goes on with the same step.
@@ -356,23 +356,37 @@ impl Steps {
 
     async fn end_generation(&mut self) {
         if !self.moved {
-            if self.is_quiet() {
-                self.write(|| "nothing can move any more".into());
-                self.control.unstep();
-                poll_fn(|task| self.running.poll_over(task)).await;
-                return self.end();
-            }
-            self.write(|| "nothing moves before something comes".into());
-            let over = poll_fn(|task| {
+            let was_quiet = self.control.is_quiet();
+            self.control.look.ask();
+            self.control.keeper.wake();
+            let found = poll_fn(|task| {
                 self.control.rest.stepper.register(task.waker());
                 match self.running.poll_over(task) {
-                    Poll::Ready(()) => Poll::Ready(true),
-                    Poll::Pending if self.is_quiet() => Poll::Ready(false),
-                    Poll::Pending => self.poll_stirred(task).map(|()| false),
+                    Poll::Ready(()) => Poll::Ready(None),
+                    Poll::Pending => {
+                        self.control.look.answered().map_or(Poll::Pending, |moved| Poll::Ready(Some(moved)))
+                    }
                 }
             });
+            let found = found.await;
+            if found == Some(false) {
+                self.write(|| "nothing moves before something comes".into());
+                let comes = poll_fn(|task| {
+                    self.control.rest.stepper.register(task.waker());
+                    match self.running.poll_over(task) {
+                        Poll::Ready(()) => Poll::Ready(()),
+                        Poll::Pending if !was_quiet && self.control.is_quiet() => Poll::Ready(()),
+                        Poll::Pending => self.poll_stirred(task),
+                    }
+                });
+                comes.await;
+            } else if was_quiet {
+                self.write(|| "nothing can move any more".into());
+            }
             // The ends of operators are steps, too.
-            if over.await && self.ended.iter().all(|ended| *ended) {
+            let over = poll_fn(|task| Poll::Ready(self.running.poll_over(task).is_ready())).await;
+            let has_stalled = found.is_none() && self.handle().failure().is_some();
+            if over && (has_stalled || self.ended.iter().all(|ended| *ended)) {
                 return self.end();
             }
             // Not waited for again, if this was dropped.
@@ -383,16 +397,6 @@ impl Steps {
         self.control.nodes.iter().filter_map(|node| node.permit()).for_each(|permit| permit.calm());
         let generation = self.generation;
         self.write(|| format!("generation {generation}"));
-    }
-
-    /// Nothing comes by itself: everybody who has not ended waits for others, and nothing of the flow's is outside, to come back.
-    fn is_quiet(&self) -> bool {
-        let none_is_outside = self.control.rest.outside() == 0;
-        none_is_outside
-            && self.control.nodes.iter().all(|node| {
-                let at_door = node.permit().is_some_and(|permit| permit.is_at_door());
-                node.has_ended() || node.is_parked() || (at_door && node.shown().status().0 == Status::Wait)
-            })
     }
 
     fn poll_stirred(&self, task: &mut Context<'_>) -> Poll<()> {

@@ -6,9 +6,9 @@ use std::{
     pin::Pin,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
-    task::{Context, Poll, Wake, ready},
+    task::{Context, Poll, Wake, Waker, ready},
     time::Duration,
 };
 
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::{
     node::{Node, Rest},
-    shown::InRun,
+    shown::{Ask, InRun},
     watchers::Watcher,
 };
 use crate::{
@@ -66,6 +66,44 @@ pub(crate) struct Control {
     failure: OnceLock<Error>,
     /// The flow's own task.
     pub(crate) keeper: WakerCell,
+    /// What a task that steps through the flow has asked that one.
+    pub(crate) look: Look,
+}
+
+/// A task that steps through a flow asks the flow's own one whether something has come to its end, or can never move again, as it
+/// finds out by itself where nobody steps.
+#[derive(Debug)]
+pub(crate) struct Look(AtomicU8);
+
+impl Look {
+    const NONE: u8 = 0;
+    const ASKED: u8 = 1;
+    const NOTHING: u8 = 2;
+    const SOMETHING: u8 = 3;
+
+    /// Wake the flow's task afterwards.
+    pub(crate) fn ask(&self) {
+        self.0.store(Self::ASKED, Ordering::Release);
+    }
+
+    pub(crate) fn is_asked(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::ASKED
+    }
+
+    /// `moved`: it has ended operators, or waits of theirs. Wake the task that has asked afterwards.
+    pub(crate) fn answer(&self, moved: bool) {
+        let (asked, answer) = (Self::ASKED, if moved { Self::SOMETHING } else { Self::NOTHING });
+        let _ = self.0.compare_exchange(asked, answer, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// `None` before it is there.
+    pub(crate) fn answered(&self) -> Option<bool> {
+        match self.0.load(Ordering::Acquire) {
+            Self::SOMETHING => Some(true),
+            Self::NOTHING => Some(false),
+            _ => None,
+        }
+    }
 }
 
 /// Operators whose runs are one task's.
@@ -226,6 +264,7 @@ impl Control {
             paused: Mutex::new(false),
             failure: OnceLock::new(),
             keeper: WakerCell::new(),
+            look: Look(AtomicU8::new(Look::NONE)),
         })
     }
 
@@ -252,6 +291,11 @@ impl Control {
             Some(section) => format!("`{name}` of section `{}`", self.sections[section].name),
             None => format!("`{name}`"),
         }
+    }
+
+    /// The operator that waits with this waker, in the middle of a run.
+    pub(crate) fn asker(&self, waker: &Waker) -> Option<&Arc<Node>> {
+        self.nodes.iter().find(|node| node.is_face(waker))
     }
 
     pub(crate) fn set_hubs(&self, hubs: Hubs) {
@@ -347,6 +391,18 @@ impl Control {
         self.nodes.iter().for_each(|node| node.set_stepped(false));
     }
 
+    /// Some operator runs only where it is asked for.
+    pub(crate) fn is_stepped(&self) -> bool {
+        self.nodes.iter().any(|node| node.permit().is_some())
+    }
+
+    /// Nothing comes by itself: each operator that has not ended waits for others, and nothing of the flow's is outside, to come
+    /// back, or on its way in.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let none_is_outside = self.rest.outside() == 0 && !self.rest.is_entered();
+        none_is_outside && self.nodes.iter().all(|node| node.has_ended() || node.rests())
+    }
+
     fn unstep_hubs(&self) {
         self.hubs().all.iter().for_each(|hub| hub.state.go_on());
     }
@@ -388,9 +444,15 @@ impl Control {
             }
         }
         let shown = self.nodes[operator].shown();
-        let answers =
-            shown.asked().into_iter().map(|desk| format!("an answer of its own flow's service `{}`", self.names[desk]));
-        Lacks { room, messages, answers: answers.collect(), more: shown.lacks() }
+        let asked = shown.asked().into_iter().map(|ask| match ask {
+            Ask::Answer(desk) => format!("an answer of its own flow's service `{}`", self.names[desk]),
+            Ask::Room(desk) => {
+                let full =
+                    hubs.of(desk).filter(|hub| hub.from == desk).find_map(|hub| hub.state.writer_lacks(&holders));
+                full.unwrap_or_else(|| format!("a place at `{}`, which another one has", self.names[desk]))
+            }
+        });
+        Lacks { room, messages, asked: asked.collect(), more: shown.lacks() }
     }
 
     pub(crate) fn status(&self, operator: usize) -> OperatorStatus {
@@ -458,17 +520,17 @@ impl Holders for Around<'_> {
 pub(crate) struct Lacks {
     pub(crate) room: Vec<String>,
     messages: Vec<String>,
-    pub(crate) answers: Vec<String>,
+    pub(crate) asked: Vec<String>,
     more: Vec<String>,
 }
 
 impl Lacks {
     pub(crate) fn waits_beside_its_ports(&self) -> bool {
-        self.room.is_empty() && self.messages.is_empty() && self.answers.is_empty() && !self.more.is_empty()
+        self.room.is_empty() && self.messages.is_empty() && self.asked.is_empty() && !self.more.is_empty()
     }
 
     pub(crate) fn all(self) -> Vec<String> {
-        self.room.into_iter().chain(self.messages).chain(self.answers).chain(self.more).collect()
+        self.room.into_iter().chain(self.messages).chain(self.asked).chain(self.more).collect()
     }
 }
 

@@ -154,6 +154,11 @@ impl Rest {
         }
     }
 
+    /// A message is on its way into the flow.
+    pub(crate) fn is_entered(&self) -> bool {
+        self.tokens.lent() != self.outside()
+    }
+
     /// Envelopes that are outside, and links by hand.
     pub(crate) fn outside(&self) -> usize {
         self.outside.load(Ordering::SeqCst)
@@ -222,6 +227,11 @@ impl Node {
         let _ = node.dispatcher.set(dispatcher.clone());
         node.changed.store(true, Ordering::Release);
         node
+    }
+
+    /// Its number in its flow.
+    pub(crate) fn operator(&self) -> usize {
+        self.operator
     }
 
     pub(crate) fn rest(&self) -> &Arc<Rest> {
@@ -319,7 +329,14 @@ impl Node {
         self.parking.is_parked()
     }
 
-    /// The same, for a caller whose writes before this its next poll is to see.
+    /// Nothing but another operator of its flow will wake it: it is parked, or its last question to a
+    /// [permit](super::permit) was answered so, and it has not been woken since.
+    pub(crate) fn rests(&self) -> bool {
+        let refused = |permit: &Permit| permit.is_at_door() && self.shown.status().0 == Status::Wait;
+        self.is_parked() || (self.permit().is_some_and(refused) && self.parking.is_calm())
+    }
+
+    /// As `is_parked`, for a caller whose writes before this its next poll is to see.
     pub(crate) fn is_parked_until_it_sees(&self) -> bool {
         self.parking.is_parked_until_it_sees()
     }
@@ -452,7 +469,8 @@ impl Node {
     pub(crate) fn ask_again(nodes: &[Arc<Self>]) -> bool {
         let mut reason = false;
         for node in nodes {
-            reason |= node.asked.load(Ordering::Acquire) == asked::REFUSED;
+            // One that has ended is not asked any more, and would be a reason for ever.
+            reason |= node.is_parked() && node.asked.load(Ordering::Acquire) == asked::REFUSED;
             reason |= node.agreed.swap(false, Ordering::AcqRel);
         }
         let refused: Vec<_> = nodes.iter().filter(|node| reason && node.is_refused()).collect();

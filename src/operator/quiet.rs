@@ -207,7 +207,12 @@ impl Parking {
         self.group.0.load(Ordering::SeqCst) & self.bits == 0
     }
 
-    /// The same, for a caller whose writes before this its next poll is to see. The word is written for that, with what it holds.
+    /// It has been polled since it was woken last.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.group.0.load(Ordering::SeqCst) & self.no_poll == 0
+    }
+
+    /// As `is_parked`, for a caller whose writes before this its next poll is to see. The word is written for that, with what it holds.
     pub(crate) fn is_parked_until_it_sees(&self) -> bool {
         self.group.0.fetch_or(0, Ordering::SeqCst) & self.bits == 0
     }

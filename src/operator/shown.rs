@@ -30,7 +30,16 @@ pub(crate) struct Shown {
     /// Its runs go on in other tasks, or its ports are used there: what these wait for is not shown here.
     has_workers: AtomicBool,
     /// See [`asked`](Self::asked).
-    asked: Mutex<Vec<usize>>,
+    asked: Mutex<Vec<Ask>>,
+}
+
+/// What a run waits for where messages come into its own flow from outside: by the operator that stands for that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// An answer of a service.
+    Answer(usize),
+    /// Room for a message, or a request.
+    Room(usize),
 }
 
 mod code {
@@ -55,7 +64,7 @@ impl InRun {
     pub(crate) const SENDS: Self = Self(1);
     /// A message.
     pub(crate) const RECEIVES: Self = Self(2);
-    /// An answer of a service of its own flow.
+    /// An answer of a service of its own flow, or room for a message that it sends as one from outside would.
     pub(crate) const ASKS: Self = Self(4);
 
     pub(crate) fn sends(self) -> bool {
@@ -115,17 +124,17 @@ impl Shown {
         (state & code::IN_RUN != 0).then_some(InRun(state & !code::IN_RUN))
     }
 
-    /// It asks the service that this operator stands for; `among`: and others, in the same poll.
-    pub(crate) fn set_asked(&self, desk: usize, among: bool) {
+    /// It waits for this; `among`: and for others, in the same poll.
+    pub(crate) fn set_asked(&self, ask: Ask, among: bool) {
         let mut asked = lock(&self.asked);
         if !among {
             asked.clear();
         }
-        asked.push(desk);
+        asked.push(ask);
     }
 
-    /// Operators that stand for the services whose answers a run waits for.
-    pub(crate) fn asked(&self) -> Vec<usize> {
+    /// What a run asks its own flow for, as one from outside would.
+    pub(crate) fn asked(&self) -> Vec<Ask> {
         if self.in_run().is_some_and(InRun::asks) { lock(&self.asked).clone() } else { Vec::new() }
     }
 

@@ -5,7 +5,7 @@
 
 use super::{
     control::{Control, Hubs},
-    shown::InRun,
+    shown::{Ask, InRun},
 };
 use crate::{
     hub::link::{ReaderWait, WriterWait},
@@ -47,16 +47,15 @@ struct Found<'a> {
     on: Vec<usize>,
     /// It lacks an envelope.
     envelope: bool,
-    /// A hub is about to bring it a message.
+    /// A hub is about to bring it a message, or has room that it may be given.
     moves: bool,
 }
 
 impl Control {
     /// How all operators stand, `at_rest` if none of them can act before another one has: then a wait for something beside its ports
-    /// makes none active. `None` where the answer would mean nothing: the flow is stepped through, or a message from outside is on
-    /// its way to an operator.
+    /// makes none active. `None` where the answer would mean nothing: a message from outside is on its way to an operator.
     pub(crate) fn stands(&self, at_rest: bool) -> Option<Stands> {
-        if self.nodes.iter().any(|node| node.permit().is_some()) || self.rest.tokens.lent() != self.rest.outside() {
+        if self.rest.is_entered() {
             return None;
         }
         let hubs = self.hubs();
@@ -73,8 +72,8 @@ impl Control {
         }
         let shown = node.shown();
         // Anything may end a wait of the user's own: what another operator does by way of shared memory, say.
-        let is_parked = node.is_parked() || mutants::is(Mutant::WakeUnseen);
-        if !is_parked || (!at_rest && (node.has_refused() || shown.waits_elsewhere())) {
+        let rests = node.rests() || mutants::is(Mutant::WakeUnseen);
+        if !rests || (!at_rest && (node.has_refused() || shown.waits_elsewhere())) {
             return Stand::Active;
         }
         let mut found = Found { control: self, hubs, on: Vec::new(), envelope: false, moves: false };
@@ -87,7 +86,7 @@ impl Control {
         }
         // An envelope may be with an operator that is in a run, whichever way it came there.
         if found.envelope {
-            let in_run = |other: &usize| self.nodes[*other].shown().status().1 && !self.nodes[*other].is_parked();
+            let in_run = |other: &usize| self.nodes[*other].shown().status().1 && !self.nodes[*other].rests();
             let holders: Vec<_> = (0..self.nodes.len()).filter(in_run).collect();
             *unsure |= !holders.is_empty();
             found.on.extend(holders);
@@ -107,7 +106,7 @@ impl Control {
     /// False only for one that holds no message of another: it waits for its next run, and nothing lies before it.
     fn may_hold_a_request(&self, operator: usize, hubs: &Hubs) -> bool {
         let node = &self.nodes[operator];
-        let waits_for_a_run = node.is_parked() && node.waits_in_run().is_none() && !node.shown().has_workers();
+        let waits_for_a_run = node.rests() && node.waits_in_run().is_none() && !node.shown().has_workers();
         let mut before = hubs.of(operator).filter(|hub| hub.to == operator);
         let is_linked = hubs.links_of(operator).next().is_some();
         !waits_for_a_run || is_linked || before.any(|hub| hub.state.queued() > 0 || hub.state.keeps_latest())
@@ -148,9 +147,23 @@ impl Found<'_> {
                 }
             }
         }
-        for desk in shown.asked() {
-            let behind = self.hubs.reached_from(vec![desk]).into_iter();
-            self.on.extend(behind.filter(|&other| other != desk && self.control.may_hold_a_request(other, self.hubs)));
+        for ask in shown.asked() {
+            match ask {
+                Ask::Answer(desk) => {
+                    let behind = self.hubs.reached_from(vec![desk]).into_iter();
+                    let may_hold = |&other: &usize| other != desk && self.control.may_hold_a_request(other, self.hubs);
+                    self.on.extend(behind.filter(may_hold));
+                }
+                // While there is room it is another sender's, who may come from outside and give it back.
+                Ask::Room(desk) => {
+                    for hub in self.hubs.of(desk).filter(|hub| hub.from == desk) {
+                        match hub.state.writer_waits() {
+                            Some(WriterWait::Room) => self.on.push(hub.to),
+                            _ => self.moves = true,
+                        }
+                    }
+                }
+            }
         }
         for (own, hub) in self.hubs.links_of(operator) {
             if own.state.lacks(own.link, &()).is_some() {

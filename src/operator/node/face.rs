@@ -11,7 +11,10 @@ use std::{
 };
 
 use super::{
-    super::{only_others::Decision, shown::InRun},
+    super::{
+        only_others::Decision,
+        shown::{Ask, InRun},
+    },
     Node,
 };
 use crate::{condition::Readiness, sync::lock};
@@ -116,15 +119,16 @@ impl Node {
         }
     }
 
-    /// A wait for the answer of a service of its flow, which the operator `desk` stands for. `wait` keeps the node's waker.
-    pub(crate) fn poll_answer<T>(
+    /// A wait for what only others of its flow can give, though one from outside would ask for it in the same way. `wait` keeps the
+    /// node's waker.
+    pub(crate) fn poll_asked<T>(
         self: &Arc<Self>,
-        desk: usize,
+        ask: Ask,
         task: &mut Context<'_>,
         wait: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
         let among = lock(&self.in_poll).is_some_and(InRun::asks);
-        self.shown.set_asked(desk, among);
+        self.shown.set_asked(ask, among);
         self.poll_port(&Waker::from(self.clone()), InRun::ASKS, task, |task| match wait(task) {
             Poll::Ready(answer) => Ok(answer),
             Poll::Pending => Err(Readiness::WAIT),
