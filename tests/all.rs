@@ -45,6 +45,7 @@ mod memory_condition;
 mod odd_requests;
 mod open_ends;
 mod outside;
+mod own_flow;
 mod own_threads;
 mod queues;
 #[path = "replay/main.rs"]
@@ -62,6 +63,7 @@ mod streams;
 mod two_devices;
 mod uppercase;
 mod user_memory;
+mod waits_given_up;
 mod waits_in_run;
 
 /// `REQUIRE_CUDA=1`: a run that leaves out the tests that need a GPU fails.

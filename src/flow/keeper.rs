@@ -174,7 +174,10 @@ impl Keeper<'_> {
             return Poll::Ready(Next::Fail(self.overdue(time)));
         }
         if self.control.look.is_asked() {
-            return self.look_for_stepper(task, rest);
+            let next = self.look_for_stepper(task, rest);
+            if next.is_ready() {
+                return next;
+            }
         }
         let nodes = &self.control.nodes;
         let tokens = &self.control.rest.tokens;
@@ -189,15 +192,23 @@ impl Keeper<'_> {
             // Something from outside may have begun meanwhile. The flow's task is notified at the next rest.
             return if tokens.at_rest() == Some(since) { self.carry_out(verdicts, true, rest) } else { Poll::Pending };
         }
-        if !rest.looks.is_due(&self.control.rest, task) {
-            return Poll::Pending;
+        // Asked again after a look: the next one may have a time.
+        while rest.looks.is_due(&self.control.rest, task) {
+            // Where an operator waits to be asked, only the task that steps knows when to look.
+            if self.control.is_stepped() {
+                rest.looks.again(LOOK_AGAIN_AFTER);
+                if std::mem::take(&mut rest.unsure) {
+                    self.control.look.withdraw();
+                    self.control.rest.stepper.wake();
+                }
+                continue;
+            }
+            let next = self.look_for_groups(rest);
+            if next.is_ready() {
+                return next;
+            }
         }
-        // Where an operator waits to be asked, only the task that steps knows when to look.
-        if self.control.is_stepped() {
-            rest.looks.again(LOOK_AGAIN_AFTER);
-            return Poll::Pending;
-        }
-        self.look_for_groups(rest)
+        Poll::Pending
     }
 
     /// The flow is stepped through, and each operator has been asked in vain: is all of it at rest, or a part of it?
@@ -251,13 +262,15 @@ impl Keeper<'_> {
     fn look_for_groups(&self, rest: &mut AtRest) -> Poll<Next> {
         let Some(before) = self.control.stands(false) else {
             rest.looks.again(LOOK_AGAIN_AFTER);
+            rest.unsure = true;
             return Poll::Pending;
         };
         let groups = closed::groups(&before.all).into_iter();
         let judged: Vec<_> = groups.map(|group| (self.judge(self.with_sections(&group), false), group)).collect();
         // Each operator was looked at in its turn, and may have acted since.
         let after = self.control.stands(false);
-        if before.unsure || after.is_none() {
+        rest.unsure = before.unsure || after.is_none();
+        if rest.unsure {
             rest.looks.again(LOOK_AGAIN_AFTER);
         }
         let Some(after) = after else { return Poll::Pending };
@@ -418,6 +431,8 @@ struct AtRest {
     released: HashMap<Vec<usize>, Released>,
     /// Waits that were ended so.
     releases: u64,
+    /// The last look could not tell.
+    unsure: bool,
     /// A task that steps through the flow is told once this is carried out.
     answers: bool,
     /// Of each group that has stalled: what was reported.

@@ -64,7 +64,9 @@ use crate::{
 ///
 /// An operator that has a loop of its own and never asks [`Cx::ready`](crate::operator::Cx::ready) is not stepped: it goes
 /// on by itself. So does whoever uses an ingress or an egress; but what has been sent comes out of an egress only after some
-/// more steps: ask it with `try_recv` between them.
+/// more steps: ask it with `try_recv` between them. A run that waits for another operator's run, and not at a port (for a notification
+/// of the program's own, or for an answer of the flow's own service in a combinator with wakers of its own), is waited for, and asks
+/// nobody: [`run_on`](Self::run_on) lets the others run.
 ///
 /// Dropping it aborts the flow, as dropping [`Running`] does.
 #[must_use = "dropping it aborts the flow"]
@@ -375,6 +377,7 @@ impl Steps {
                     self.control.rest.stepper.register(task.waker());
                     match self.running.poll_over(task) {
                         Poll::Ready(()) => Poll::Ready(()),
+                        Poll::Pending if self.control.look.is_withdrawn() => Poll::Ready(()),
                         Poll::Pending if !was_quiet && self.control.is_quiet() => Poll::Ready(()),
                         Poll::Pending => self.poll_stirred(task),
                     }

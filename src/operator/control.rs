@@ -96,6 +96,15 @@ impl Look {
         let _ = self.0.compare_exchange(asked, answer, Ordering::AcqRel, Ordering::Relaxed);
     }
 
+    /// The answer was that nothing is, and may be another one by now. Wake the task that has asked afterwards.
+    pub(crate) fn withdraw(&self) {
+        let _ = self.0.compare_exchange(Self::NOTHING, Self::NONE, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::NONE
+    }
+
     /// `None` before it is there.
     pub(crate) fn answered(&self) -> Option<bool> {
         match self.0.load(Ordering::Acquire) {

@@ -500,10 +500,9 @@ impl Node {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
         let polled = future(&mut Context::from_waker(&worn.waker));
-        if self.only_others.is_noted() {
-            self.end_wait(polled.is_pending(), worn);
-        }
+        let says = !self.only_others.is_noted() || self.end_wait(polled.is_pending(), worn);
         if self.is_held()
+            && says
             && polled.is_pending()
             && let Some(permit) = self.permit()
         {

@@ -7,7 +7,7 @@
 //!                                                  │ it waits for others, and for more, or did ─> polled again, once
 //!                                                  │ no clone of its waker is kept ────────────> parks
 //!                                                  │ a clone is kept, the waker is old ────────> polled again, with a new waker
-//!                                                  └ a clone is kept, the waker is new ────────> keeps its token
+//!                                                  └ a clone is kept, of this poll's waker ────> keeps its token
 //! ```
 //!
 //! Everything that the operator's future awaits keeps a clone of the waker that the future is polled with, except for the
@@ -20,15 +20,13 @@
 //!
 //! Knows no tokio: `tests/loom/face.rs` includes it as it stands.
 
-use crate::sync::{AtomicBool, AtomicUsize, Ordering, fence};
+use crate::sync::{AtomicUsize, Ordering, fence};
 
 /// See the [module](self). All of it is the operator's own task's.
 #[derive(Debug)]
 pub(crate) struct OnlyOthers {
-    /// What the present poll waits at: one of [`at_port`].
+    /// What the present poll waits at: one of [`at_port`], with [`at_port::NEW`] or without.
     at_port: AtomicUsize,
-    /// The waker was made for the present wait.
-    is_new: AtomicBool,
 }
 
 mod at_port {
@@ -39,6 +37,8 @@ mod at_port {
     pub(super) const MORE: usize = 2;
     /// At several, one of them for something else.
     pub(super) const SEVERAL: usize = 3;
+    /// The waker was made for this poll.
+    pub(super) const NEW: usize = 4;
 }
 
 /// What follows from a poll.
@@ -53,35 +53,44 @@ pub(crate) enum Decision {
 
 impl OnlyOthers {
     pub(crate) fn new() -> Self {
-        Self { at_port: AtomicUsize::new(at_port::NOTHING), is_new: AtomicBool::new(false) }
+        Self { at_port: AtomicUsize::new(at_port::NOTHING) }
     }
 
     /// The present poll waits at a port; `for_others`: for nothing but other operators of the flow.
     pub(crate) fn note(&self, for_others: bool) {
-        let now = match (self.at_port.load(Ordering::Relaxed), for_others) {
+        let before = self.at_port.load(Ordering::Relaxed);
+        let now = match (before & !at_port::NEW, for_others) {
             (at_port::NOTHING | at_port::OTHERS, true) => at_port::OTHERS,
             (at_port::NOTHING, false) => at_port::MORE,
             _ => at_port::SEVERAL,
         };
-        self.at_port.store(now, Ordering::Relaxed);
+        self.at_port.store(before & at_port::NEW | now, Ordering::Relaxed);
     }
 
-    /// The present poll waits at a port: it is to be decided upon.
+    /// The present poll waits at a port, or was made to see what is still waited for: it is to be decided upon.
     #[inline]
     pub(crate) fn is_noted(&self) -> bool {
         self.at_port.load(Ordering::Relaxed) != at_port::NOTHING
     }
 
-    /// A wait is over: the next one is another.
+    /// The present poll waits at a port.
+    #[inline]
+    pub(crate) fn waits(&self) -> bool {
+        self.at_port.load(Ordering::Relaxed) & !at_port::NEW != at_port::NOTHING
+    }
+
+    /// A wait has ended in the present poll: what it comes to next, it has not been polled for again.
     #[inline]
     pub(crate) fn end_of_wait(&self) {
-        self.is_new.store(false, Ordering::Relaxed);
+        self.at_port.store(self.at_port.load(Ordering::Relaxed) & !at_port::NEW, Ordering::Relaxed);
     }
 
     /// The poll is over. `clones`: how many of the waker are kept.
     pub(crate) fn decide(&self, pending: bool, clones: impl FnOnce() -> usize) -> Decision {
         let at = self.at_port.load(Ordering::Relaxed);
         self.at_port.store(at_port::NOTHING, Ordering::Relaxed);
+        // By the next poll what keeps a clone may have been given up, and another wait begun.
+        let (at, is_new) = (at & !at_port::NEW, at & at_port::NEW != 0);
         if !pending || !matches!(at, at_port::OTHERS | at_port::SEVERAL) {
             return Decision::KeepToken;
         }
@@ -90,10 +99,10 @@ impl OnlyOthers {
             fence(Ordering::Acquire);
             return Decision::Park;
         }
-        if self.is_new.load(Ordering::Relaxed) {
+        if is_new {
             return Decision::KeepToken;
         }
-        self.is_new.store(true, Ordering::Relaxed);
+        self.at_port.store(at_port::NEW, Ordering::Relaxed);
         Decision::Renew
     }
 }

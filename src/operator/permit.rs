@@ -124,7 +124,8 @@ impl Permit {
         let mut inner = lock(&self.0);
         inner.at_door = std::mem::take(&mut inner.asks);
         match inner.state {
-            State::Begun => inner.waits = waits,
+            // Not since it was asked: something else has woken it.
+            State::Begun => inner.stirred |= std::mem::replace(&mut inner.waits, waits),
             _ if inner.at_door => return,
             // It has a loop of its own, and does something else than wait for its next run.
             State::Asked => inner.state = State::Refused,

@@ -108,7 +108,11 @@ impl Rounds {
     fn wait(&self, asked: Readiness) -> Poll<bool> {
         self.node.show(asked.status(None));
         match self.held_by() {
-            Some(permit) => permit.refuse(),
+            Some(permit) => {
+                permit.refuse();
+                self.node.note_wait(false);
+            }
+            None if self.node.has_noted_wait() => self.node.note_wait(asked.needs_others()),
             None if asked.needs_others() => self.node.park(),
             None => {}
         }
@@ -133,6 +137,7 @@ impl Rounds {
         }
         // Not at rest: somebody may let it go on.
         self.node.show(Status::WaitEvent);
+        self.node.note_wait(false);
         false
     }
 }

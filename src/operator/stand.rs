@@ -29,7 +29,8 @@ pub(crate) struct Stands {
     pub(crate) all: Vec<Stand>,
     /// Of each operator: runs that have ended.
     runs: Vec<u64>,
-    /// Some operator waits for an envelope, which one that is in a run may have been given in a way that the flow does not know.
+    /// Some operator waits for an envelope, which one that is in a run may have been given in a way that the flow does not know; or
+    /// for room that someone outside keeps.
     pub(crate) unsure: bool,
 }
 
@@ -49,6 +50,8 @@ struct Found<'a> {
     envelope: bool,
     /// A hub is about to bring it a message, or has room that it may be given.
     moves: bool,
+    /// Nothing is heard of the end of that.
+    unsure: bool,
 }
 
 impl Control {
@@ -76,11 +79,12 @@ impl Control {
         if !rests || (!at_rest && (node.has_refused() || shown.waits_elsewhere())) {
             return Stand::Active;
         }
-        let mut found = Found { control: self, hubs, on: Vec::new(), envelope: false, moves: false };
+        let mut found = Found { control: self, hubs, on: Vec::new(), envelope: false, moves: false, unsure: false };
         match self.section(operator) {
             None => found.add(operator),
             Some(section) => self.operators_of(section).iter().for_each(|&member| found.add(member)),
         }
+        *unsure |= found.unsure;
         if found.moves || (found.envelope && self.rest.outside() > 0) {
             return Stand::Active;
         }
@@ -159,7 +163,7 @@ impl Found<'_> {
                     for hub in self.hubs.of(desk).filter(|hub| hub.from == desk) {
                         match hub.state.writer_waits() {
                             Some(WriterWait::Room) => self.on.push(hub.to),
-                            _ => self.moves = true,
+                            _ => (self.moves, self.unsure) = (true, true),
                         }
                     }
                 }

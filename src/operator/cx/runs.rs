@@ -216,9 +216,10 @@ impl Cx {
             }
             lacks.push(TURN.into());
         }
-        // Not at rest: somebody may let it go on.
+        // Not at rest: somebody may let it go on. Whatever the present poll has waited for before this, and has given up.
         self.tell(lacks, false);
         self.node.show(Status::WaitEvent);
+        self.node.note_wait(false);
         false
     }
 
@@ -298,10 +299,12 @@ impl Cx {
     fn rest(&self, asked: Readiness, park: fn(&Node)) -> Poll<bool> {
         if let Some(permit) = self.held_by() {
             permit.refuse();
+            self.node.note_wait(false);
             return Poll::Pending;
         }
         let for_others = asked.needs_others() && !self.holds_token || mutants::is(Mutant::TokenTooSoon);
-        if self.among_others {
+        // The present poll may have come here from a wait at a port that it has given up.
+        if self.among_others || self.node.has_noted_wait() {
             self.node.note_wait(for_others);
         } else if for_others {
             park(&self.node);

@@ -146,6 +146,12 @@ impl Node {
         self.only_others.note(for_others);
     }
 
+    /// The present poll has come to a wait at a port, or beside one.
+    #[inline]
+    pub(in super::super) fn has_noted_wait(&self) -> bool {
+        self.only_others.waits()
+    }
+
     /// What it waits for in the middle of a run, if it does.
     pub(crate) fn waits_in_run(&self) -> Option<InRun> {
         self.shown.in_run()
@@ -162,19 +168,23 @@ impl Node {
         self.released.swap(false, Ordering::AcqRel) || self.is_finishing()
     }
 
-    /// The poll in which it came to wait at a port is over.
+    /// The poll in which it came to wait at a port is over. False if it says nothing: another one follows at once.
     #[cold]
-    pub(super) fn end_wait(&self, pending: bool, worn: &mut Worn) {
+    pub(super) fn end_wait(&self, pending: bool, worn: &mut Worn) -> bool {
         // The next poll comes to all waits again that are still waited for.
         *lock(&self.in_poll) = None;
         match self.only_others.decide(pending, || worn.clones()) {
-            Decision::KeepToken => {}
-            Decision::Park => self.park(),
+            Decision::KeepToken => true,
+            Decision::Park => {
+                self.park();
+                true
+            }
             Decision::Renew => {
                 // A channel that was looked at once, say, keeps a clone and is waited for no more. Whatever is still waited
                 // for is polled again and takes one of the new face.
                 worn.renew();
                 worn.face.0.wake_by_ref();
+                false
             }
         }
     }
