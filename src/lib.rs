@@ -50,7 +50,7 @@
 //! | A hub holds no more messages and envelopes than it is allowed, and a service forgets the callers that it has answered. | `hubs.rs` (`h13`), `queues.rs` (`q1_*`), `service_loops.rs` |
 //! | The caller of a service is given an error's kind and no names, pointers or paths of the flow, and what one caller sends or keeps of its responses ends nothing for the others. | `service_callers.rs`, `service_ends.rs` |
 //! | Sizes, counts, names, alignments and durations at the ends of their ranges are errors, or work. | `extremes` |
-//! | The protocols of completion, queues, rest, watchers, pools, memory queues, watch values, the lookout, wakers and the loop of a simulation are right in every interleaving of their models. | `loom_*.rs` |
+//! | The protocols of completion, queues, rest, watchers, pools, memory queues, watch values, the lookout, wakers and the loop of a simulation are right in every interleaving of their models. | `loom` |
 
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
