@@ -155,7 +155,7 @@ async fn an_operator_that_waits_for_room_of_its_own_ingress_is_a_stall() {
     );
 }
 
-/// A caller outside keeps a place for a while, and uses it: then there is no room, and nobody parks that had not.
+/// A caller outside reserves room for a while and uses it. Then there is none, though no operator has parked since.
 #[tokio::test(start_paused = true)]
 async fn room_that_another_caller_has_kept_and_used_is_no_room() {
     for stepped in [false, true] {

@@ -173,7 +173,7 @@ impl Keeper<'_> {
         {
             return Poll::Ready(Next::Fail(self.overdue(time)));
         }
-        if self.control.look.is_asked() {
+        if self.control.rest_check.is_asked() {
             let next = self.look_for_stepper(task, rest);
             if next.is_ready() {
                 return next;
@@ -194,11 +194,11 @@ impl Keeper<'_> {
         }
         // Asked again after a look: the next one may have a time.
         while rest.looks.is_due(&self.control.rest, task) {
-            // Where an operator waits to be asked, only the task that steps knows when to look.
+            // Only the task that steps knows when each operator has been asked.
             if self.control.is_stepped() {
                 rest.looks.again(LOOK_AGAIN_AFTER);
                 if std::mem::take(&mut rest.unsure) {
-                    self.control.look.withdraw();
+                    self.control.rest_check.withdraw();
                     self.control.rest.stepper.wake();
                 }
                 continue;
@@ -211,10 +211,10 @@ impl Keeper<'_> {
         Poll::Pending
     }
 
-    /// The flow is stepped through, and each operator has been asked in vain: is all of it at rest, or a part of it?
+    /// A task steps through the flow, and each operator has refused to run: is the flow, or a part of it, at rest?
     fn look_for_stepper(&self, task: &mut Context<'_>, rest: &mut AtRest) -> Poll<Next> {
-        if self.control.rest.is_entered() {
-            // In a moment that message is where it goes.
+        if self.control.rest.has_message_entering() {
+            // Sends are synchronous: the message is in its queue in a moment.
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -223,15 +223,16 @@ impl Keeper<'_> {
             let all =
                 (0..self.control.nodes.len()).filter(|&operator| !self.control.nodes[operator].has_ended()).collect();
             let verdicts = self.judge(all, true);
-            // Something from outside may have begun meanwhile.
-            if self.control.is_quiet() { self.carry_out(verdicts, true, rest) } else { Poll::Pending }
+            // A send from outside may have begun meanwhile.
+            rest.unsure = !self.control.is_quiet();
+            if rest.unsure { Poll::Pending } else { self.carry_out(verdicts, true, rest) }
         } else {
             self.look_for_groups(rest)
         };
         match &next {
-            // Of a failure it hears by the flow's end.
+            // The flow's end follows.
             Poll::Ready(Next::Fail(_)) => {}
-            // Once they have been told.
+            // After `finish`.
             Poll::Ready(_) => rest.answers = true,
             Poll::Pending => self.answer(rest.releases > before),
         }
@@ -239,7 +240,7 @@ impl Keeper<'_> {
     }
 
     fn answer(&self, moved: bool) {
-        self.control.look.answer(moved);
+        self.control.rest_check.answer(moved);
         self.control.rest.stepper.wake();
     }
 
@@ -433,7 +434,7 @@ struct AtRest {
     releases: u64,
     /// The last look could not tell.
     unsure: bool,
-    /// A task that steps through the flow is told once this is carried out.
+    /// [`RestCheck`](crate::operator::rest_check::RestCheck) is to be answered once the next action is carried out.
     answers: bool,
     /// Of each group that has stalled: what was reported.
     reported: HashMap<Vec<usize>, String>,

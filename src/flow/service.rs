@@ -168,8 +168,9 @@ impl Flow {
 /// trusted.
 ///
 /// # Operators that ask their own flow
-/// An operator may ask a service of its own flow. If there is room for the request, or an answer to it, only once its run has
-/// ended, since the operator itself takes the requests, or one that waits for it, that is a stall: see [`OnStall`](super::OnStall) for what is found.
+/// An operator may ask a service of its own flow. Where room for the request, or its answer, depends on the end of the run that asks,
+/// since that operator takes the requests, or one that waits for it does, that is a stall: see [`OnStall`](super::OnStall) for what is
+/// found.
 ///
 /// # Callers that go away
 /// A caller that goes away drops the response's future, and makes its place [within the limit](Self::limit) free; its

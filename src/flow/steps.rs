@@ -9,7 +9,7 @@
 //!   └──────────────── something has moved ────────────────────────────┤   and its device work waited for
 //!                                                                     │ nothing has
 //!   the end, of all or of a part, or a stall <── all, or a part, wait for each other ──────┤
-//!   wait until somebody is woken <── it may come by itself (time, events, from outside) ───┘
+//!   wait until a task is woken <───── it may come by itself (time, events, from outside) ───┘
 //! ```
 
 use std::{
@@ -65,8 +65,8 @@ use crate::{
 /// An operator that has a loop of its own and never asks [`Cx::ready`](crate::operator::Cx::ready) is not stepped: it goes
 /// on by itself. So does whoever uses an ingress or an egress; but what has been sent comes out of an egress only after some
 /// more steps: ask it with `try_recv` between them. A run that waits for another operator's run, and not at a port (for a notification
-/// of the program's own, or for an answer of the flow's own service in a combinator with wakers of its own), is waited for, and asks
-/// nobody: [`run_on`](Self::run_on) lets the others run.
+/// of the program's own, or for an answer of the flow's own service in a combinator with wakers of its own), is waited for while no
+/// other operator runs: [`run_on`](Self::run_on) lets them.
 ///
 /// Dropping it aborts the flow, as dropping [`Running`] does.
 #[must_use = "dropping it aborts the flow"]
@@ -228,9 +228,9 @@ impl Steps {
 
     /// The next step, once it is made. `None` when the flow has ended, well or not: [`run_on`](Self::run_on) then says how.
     ///
-    /// After a generation in which nothing moves, what waits for nothing but itself is at its end, as it is where nobody steps: the
-    /// flow, or a loop that has gone quiet, or it is a [stall](super::OnStall). Otherwise something may still come by itself: from
-    /// a timer, a device, or from outside. That is waited for.
+    /// After a generation in which nothing moves, the flow or a part of it that waits for itself alone is at its end, as a loop that
+    /// has gone quiet, or has [stalled](super::OnStall): the same as without steps. Otherwise it waits for a timer, a device, or
+    /// something from outside.
     ///
     /// # Cancel safety
     /// Dropping it loses nothing: the next call goes on with the same step.
@@ -359,36 +359,16 @@ impl Steps {
     async fn end_generation(&mut self) {
         if !self.moved {
             let was_quiet = self.control.is_quiet();
-            self.control.look.ask();
-            self.control.keeper.wake();
-            let found = poll_fn(|task| {
-                self.control.rest.stepper.register(task.waker());
-                match self.running.poll_over(task) {
-                    Poll::Ready(()) => Poll::Ready(None),
-                    Poll::Pending => {
-                        self.control.look.answered().map_or(Poll::Pending, |moved| Poll::Ready(Some(moved)))
-                    }
-                }
-            });
-            let found = found.await;
-            if found == Some(false) {
+            let checked = self.check_rest().await;
+            if checked == Some(false) {
                 self.write(|| "nothing moves before something comes".into());
-                let comes = poll_fn(|task| {
-                    self.control.rest.stepper.register(task.waker());
-                    match self.running.poll_over(task) {
-                        Poll::Ready(()) => Poll::Ready(()),
-                        Poll::Pending if self.control.look.is_withdrawn() => Poll::Ready(()),
-                        Poll::Pending if !was_quiet && self.control.is_quiet() => Poll::Ready(()),
-                        Poll::Pending => self.poll_stirred(task),
-                    }
-                });
-                comes.await;
+                self.something_comes(was_quiet).await;
             } else if was_quiet {
                 self.write(|| "nothing can move any more".into());
             }
-            // The ends of operators are steps, too.
+            // The ends of operators are steps, too, but not those of a stall.
             let over = poll_fn(|task| Poll::Ready(self.running.poll_over(task).is_ready())).await;
-            let has_stalled = found.is_none() && self.handle().failure().is_some();
+            let has_stalled = checked.is_none() && self.handle().failure().is_some();
             if over && (has_stalled || self.ended.iter().all(|ended| *ended)) {
                 return self.end();
             }
@@ -400,6 +380,32 @@ impl Steps {
         self.control.nodes.iter().filter_map(|node| node.permit()).for_each(|permit| permit.calm());
         let generation = self.generation;
         self.write(|| format!("generation {generation}"));
+    }
+
+    /// Whether the flow's task has ended operators, or waits of theirs. `None` if the flow is over.
+    async fn check_rest(&mut self) -> Option<bool> {
+        self.control.rest_check.ask();
+        self.control.keeper.wake();
+        poll_fn(|task| {
+            self.control.rest.stepper.register(task.waker());
+            match (self.running.poll_over(task), self.control.rest_check.answered()) {
+                (Poll::Ready(()), _) => Poll::Ready(None),
+                (Poll::Pending, Some(moved)) => Poll::Ready(Some(moved)),
+                (Poll::Pending, None) => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Waits until an operator is woken, the flow is over, or the rest of the flow is to be checked again.
+    async fn something_comes(&mut self, was_quiet: bool) {
+        poll_fn(|task| {
+            self.control.rest.stepper.register(task.waker());
+            let over = self.running.poll_over(task).is_ready();
+            let check_again = self.control.rest_check.is_withdrawn() || (!was_quiet && self.control.is_quiet());
+            if over || check_again { Poll::Ready(()) } else { self.poll_stirred(task) }
+        })
+        .await;
     }
 
     fn poll_stirred(&self, task: &mut Context<'_>) -> Poll<()> {

@@ -6,7 +6,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, Waker, ready},
     time::Duration,
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::{
     node::{Node, Rest},
+    rest_check::RestCheck,
     shown::{Ask, InRun},
     watchers::Watcher,
 };
@@ -66,53 +67,8 @@ pub(crate) struct Control {
     failure: OnceLock<Error>,
     /// The flow's own task.
     pub(crate) keeper: WakerCell,
-    /// What a task that steps through the flow has asked that one.
-    pub(crate) look: Look,
-}
-
-/// A task that steps through a flow asks the flow's own one whether something has come to its end, or can never move again, as it
-/// finds out by itself where nobody steps.
-#[derive(Debug)]
-pub(crate) struct Look(AtomicU8);
-
-impl Look {
-    const NONE: u8 = 0;
-    const ASKED: u8 = 1;
-    const NOTHING: u8 = 2;
-    const SOMETHING: u8 = 3;
-
-    /// Wake the flow's task afterwards.
-    pub(crate) fn ask(&self) {
-        self.0.store(Self::ASKED, Ordering::Release);
-    }
-
-    pub(crate) fn is_asked(&self) -> bool {
-        self.0.load(Ordering::Acquire) == Self::ASKED
-    }
-
-    /// `moved`: it has ended operators, or waits of theirs. Wake the task that has asked afterwards.
-    pub(crate) fn answer(&self, moved: bool) {
-        let (asked, answer) = (Self::ASKED, if moved { Self::SOMETHING } else { Self::NOTHING });
-        let _ = self.0.compare_exchange(asked, answer, Ordering::AcqRel, Ordering::Relaxed);
-    }
-
-    /// The answer was that nothing is, and may be another one by now. Wake the task that has asked afterwards.
-    pub(crate) fn withdraw(&self) {
-        let _ = self.0.compare_exchange(Self::NOTHING, Self::NONE, Ordering::AcqRel, Ordering::Relaxed);
-    }
-
-    pub(crate) fn is_withdrawn(&self) -> bool {
-        self.0.load(Ordering::Acquire) == Self::NONE
-    }
-
-    /// `None` before it is there.
-    pub(crate) fn answered(&self) -> Option<bool> {
-        match self.0.load(Ordering::Acquire) {
-            Self::SOMETHING => Some(true),
-            Self::NOTHING => Some(false),
-            _ => None,
-        }
-    }
+    /// A question of the task that steps through the flow to its own task.
+    pub(crate) rest_check: RestCheck,
 }
 
 /// Operators whose runs are one task's.
@@ -273,7 +229,7 @@ impl Control {
             paused: Mutex::new(false),
             failure: OnceLock::new(),
             keeper: WakerCell::new(),
-            look: Look(AtomicU8::new(Look::NONE)),
+            rest_check: RestCheck::new(),
         })
     }
 
@@ -400,15 +356,15 @@ impl Control {
         self.nodes.iter().for_each(|node| node.set_stepped(false));
     }
 
-    /// Some operator runs only where it is asked for.
+    /// A task steps through the flow.
     pub(crate) fn is_stepped(&self) -> bool {
         self.nodes.iter().any(|node| node.permit().is_some())
     }
 
-    /// Nothing comes by itself: each operator that has not ended waits for others, and nothing of the flow's is outside, to come
-    /// back, or on its way in.
+    /// Each operator that has not ended waits for others of the flow, no envelope or link of the flow's is outside, and no message is
+    /// entering.
     pub(crate) fn is_quiet(&self) -> bool {
-        let none_is_outside = self.rest.outside() == 0 && !self.rest.is_entered();
+        let none_is_outside = self.rest.outside() == 0 && !self.rest.has_message_entering();
         none_is_outside && self.nodes.iter().all(|node| node.has_ended() || node.rests())
     }
 
@@ -458,7 +414,7 @@ impl Control {
             Ask::Room(desk) => {
                 let full =
                     hubs.of(desk).filter(|hub| hub.from == desk).find_map(|hub| hub.state.writer_lacks(&holders));
-                full.unwrap_or_else(|| format!("a place at `{}`, which another one has", self.names[desk]))
+                full.unwrap_or_else(|| format!("room at `{}`, which another handle has reserved", self.names[desk]))
             }
         });
         Lacks { room, messages, asked: asked.collect(), more: shown.lacks() }

@@ -32,6 +32,7 @@ pub(crate) mod permit;
 mod plan;
 mod ports;
 pub(crate) mod quiet;
+pub(crate) mod rest_check;
 pub(crate) mod rounds;
 pub(crate) mod seat;
 pub(crate) mod senders;

@@ -154,8 +154,8 @@ impl Rest {
         }
     }
 
-    /// A message is on its way into the flow.
-    pub(crate) fn is_entered(&self) -> bool {
+    /// A message from outside has been accepted and is not in its queue yet.
+    pub(crate) fn has_message_entering(&self) -> bool {
         self.tokens.lent() != self.outside()
     }
 
@@ -329,8 +329,8 @@ impl Node {
         self.parking.is_parked()
     }
 
-    /// Nothing but another operator of its flow will wake it: it is parked, or its last question to a
-    /// [permit](super::permit) was answered so, and it has not been woken since.
+    /// Nothing but another operator of its flow will wake it: it is parked; or it waits for its [permit](super::permit), its last run
+    /// was refused for that reason, and it has not been woken since.
     pub(crate) fn rests(&self) -> bool {
         let refused = |permit: &Permit| permit.is_at_door() && self.shown.status().0 == Status::Wait;
         self.is_parked() || (self.permit().is_some_and(refused) && self.parking.is_calm())

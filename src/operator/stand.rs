@@ -30,7 +30,7 @@ pub(crate) struct Stands {
     /// Of each operator: runs that have ended.
     runs: Vec<u64>,
     /// Some operator waits for an envelope, which one that is in a run may have been given in a way that the flow does not know; or
-    /// for room that someone outside keeps.
+    /// for room that a handle outside has reserved.
     pub(crate) unsure: bool,
 }
 
@@ -50,7 +50,7 @@ struct Found<'a> {
     envelope: bool,
     /// A hub is about to bring it a message, or has room that it may be given.
     moves: bool,
-    /// Nothing is heard of the end of that.
+    /// The end of that wakes no operator: to be looked at again.
     unsure: bool,
 }
 
@@ -58,7 +58,7 @@ impl Control {
     /// How all operators stand, `at_rest` if none of them can act before another one has: then a wait for something beside its ports
     /// makes none active. `None` where the answer would mean nothing: a message from outside is on its way to an operator.
     pub(crate) fn stands(&self, at_rest: bool) -> Option<Stands> {
-        if self.rest.is_entered() {
+        if self.rest.has_message_entering() {
             return None;
         }
         let hubs = self.hubs();
@@ -158,7 +158,7 @@ impl Found<'_> {
                     let may_hold = |&other: &usize| other != desk && self.control.may_hold_a_request(other, self.hubs);
                     self.on.extend(behind.filter(may_hold));
                 }
-                // While there is room it is another sender's, who may come from outside and give it back.
+                // Room that there is has been reserved by another handle, which may be outside and may release it.
                 Ask::Room(desk) => {
                     for hub in self.hubs.of(desk).filter(|hub| hub.from == desk) {
                         match hub.state.writer_waits() {

@@ -216,7 +216,7 @@ impl Cx {
             }
             lacks.push(TURN.into());
         }
-        // Not at rest: somebody may let it go on. Whatever the present poll has waited for before this, and has given up.
+        // Not at rest: `resume`, or the next step, may let it go on. Noted, since the present poll may have given up another wait.
         self.tell(lacks, false);
         self.node.show(Status::WaitEvent);
         self.node.note_wait(false);
