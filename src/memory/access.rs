@@ -148,12 +148,13 @@ impl Uses {
     /// For what a write must come after. `whole`: nothing is left of what was there, so that it may be spoilt.
     #[inline]
     pub(super) fn before_write(&self, stream: &Stream, whole: bool, outlives: bool) -> Result<()> {
+        // Those that read come after the write: a wait for one of them implies the wait for the write, which is then none.
+        self.elsewhere.iter().chain(&self.reads).try_for_each(|before| stream.wait_until_over(before))?;
         match &self.write {
-            None => {}
-            Some(write) if whole || self.worthless => stream.wait_until_over(write)?,
-            Some(write) => stream.wait_to_read(write, outlives)?,
+            None => Ok(()),
+            Some(write) if whole || self.worthless => stream.wait_until_over(write),
+            Some(write) => stream.wait_to_read(write, outlives),
         }
-        self.elsewhere.iter().chain(&self.reads).try_for_each(|before| stream.wait_until_over(before))
     }
 
     /// Marks all of them now, for whoever comes after them on another stream.
