@@ -165,9 +165,10 @@ impl Heap {
     pub(super) fn reserve_blocks(&self, device: &Device) -> Result<()> {
         let Kind::Blocks { bytes, count } = self.kind else { return Ok(()) };
         for _ in 0..count {
+            let before = self.ledger.given_back();
             let home = match self.ask_driver(device, bytes) {
                 // What others keep may make room for it, and what they had, if it is done.
-                Err(error) if error.is_out_of_memory() && self.ledger.make_room(self.host) => {
+                Err(error) if error.is_out_of_memory() && self.ledger.make_room(self.host, before) => {
                     self.ask_driver(device, bytes)?
                 }
                 asked => asked?,
@@ -360,13 +361,14 @@ impl Heap {
 
     /// New memory of the driver's.
     fn alloc_new(self: &Arc<Self>, device: &Device, bytes: usize, size: u64, lane: u64, asker: Asker) -> Result<Owned> {
+        let before = self.ledger.given_back();
         let mut asked = self.try_new(device, bytes, size, lane, asker);
         if let Err(error) = &asked
             && error.is_out_of_memory()
         {
             // What is done counts as free, and is the driver's if its allocator is gone; and what is kept in other sizes, or by
             // others, may make room.
-            if self.ledger.make_room(self.host) {
+            if self.ledger.make_room(self.host, before) {
                 asked = self.try_new(device, bytes, size, lane, asker);
             }
             if size > bytes as u64 && asked.as_ref().is_err_and(Error::is_out_of_memory) {
@@ -382,12 +384,14 @@ impl Heap {
             return Err(Error::new(ErrorKind::OutOfMemory, "no room"));
         }
         let over = self.limit.map_or(0, |limit| (state.held + size).saturating_sub(limit));
+        let gives = (over > 0).then(|| self.ledger.gives());
         let given_up = if over > 0 { state.drain_idle(over) } else { Vec::new() };
         // Before it is there: nobody else takes the same room.
         state.count(size, bytes as u64, asker.drawn());
         drop(state);
         let has_given_up = !given_up.is_empty();
         self.release(given_up);
+        drop(gives);
         let asked = self.ask_driver(device, size);
         if has_given_up {
             // The driver may have more of it than it has to give here.

@@ -6,6 +6,8 @@ use std::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    thread,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -16,6 +18,9 @@ use crate::{
     device::{Device, HearsOfLoss},
     sync::{Mutex, later, lock},
 };
+
+/// How long a request that the driver has refused waits for another thread that is giving memory back: many times what that takes.
+const LEAVES_WITHIN: Duration = Duration::from_millis(10);
 
 /// See the [module](self).
 #[derive(Default)]
@@ -30,6 +35,8 @@ pub(crate) struct Ledger {
     leaked: AtomicU64,
     /// Bytes that were ever given back to the driver.
     given_back: AtomicU64,
+    /// Threads that may be about to give some back.
+    givers: AtomicUsize,
     pub(super) hunger: Hunger,
 }
 
@@ -86,6 +93,19 @@ impl Ledger {
         all.into_iter().filter(|heap| heap.is_host() == host).collect()
     }
 
+    /// The same, for a moment: a heap that its owners let go of meanwhile is dropped here.
+    pub(super) fn visit<R>(&self, host: bool, with: impl FnOnce(&[Arc<Heap>]) -> R) -> R {
+        let _gives = self.gives();
+        let heaps = self.heaps(host);
+        with(&heaps)
+    }
+
+    /// To be held by a thread that may give memory back to the driver: from before that memory is found nowhere else.
+    pub(super) fn gives(&self) -> Gives<'_> {
+        self.givers.fetch_add(1, Ordering::SeqCst);
+        Gives(self)
+    }
+
     pub(super) fn add(&self, bytes: u64) {
         let now = self.in_use.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
@@ -120,26 +140,35 @@ impl Ledger {
     /// Bytes of device memory in blocks that nobody has: no other allocator gets them.
     pub(super) fn spare_blocks(&self) -> u64 {
         let spare = |heap: &Arc<Heap>| heap.limit().map_or(0, |limit| limit.saturating_sub(heap.used()));
-        self.heaps(false).iter().filter(|heap| heap.has_blocks()).map(spare).sum()
+        self.visit(false, |heaps| heaps.iter().filter(|heap| heap.has_blocks()).map(spare).sum())
     }
 
     /// Asks the device what of all that is bound is done.
     pub(super) fn sweep(&self, host: bool) {
-        self.heaps(host).iter().for_each(|heap| heap.sweep());
+        self.visit(host, |heaps| heaps.iter().for_each(|heap| heap.sweep()));
     }
 
     /// Gives what is idle back to the driver: so many bytes.
     pub(super) fn trim(&self, host: bool) -> u64 {
-        self.heaps(host).iter().map(|heap| heap.trim()).sum()
+        self.visit(host, |heaps| heaps.iter().map(|heap| heap.trim()).sum())
     }
 
-    /// The driver has no more memory: gives back what is done with and what is kept, and what allocators had that are gone. True if
-    /// it has more by now.
-    pub(super) fn make_room(&self, host: bool) -> bool {
-        let before = self.given_back.load(Ordering::SeqCst);
+    /// The driver has no more memory: gives back what is done with and what is kept, and what allocators had that are gone; and
+    /// waits, for at most [`LEAVES_WITHIN`], for what another thread is giving back. True if it has
+    /// been given some since [`given_back`](Self::given_back) was `before`.
+    pub(super) fn make_room(&self, host: bool, before: u64) -> bool {
         self.sweep(host);
         self.trim(host);
-        self.given_back.load(Ordering::SeqCst) > before
+        let until = Instant::now() + LEAVES_WITHIN;
+        while self.is_leaving() && Instant::now() < until {
+            thread::yield_now();
+        }
+        self.given_back() > before
+    }
+
+    /// Bytes that were given back to the driver so far.
+    pub(super) fn given_back(&self) -> u64 {
+        self.given_back.load(Ordering::SeqCst)
     }
 
     /// So many bytes are the driver's again.
@@ -149,11 +178,17 @@ impl Ledger {
 
     /// Where no memory is out, so that none will come back: a number. Between two looks with the same number none was out.
     pub(super) fn idle_mark(&self, host: bool) -> Option<u64> {
+        let _gives = self.gives();
         let all = lock(&self.heaps).clone();
         let all: Vec<_> = all.iter().map(Weak::upgrade).collect();
         let is_leaving = self.ending.load(Ordering::SeqCst) > 0 || all.iter().any(Option::is_none);
         let of_kind = all.iter().flatten().filter(|heap| heap.is_host() == host);
         if is_leaving { None } else { of_kind.map(|heap| heap.idle_mark()).sum() }
+    }
+
+    /// A thread gives some back to the driver, or may be about to.
+    fn is_leaving(&self) -> bool {
+        self.givers.load(Ordering::SeqCst) > 0 || lock(&self.heaps).iter().any(|heap| heap.strong_count() == 0)
     }
 
     /// Memory has come free: the tasks that wait look again.
@@ -183,8 +218,18 @@ impl Ledger {
     }
 
     fn each(&self, with: impl Fn(&Heap)) {
+        let _gives = self.gives();
         let all: Vec<_> = lock(&self.heaps).iter().filter_map(Weak::upgrade).collect();
         all.iter().for_each(|heap| with(heap));
+    }
+}
+
+/// See [`Ledger::gives`].
+pub(super) struct Gives<'a>(&'a Ledger);
+
+impl Drop for Gives<'_> {
+    fn drop(&mut self) {
+        self.0.givers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

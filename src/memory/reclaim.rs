@@ -82,6 +82,7 @@ impl Memory {
     fn shelve_idle(&self) {
         let Some(heap) = self.origin.heap() else { return };
         let (home, size, asked) = (self.home, self.size, self.bytes as u64);
+        let _gives = (!heap.keeps()).then(|| heap.ledger.gives());
         let mut state = lock(&heap.state);
         if heap.keeps() {
             state.idle += size;
@@ -138,8 +139,12 @@ impl Heap {
             && let Some(device) = self.device.upgrade()
         {
             // It keeps itself as long as anything is bound. What another sweep finds first is the driver's again at once.
-            let heap = Arc::downgrade(self);
-            Streams::of(&device).lookout().sweep(Box::new(move || heap.upgrade().is_some_and(|heap| heap.beat())));
+            let (heap, ledger) = (Arc::downgrade(self), self.ledger.clone());
+            let beat = move || {
+                let _gives = ledger.gives();
+                heap.upgrade().is_some_and(|heap| heap.beat())
+            };
+            Streams::of(&device).lookout().sweep(Box::new(beat));
         }
     }
 

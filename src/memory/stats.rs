@@ -75,8 +75,8 @@ impl Device {
     /// cannot say.
     pub fn memory(&self) -> Result<MemoryInfo> {
         let info = self.backend().memory()?;
-        let heaps = Arena::of(self).ledger.heaps(false);
-        let kept: u64 = heaps.iter().filter(|heap| !heap.has_blocks()).map(|heap| heap.stats().cached).sum();
+        let kept = |heap: &Arc<Heap>| if heap.has_blocks() { 0 } else { heap.stats().cached };
+        let kept: u64 = Arena::of(self).ledger.visit(false, |heaps| heaps.iter().map(kept).sum());
         Ok(MemoryInfo { free: info.free.saturating_add(kept).min(info.total), ..info })
     }
 
@@ -97,14 +97,14 @@ impl Device {
         let arena = Arena::of(self);
         arena.ledger.sweep(false);
         let capacity = self.backend().memory().ok().map(|info| info.total);
-        MemoryStats::sum(&arena.ledger.heaps(false), Some(arena.ledger.peak()), capacity)
+        arena.ledger.visit(false, |heaps| MemoryStats::sum(heaps, Some(arena.ledger.peak()), capacity))
     }
 
     /// The same of page-locked memory of the host that is near it.
     pub fn pinned_memory_stats(&self) -> MemoryStats {
         let arena = Arena::of(self);
         arena.ledger.sweep(true);
-        MemoryStats::sum(&arena.ledger.heaps(true), None, None)
+        arena.ledger.visit(true, |heaps| MemoryStats::sum(heaps, None, None))
     }
 
     /// Gives the driver back what is kept of its memory for whoever asks next: so many bytes.
