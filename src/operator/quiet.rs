@@ -147,13 +147,15 @@ impl Parking {
         Self { group: tokens.states[operator / GROUP].clone(), token, no_poll, bits }
     }
 
-    /// The operator's task is polled. If it was parked, nobody has taken a token for it.
+    /// The operator's task is polled. If it was parked, no wake has taken a token for it.
     #[inline]
     pub(crate) fn begin(&self, tokens: &Tokens) {
-        self.resume(tokens);
-        // Not if the state shows no wake: one that it does not show yet has another poll follow. Not a plain store: what a
-        // wake that came before this wanted to show must be seen by the questions.
-        if self.group.0.load(Ordering::SeqCst) & self.no_poll != 0 {
+        let seen = self.group.0.load(Ordering::SeqCst);
+        if seen & self.bits == 0 {
+            let _ = self.raise(tokens, self.token);
+        } else if seen & self.no_poll != 0 {
+            // Only where the state shows a wake: after one that it does not show yet, another poll follows. Not a plain store: what
+            // that wake wanted to show must be seen by the questions.
             self.group.0.fetch_and(!self.no_poll, Ordering::SeqCst);
         }
     }

@@ -102,12 +102,14 @@ impl Cx {
             }
             let task = &mut Context::from_waker(own.unwrap_or(task.waker()));
             let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
-            // One that never runs again waits no more, either: what its ports keep for it goes to others.
-            asking.waits = asked != Poll::Ready(true);
             // The end of one run is the beginning of the next, if it does not have to wait.
             if asked != Poll::Ready(true) {
+                // One that never runs again waits no more, either: what its ports keep for it goes to others.
+                asking.waits = true;
                 asking.cx.stop_clock();
+                return asked;
             }
+            asking.waits = false;
             asked
         })
         .await
@@ -286,7 +288,9 @@ impl Cx {
         self.fruitless.waits();
         match asked {
             Readiness::WAIT if self.conditions.is_none() && !self.ports_tell => {
-                self.tell(Vec::new(), false);
+                if self.told {
+                    self.tell(Vec::new(), false);
+                }
                 self.node.show(Status::Wait);
             }
             _ => self.show(asked, ports),
