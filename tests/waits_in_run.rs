@@ -563,3 +563,48 @@ async fn a_look_in_passing_hides_neither_the_end_nor_a_stall() {
         }
     }
 }
+
+/// A message that is `Send`, and no more.
+struct Alone(std::cell::Cell<u32>);
+
+impl Message for Alone {}
+
+#[derive(Ports)]
+struct AlonePorts {
+    #[input]
+    one: Input<Alone>,
+    #[input(capacity = 2)]
+    several: Inputs<Alone>,
+}
+
+#[tokio::test]
+async fn what_an_operator_waits_for_need_not_be_sync() {
+    let mut flow = Flow::new("not sync");
+    let numbered = || {
+        let mut numbers = 1..=3;
+        source(move || std::future::ready(Ok(numbers.next().map(|number| Alone(number.into())))))
+    };
+    let [one, several] = ["one", "several"].map(|name| flow.add(name, numbered()));
+    let (tell, sum) = tokio::sync::oneshot::channel();
+    let mut tell = Some(tell);
+    let sums = task(move |ports: &mut AlonePorts, _cx| {
+        let tell = tell.take();
+        async move {
+            let mut sum = 0;
+            while let Some(Alone(number)) = ports.one.recv().await? {
+                sum += number.get();
+            }
+            while let Some((_, Alone(number))) = ports.several.recv_any().await? {
+                sum += 10 * number.get();
+            }
+            tell.map(|tell| tell.send(sum));
+            Ok(())
+        }
+        .boxed()
+    });
+    let sums = flow.add("sums", sums);
+    flow.connect(one.output, sums.one);
+    flow.connect(several.output, sums.several);
+    flow.run().await.unwrap();
+    assert_eq!(sum.await, Ok(66));
+}

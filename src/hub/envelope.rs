@@ -301,9 +301,11 @@ impl<T: Plain> Envelope<T> {
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub async fn read(&self) -> Result<&[T]> {
-        self.raw.host_access(false).wait().await?;
-        self.as_slice()
+    pub fn read(&self) -> impl Future<Output = Result<&[T]>> + Send {
+        async move {
+            self.raw.host_access(false).wait().await?;
+            self.as_slice()
+        }
     }
 
     /// The valid part to write to, once nothing uses it any more. On the host.
@@ -313,9 +315,11 @@ impl<T: Plain> Envelope<T> {
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub async fn write(&mut self) -> Result<&mut [T]> {
-        self.idle().await?;
-        self.as_mut_slice()
+    pub fn write(&mut self) -> impl Future<Output = Result<&mut [T]>> + Send {
+        async move {
+            self.idle().await?;
+            self.as_mut_slice()
+        }
     }
 
     /// All it has room for, to write to, once nothing uses it any more. On the host. [`set_len`](Self::set_len) then
@@ -326,9 +330,11 @@ impl<T: Plain> Envelope<T> {
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub async fn space(&mut self) -> Result<&mut [T]> {
-        self.idle().await?;
-        self.as_mut_space()
+    pub fn space(&mut self) -> impl Future<Output = Result<&mut [T]>> + Send {
+        async move {
+            self.idle().await?;
+            self.as_mut_space()
+        }
     }
 
     /// What a device is doing with it. Asks the device, and does not wait for it.

@@ -168,9 +168,11 @@ impl<T: Plain> Buffer<T> {
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub async fn read(&self) -> Result<&[T]> {
-        self.memory.host_access(false).wait().await?;
-        self.as_slice()
+    pub fn read(&self) -> impl Future<Output = Result<&[T]>> + Send {
+        async move {
+            self.memory.host_access(false).wait().await?;
+            self.as_slice()
+        }
     }
 
     /// The elements to write to, once nothing that uses them is in flight. For memory of the host.
@@ -180,9 +182,11 @@ impl<T: Plain> Buffer<T> {
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub async fn write(&mut self) -> Result<&mut [T]> {
-        self.memory.host_access(true).wait().await?;
-        self.as_mut_slice()
+    pub fn write(&mut self) -> impl Future<Output = Result<&mut [T]>> + Send {
+        async move {
+            self.memory.host_access(true).wait().await?;
+            self.as_mut_slice()
+        }
     }
 
     /// The elements, without waiting. For memory of the host.

@@ -125,16 +125,19 @@ impl<M: Message> Input<M> {
     /// A message is taken only as the future resolves: dropping it loses none. Beside something else (in a `select!`, say), or
     /// in a combinator that polls with wakers of its own (`FuturesUnordered`), it counts as work under way: the flow is not
     /// at rest.
-    pub async fn recv(&mut self) -> Result<Option<M>> {
-        self.intake.let_go();
-        loop {
-            let waiting = Wait(slice::from_mut(&mut self.arrivals));
-            let there = poll_fn(|task| self.intake.poll_received(task, |task| waiting.0[0].poll_new(task))).await;
-            drop(waiting);
-            let taken = if there { self.try_take()? } else { return Ok(None) };
-            // Else its hub has dropped it since.
-            if taken.is_some() {
-                return Ok(taken);
+    pub fn recv(&mut self) -> impl Future<Output = Result<Option<M>>> + Send {
+        async move {
+            self.intake.let_go();
+            loop {
+                let waiting = Wait(slice::from_mut(&mut self.arrivals));
+                let (intake, arrivals) = (&mut self.intake, &mut waiting.0[0]);
+                let there = poll_fn(move |task| intake.poll_received(task, |task| arrivals.poll_new(task))).await;
+                drop(waiting);
+                let taken = if there { self.try_take()? } else { return Ok(None) };
+                // Else its hub has dropped it since.
+                if taken.is_some() {
+                    return Ok(taken);
+                }
             }
         }
     }

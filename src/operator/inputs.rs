@@ -211,32 +211,35 @@ impl<M: Message> Inputs<M> {
     ///
     /// # Cancel safety
     /// A message is taken only as the future resolves: dropping it loses none.
-    pub async fn recv_any(&mut self) -> Result<Option<(usize, M)>> {
-        self.intake.let_go();
-        loop {
-            let waiting = Wait(&mut self.connections);
-            let there = poll_fn(|task| {
-                self.intake.poll_received(task, |task| {
-                    let mut all = Readiness::NEVER;
-                    for connection in &mut *waiting.0 {
-                        match (connection.poll_new(task), all) {
-                            (Readiness::READY, _) => return Readiness::READY,
-                            (Readiness::NEVER, _) => {}
-                            // Whichever comes first.
-                            (asked, Readiness::NEVER) => all = asked,
-                            (asked, before) if before.needs_others() => all = asked,
-                            _ => {}
+    pub fn recv_any(&mut self) -> impl Future<Output = Result<Option<(usize, M)>>> + Send {
+        async move {
+            self.intake.let_go();
+            loop {
+                let waiting = Wait(&mut self.connections);
+                let (intake, connections) = (&mut self.intake, &mut *waiting.0);
+                let there = poll_fn(move |task| {
+                    intake.poll_received(task, |task| {
+                        let mut all = Readiness::NEVER;
+                        for connection in &mut *connections {
+                            match (connection.poll_new(task), all) {
+                                (Readiness::READY, _) => return Readiness::READY,
+                                (Readiness::NEVER, _) => {}
+                                // Whichever comes first.
+                                (asked, Readiness::NEVER) => all = asked,
+                                (asked, before) if before.needs_others() => all = asked,
+                                _ => {}
+                            }
                         }
-                    }
-                    all
-                })
-            });
-            let there = there.await;
-            drop(waiting);
-            let taken = if there { self.try_take_any()? } else { return Ok(None) };
-            // Else its hub has dropped it since.
-            if taken.is_some() {
-                return Ok(taken);
+                        all
+                    })
+                });
+                let there = there.await;
+                drop(waiting);
+                let taken = if there { self.try_take_any()? } else { return Ok(None) };
+                // Else its hub has dropped it since.
+                if taken.is_some() {
+                    return Ok(taken);
+                }
             }
         }
     }

@@ -84,7 +84,7 @@ impl<M: Message> Output<M> {
     /// # Cancel safety
     /// Dropping the future before it resolves drops the message with it, unsent.
     #[inline]
-    pub fn send(&mut self, message: M) -> impl Future<Output = Result<()>> {
+    pub fn send(&mut self, message: M) -> impl Future<Output = Result<()>> + Send {
         let mut place = Discarded::new(self.parcel(message));
         async move { self.deliver(place.place()).await }
     }
@@ -341,19 +341,21 @@ impl<T: Plain> Output<Envelope<T>> {
     ///
     /// # Cancel safety
     /// An envelope is taken only as the future resolves: dropping it loses none.
-    pub async fn blank(&mut self) -> Result<Envelope<T>> {
-        if let Some(raw) = self.to.blank()? {
-            return Ok(Envelope::of_raw(raw));
-        }
-        let carry = self.carry.clone();
-        let waits = WaitsForBlank(self);
-        poll_fn(|task| {
-            carry.poll_port(InRun::SENDS, task, |task| match waits.0.poll_blank(task) {
-                Poll::Ready(blank) => Ok(blank),
-                Poll::Pending => Err(Readiness::WAIT),
+    pub fn blank(&mut self) -> impl Future<Output = Result<Envelope<T>>> + Send {
+        async move {
+            if let Some(raw) = self.to.blank()? {
+                return Ok(Envelope::of_raw(raw));
+            }
+            let carry = self.carry.clone();
+            let waits = WaitsForBlank(self);
+            poll_fn(|task| {
+                carry.poll_port(InRun::SENDS, task, |task| match waits.0.poll_blank(task) {
+                    Poll::Ready(blank) => Ok(blank),
+                    Poll::Pending => Err(Readiness::WAIT),
+                })
             })
-        })
-        .await
+            .await
+        }
     }
 
     pub(crate) fn poll_blank(&mut self, cx: &mut Context<'_>) -> Poll<Result<Envelope<T>>> {
