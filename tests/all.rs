@@ -7,6 +7,7 @@ mod chunks;
 mod chunks_contested;
 mod chunks_edges;
 mod chunks_flow;
+mod closed_late;
 mod concurrency;
 mod conditions;
 mod conditions_events;

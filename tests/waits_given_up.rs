@@ -1,12 +1,17 @@
 //! Waits at ports that an operator gives up, in a `select!` or by a timeout, and what it waits for after that: neither a pause nor a
 //! step nor a period is taken for the end of the flow, and a deadlock or a quiet loop that comes later is found.
 
-use std::{future::ready, pin::pin, time::Duration};
+use std::{
+    future::ready,
+    pin::pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use common::*;
 use futures::FutureExt;
 use tokio::time::{sleep, timeout};
-use wakeline::{condition::every, prelude::*};
+use wakeline::{Service, condition::every, prelude::*};
 
 #[derive(Ports)]
 struct HintedPorts {
@@ -203,5 +208,92 @@ async fn what_stays_registered_hides_no_deadlock_and_no_quiet_loop() {
         let outcome = within(flow.run()).await;
         drop(silent);
         assert_eq!(outcome.is_err_and(|error| error.is_stalled()), deadlock);
+    }
+}
+
+#[derive(Ports)]
+struct AsksPorts {
+    #[input(optional)]
+    own: Input<u32>,
+    #[input(optional)]
+    other: Input<u32>,
+    #[output(optional)]
+    out: Output<u32>,
+}
+
+/// What is given up first, and what the operator waits for in the same poll.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Then {
+    AsksAndReceives,
+    AsksAndSends,
+    ReceivesAndSends,
+}
+
+/// Waits that are given up by a timeout, with nothing between them and the next wait that would make another poll.
+struct Asks(Then, Arc<Mutex<Option<Service<u32, u32>>>>);
+
+impl Operator for Asks {
+    type Ports = AsksPorts;
+
+    async fn run(&mut self, ports: &mut AsksPorts, _cx: &mut Cx) -> Result<()> {
+        const SHORTLY: Duration = Duration::from_millis(20);
+        let service = self.1.lock().unwrap().take().unwrap();
+        if self.0 == Then::ReceivesAndSends {
+            assert!(timeout(SHORTLY, ports.other.recv()).await.is_err());
+        } else {
+            assert!(timeout(SHORTLY, service.ask(1)).await.is_err());
+        }
+        drop(service);
+        if self.0 == Then::AsksAndReceives {
+            assert_eq!(ports.own.recv().await?, None, "its loop has gone quiet");
+            return Ok(());
+        }
+        ports.out.send(1).await?;
+        ports.out.send(2).await
+    }
+
+    async fn compute(&mut self, _ports: &mut AsksPorts, _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_was_given_up_in_the_same_poll_is_none() {
+    for then in [Then::AsksAndReceives, Then::AsksAndSends, Then::ReceivesAndSends] {
+        let mut flow = Flow::new("given up");
+        let service = Arc::new(Mutex::new(None));
+        let asks = flow.add("asks", Asks(then, service.clone()));
+        flow.connect_with(asks.out, asks.own, Hub::bounded(1));
+        // In a run without an end where it is waited for.
+        let never = source(move || async move {
+            if then == Then::ReceivesAndSends {
+                std::future::pending::<()>().await;
+            }
+            Ok(None::<u32>)
+        });
+        let never = flow.add("never", never);
+        flow.connect(never.output, asks.other);
+        let slow = flow.add(
+            "slow",
+            map(async |number: u32| {
+                sleep(Duration::from_secs(3)).await;
+                Ok(number)
+            }),
+        );
+        *service.lock().unwrap() = Some(flow.service_with("service", slow.input, slow.output, Hub::bounded(1)));
+        let beside = flow.add("beside", sink(|_: u32| ready(Ok(()))));
+        let held = flow.ingress("held", beside.input);
+        let mut running = flow.spawn().unwrap();
+        let handle = running.handle();
+        let over = timeout(Duration::from_secs(2), &mut running).await;
+        if then == Then::AsksAndReceives {
+            assert!(over.is_err() && handle.failure().is_none(), "its answer comes later: {over:?}");
+            drop(held);
+            within(running).await.unwrap();
+        } else {
+            let error = over.unwrap().unwrap_err().to_string();
+            assert!(error.contains("`asks` waits for room in hub `asks.out -> asks.own`"), "{then:?}: {error}");
+            assert!(!error.contains("service") && !error.contains("never.output"), "{then:?}: {error}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! [`Looks`]: when the keeper of a flow looks for groups of operators that wait for each other alone.
 //!
-//! A while after an operator has parked, and not again before another one has: an idle flow has no timer.
+//! A while after an operator has parked or ended, and not again before another one has: an idle flow has no timer.
 //!
 //! ```text
 //!             an operator parks               LOOK_AFTER                          no such group
@@ -59,13 +59,14 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    /// An operator has parked since the last look, and a while has passed. Until then the waker is kept.
+    /// An operator has parked, or ended, since the last look, and a while has passed. Until then the waker is kept.
     pub(super) fn is_due(&mut self, rest: &Rest, task: &mut Context<'_>) -> bool {
         if !std::mem::replace(&mut self.begun, true) {
             rest.await_park();
         }
         if rest.has_parked() {
-            self.due = self.due.or_else(|| Some(after(Instant::now(), LOOK_AFTER)));
+            let soon = after(Instant::now(), LOOK_AFTER);
+            self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
         }
         if self.due.is_none_or(|due| !self.limit.has_passed(due, task)) {
             return false;

@@ -4,7 +4,8 @@
 /// them takes, or one of them has something to send and no room for it. Nothing that the others do can change that.
 ///
 /// It is found when all operators wait for each other; and, on a runtime with timers (`enable_time`), where some do and others go
-/// on, within two tenths of a second after the last of them has begun to wait. There the analysis errs on the side of going on: operators
+/// on, within two tenths of a second after the last of them has begun to wait, or a little over a second where one waits for room
+/// while several of its hubs are full, or for an envelope that is outside. There the analysis errs on the side of going on: operators
 /// that wait for a condition of the user's own, a predicate or `may_run` count as going on; one that waits for a message in the middle of
 /// a run counts as waiting at all of its inputs; and a wait for an envelope counts as one for all operators in a run, and for all
 /// that messages of the hub may have come to. An envelope that an operator gave away by a channel of the program's own is unknown to the

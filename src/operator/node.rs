@@ -135,13 +135,13 @@ impl Rest {
         Arc::new(Self { tokens, flow, stepper, watchers, left, parks, outside })
     }
 
-    /// The flow's task is notified when the next operator parks. Call it before a look at which ones are parked: an operator
+    /// The flow's task is notified when the next operator parks, or ends. Call it before a look at which ones are parked: an operator
     /// that parks meanwhile is seen there, or notifies.
     pub(crate) fn await_park(&self) {
         self.parks.store(parks::AWAITED, Ordering::SeqCst);
     }
 
-    /// Whether one has parked since [`await_park`](Self::await_park). True once.
+    /// Whether one has parked, or ended, since [`await_park`](Self::await_park). True once.
     pub(crate) fn has_parked(&self) -> bool {
         let (from, to) = (parks::SEEN, parks::IGNORED);
         self.parks.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
@@ -410,6 +410,8 @@ impl Node {
             if self.parking.end(&self.rest.tokens) {
                 self.rest.flow.wake();
             }
+            // Operators may have waited for this one that wait for each other alone now.
+            self.rest.notify_of_park();
         }
         // Last: a task that steps through the flow looks at `ended` as it is woken.
         if let Some(permit) = self.permit.get() {

@@ -4,7 +4,7 @@
 //! ```text
 //!   a poll begins ──> waits at a port: note ──> the poll is over: decide
 //!                                                  │ it waits for something else ──────────────> keeps its token
-//!                                                  │ it waits for others, and for more, or did ─> polled again, once
+//!                                                  │ at several, or it was at several ──────────> polled again, once
 //!                                                  │ no clone of its waker is kept ────────────> parks
 //!                                                  │ a clone is kept, the waker is old ────────> polled again, with a new waker
 //!                                                  └ a clone is kept, of this poll's waker ────> keeps its token
@@ -13,7 +13,7 @@
 //! Everything that the operator's future awaits keeps a clone of the waker that the future is polled with, except for the
 //! operator's own ports. So while no clone is kept, nothing but another operator can wake it. A clone may have been left
 //! behind by a wait that is over; a new waker, which only what is still waited for is polled with, shows that. So does another
-//! poll where one of several waits was for something else: it may have been given up since.
+//! poll where the operator came to several waits: all but the last may have been given up within the poll.
 //!
 //! The last clone may go after it was used to wake. The wake comes before that, so whoever sees that the clone has gone sees
 //! the wake as well, and does not park.
@@ -25,7 +25,7 @@ use crate::sync::{AtomicUsize, Ordering, fence};
 /// See the [module](self). All of it is the operator's own task's.
 #[derive(Debug)]
 pub(crate) struct OnlyOthers {
-    /// What the present poll waits at: one of [`at_port`], with [`at_port::NEW`] or without.
+    /// What the present poll has come to wait at: one of [`at_port`], with [`at_port::NEW`] or without.
     at_port: AtomicUsize,
 }
 
@@ -37,8 +37,10 @@ mod at_port {
     pub(super) const MORE: usize = 2;
     /// At several, one of them for something else.
     pub(super) const SEVERAL: usize = 3;
+    /// At several, all for other operators.
+    pub(super) const SEVERAL_OTHERS: usize = 4;
     /// The waker was made for this poll.
-    pub(super) const NEW: usize = 4;
+    pub(super) const NEW: usize = 8;
 }
 
 /// What follows from a poll.
@@ -60,8 +62,9 @@ impl OnlyOthers {
     pub(crate) fn note(&self, for_others: bool) {
         let before = self.at_port.load(Ordering::Relaxed);
         let now = match (before & !at_port::NEW, for_others) {
-            (at_port::NOTHING | at_port::OTHERS, true) => at_port::OTHERS,
+            (at_port::NOTHING, true) => at_port::OTHERS,
             (at_port::NOTHING, false) => at_port::MORE,
+            (at_port::OTHERS | at_port::SEVERAL_OTHERS, true) => at_port::SEVERAL_OTHERS,
             _ => at_port::SEVERAL,
         };
         self.at_port.store(before & at_port::NEW | now, Ordering::Relaxed);
@@ -91,10 +94,12 @@ impl OnlyOthers {
         self.at_port.store(at_port::NOTHING, Ordering::Relaxed);
         // By the next poll what keeps a clone may have been given up, and another wait begun.
         let (at, is_new) = (at & !at_port::NEW, at & at_port::NEW != 0);
-        if !pending || !matches!(at, at_port::OTHERS | at_port::SEVERAL) {
+        if !pending || matches!(at, at_port::NOTHING | at_port::MORE) {
             return Decision::KeepToken;
         }
-        if at == at_port::OTHERS && clones() == 0 {
+        // Of several waits one may have been given up within the poll.
+        let waits_for_all = at == at_port::OTHERS || at == at_port::SEVERAL_OTHERS && is_new;
+        if waits_for_all && clones() == 0 {
             // With the release by which the last clone has gone.
             fence(Ordering::Acquire);
             return Decision::Park;

@@ -29,8 +29,9 @@ pub(crate) struct Stands {
     pub(crate) all: Vec<Stand>,
     /// Of each operator: runs that have ended.
     runs: Vec<u64>,
-    /// Some operator waits for an envelope, which one that is in a run may have been given in a way that the flow does not know; or
-    /// for room that a handle outside has reserved.
+    /// Some operator waits for an envelope, which one that is in a run may have been given in a way that the flow does not know, or
+    /// which may be outside; for room that a handle outside has reserved; or, in the middle of a run, for room in one of several hubs.
+    /// What ends such a wait, or makes it one for other operators, may be no operator's park.
     pub(crate) unsure: bool,
 }
 
@@ -85,7 +86,11 @@ impl Control {
             Some(section) => self.operators_of(section).iter().for_each(|&member| found.add(member)),
         }
         *unsure |= found.unsure;
-        if found.moves || (found.envelope && self.rest.outside() > 0) {
+        if found.envelope && self.rest.outside() > 0 {
+            *unsure = true;
+            return Stand::Active;
+        }
+        if found.moves {
             return Stand::Active;
         }
         // An envelope may be with an operator that is in a run, whichever way it came there.
@@ -131,12 +136,15 @@ impl Found<'_> {
         // What its workers wait for is not known; nor which input it is that has too few messages, or too many.
         let workers = shown.has_workers();
         let any = workers || (in_run.is_none() && !shown.lacks().is_empty());
-        let mut holders = Vec::new();
+        let (mut holders, mut full) = (Vec::new(), 0);
         for hub in self.hubs.of(operator) {
             if hub.from == operator && (workers || sends(hub.writer_waits)) {
                 match hub.state.writer_waits() {
                     Some(WriterWait::Blank | WriterWait::Copy) => holders.push(operator),
-                    Some(WriterWait::Room) => self.on.push(hub.to),
+                    Some(WriterWait::Room) => {
+                        self.on.push(hub.to);
+                        full += 1;
+                    }
                     None if workers => self.on.push(hub.to),
                     None => {}
                 }
@@ -151,6 +159,8 @@ impl Found<'_> {
                 }
             }
         }
+        // It sends to one of these. That another one has room again wakes nothing, and may leave a closed group.
+        self.unsure |= in_run.is_some() && full > 1;
         for ask in shown.asked() {
             match ask {
                 Ask::Answer(desk) => {
