@@ -72,7 +72,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{Hub, HubOf, Message},
     operator::{
-        Operator, OutputHandle, PortDecl, Ports,
+        Operator, OutputHandle, Plan, PortDecl, Ports,
         control::{Control, Section as Shared},
         seat::{self, How, Setting, Surroundings},
     },
@@ -199,9 +199,20 @@ impl Flow {
 
     /// Adds an operator under a name of its own, and returns its ports' handles.
     pub fn add<O: Operator>(&mut self, name: impl Into<String>, operator: O) -> Added<<O::Ports as Ports>::Handles> {
-        let name: Arc<str> = name.into().into();
         let workers = operator.workers();
         let (seat, plan, handles) = seat::seat(operator, self.id, self.entries.len());
+        let (name, place) = self.add_seat(name.into(), workers, seat, plan);
+        Added { handles, name, place }
+    }
+
+    fn add_seat(
+        &mut self,
+        name: String,
+        workers: usize,
+        seat: Box<dyn seat::Seat>,
+        plan: Plan,
+    ) -> (Arc<str>, Arc<Mutex<Place>>) {
+        let name: Arc<str> = name.into();
         let place = Arc::new(Mutex::new(Place { conditions: plan.conditions, ..Place::default() }));
         self.entries.push(Entry {
             name: name.clone(),
@@ -211,7 +222,7 @@ impl Flow {
             stays: false,
             workers,
         });
-        Added { handles, name, place }
+        (name, place)
     }
 
     /// Joins an output to an input by a hub: a queue of one, two envelopes on each side, sizes from the output's

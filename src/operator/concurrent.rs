@@ -31,7 +31,7 @@ use futures::future::{Either, select};
 use tokio::sync::mpsc;
 
 use super::{
-    Cx, Operator, Ports,
+    Cx, Operator, Ports, after_run,
     attend::attended,
     carry::Carry,
     node::{Method, Node},
@@ -394,11 +394,7 @@ async fn one<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -
     cx.until_awaited().await;
     cx.begin_run(ports);
     operator.compute(ports, cx).await?;
-    if cx.has_run() {
-        let end = cx.end_of_run();
-        let calls_after = end.then(operator.after(ports, cx)).await?;
-        cx.calls_after(calls_after);
-    }
+    after_run!(operator, ports, cx);
     cx.end_run();
     cx.stop_clock();
     Ok(())

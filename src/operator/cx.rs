@@ -20,7 +20,7 @@ use super::{
     fruitless::Fruitless,
     lane::{Lane, OwnStreams},
     node::{Method, Node},
-    seat::{How, Setting, Surroundings},
+    seat::{How, Setting, Surroundings, Tally, caught_call},
 };
 use crate::{
     condition::{self, Awaited, Conditions, Gate, Need, PortId, When},
@@ -491,14 +491,20 @@ impl Cx {
         self.conditions.iter_mut().for_each(|conditions| conditions.start());
     }
 
-    /// After its own `stop`, which may have asked them.
-    pub(super) fn rest_conditions(&mut self) {
-        self.conditions.iter_mut().for_each(|conditions| conditions.rest());
-    }
-
-    /// The conditions that it was given.
-    pub(super) fn into_conditions(mut self) -> Vec<When> {
-        self.conditions.take().map(|conditions| conditions.into_all()).unwrap_or_default()
+    /// After the operator's own `stop`, which may have used it: what it did is tallied, and it gives back the conditions that it was
+    /// given. One that panics is there in the next run, too.
+    pub(super) fn stopped(mut self, tally: &mut Tally, conditions: &mut Vec<When>) -> Result<()> {
+        // The last work is done by now, or lost.
+        tally.device = self.device_time();
+        tally.memory_peak = self.memory_peak();
+        // The user's own are among them.
+        let rested = caught_call(&mut || self.conditions.iter_mut().for_each(|conditions| conditions.rest()));
+        let mut cx = Some(self);
+        let kept = caught_call(&mut || {
+            let given = cx.take().and_then(|mut cx| cx.conditions.take());
+            *conditions = given.map(|conditions| conditions.into_all()).unwrap_or_default();
+        });
+        rested.and(kept)
     }
 
     pub(crate) fn carry(&self) -> &Arc<Carry> {

@@ -23,9 +23,9 @@ use super::{
     AnyPort, Cx, Operator, Ports,
     carry::Carry,
     cx::Uncaptured,
-    node::Method,
+    node::{Method, Node},
     ports::Traffic,
-    seat::{Ends, Place, bound, caught, unbound},
+    seat::{Ends, Place, bound, caught_aside, unbound},
     shown::InRun,
 };
 use crate::{
@@ -69,18 +69,29 @@ pub(super) struct InCapture<P> {
     cx: Uncaptured,
 }
 
+/// The ports of any operator: what is done with them here is compiled once.
+pub(super) trait AllPorts {
+    fn visit_all(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort));
+}
+
+impl<P: Ports> AllPorts for P {
+    fn visit_all(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {
+        self.visit(visit);
+    }
+}
+
 /// What has passed each port until now.
-fn traffic<P: Ports>(ports: &mut P) -> Vec<(&'static str, Traffic, u64)> {
+fn traffic(ports: &mut dyn AllPorts) -> Vec<(&'static str, Traffic, u64)> {
     let mut all = Vec::new();
-    ports.visit(&mut |name, port| all.push((name, port.traffic(), port.connections())));
+    ports.visit_all(&mut |name, port| all.push((name, port.traffic(), port.connections())));
     all
 }
 
 /// In one run each input takes one message of each connection, and each output sends one.
-fn one_each<P: Ports>(before: &[(&'static str, Traffic, u64)], ports: &mut P) -> Result<()> {
+fn one_each(before: &[(&'static str, Traffic, u64)], ports: &mut dyn AllPorts) -> Result<()> {
     let mut wrong = None;
     let mut before = before.iter();
-    ports.visit(&mut |name, port| {
+    ports.visit_all(&mut |name, port| {
         let Some((_, before, connections)) = before.next() else { return };
         // A run may have swapped its ports, which are values.
         let passed = port.traffic().without(*before).messages;
@@ -95,10 +106,16 @@ fn one_each<P: Ports>(before: &[(&'static str, Traffic, u64)], ports: &mut P) ->
     wrong.map_or(Ok(()), |text| Err(Error::new(ErrorKind::Usage, text)))
 }
 
+pub(super) fn reader_gone(ports: &mut dyn AllPorts) -> bool {
+    let mut gone = false;
+    ports.visit_all(&mut |_, port| gone |= port.reader_gone());
+    gone
+}
+
 /// An output that was closed.
-fn closed<P: Ports>(ports: &mut P) -> Option<&'static str> {
+fn closed(ports: &mut dyn AllPorts) -> Option<&'static str> {
     let mut closed = None;
-    ports.visit(&mut |name, port| {
+    ports.visit_all(&mut |name, port| {
         if port.is_output() && port.state().poll_room(1, &mut Context::from_waker(Waker::noop())).is_never() {
             closed = Some(name);
         }
@@ -109,6 +126,37 @@ fn closed<P: Ports>(ports: &mut P) -> Option<&'static str> {
 fn is_no_replay(what: &str) -> Error {
     let text = format!("{what}, which no replay does: leave the operator out of the section");
     Error::new(ErrorKind::Usage, text)
+}
+
+/// An error for a method that was called and is not the trait's own.
+fn none_is_written(node: &Node) -> Result<()> {
+    let methods = [(Method::Run, "run"), (Method::MayRun, "may_run"), (Method::After, "after")];
+    match methods.into_iter().find(|(method, _)| !node.is_default(*method)) {
+        Some((_, name)) => Err(is_no_replay(&format!("it has a `{name}` of its own"))),
+        None => Ok(()),
+    }
+}
+
+/// Every replay does all that a captured run did: what it has done beside its work and its messages is an error.
+fn is_replayed_as_it_ran(
+    before: &[(&'static str, Traffic, u64)],
+    ports: &mut dyn AllPorts,
+    cx: &Cx,
+    works_beside: bool,
+) -> Result<()> {
+    one_each(before, ports)?;
+    if let Some(said) = cx.said_beside() {
+        return Err(is_no_replay(said));
+    }
+    if let Some(name) = closed(ports) {
+        return Err(is_no_replay(&format!("it closes `{name}`")));
+    }
+    if works_beside {
+        let text = "it puts work into a stream that it has kept from an earlier run, or made: that is in no graph, and \
+                    runs now; ask for the stream in each run, `cx.stream()`";
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
+    Ok(())
 }
 
 /// Why `compute` was pending.
@@ -145,11 +193,7 @@ impl<O: Operator> Driven for Place<O> {
         let _ = operator.may_run(ports, cx);
         drop(operator.after(ports, cx));
         drop(operator.run(ports, cx));
-        let methods = [(Method::Run, "run"), (Method::MayRun, "may_run"), (Method::After, "after")];
-        match methods.into_iter().find(|(method, _)| !node.is_default(*method)) {
-            Some((_, name)) => Err(is_no_replay(&format!("it has a `{name}` of its own"))),
-            None => Ok(()),
-        }
+        none_is_written(&node)
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {
@@ -184,18 +228,14 @@ impl<O: Operator> Driven for Place<O> {
         let before = traffic(ports);
         cx.begin_run(ports);
         let ran = {
-            let mut run = pin!(caught(operator.compute(ports, cx)));
+            let mut run = pin!(caught_aside(operator.compute(ports, cx)));
             poll_fn(|task| carry.within(|| run.as_mut().poll(task))).await
         };
         cx.end_run();
         cx.stop_clock();
         carry.let_go();
-        if ran.as_ref().is_err_and(Error::is_reader_gone) {
-            let mut gone = false;
-            ports.visit(&mut |_, port| gone |= port.reader_gone());
-            if gone {
-                return Ok(false);
-            }
+        if ran.as_ref().is_err_and(Error::is_reader_gone) && reader_gone(ports) {
+            return Ok(false);
         }
         ran?;
         one_each(&before, ports)?;
@@ -233,26 +273,14 @@ impl<O: Operator> Driven for Place<O> {
         let watch = Watch::new();
         // Nobody is woken: what is pending now will be pending at every replay. Tokio's budget is the task's, and nothing
         // of the operator's.
-        let polled =
-            pin!(caught(unconstrained(operator.compute(ports, cx)))).poll(&mut Context::from_waker(Waker::noop()));
+        let polled = pin!(caught_aside(unconstrained(operator.compute(ports, cx))))
+            .poll(&mut Context::from_waker(Waker::noop()));
         let works_beside = watch.end();
         match polled {
             Poll::Ready(ran) => ran?,
             Poll::Pending => return Err(waits(node.shown().in_run())),
         }
-        one_each(&before, ports)?;
-        if let Some(said) = cx.said_beside() {
-            return Err(is_no_replay(said));
-        }
-        if let Some(name) = closed(ports) {
-            return Err(is_no_replay(&format!("it closes `{name}`")));
-        }
-        if works_beside {
-            let text = "it puts work into a stream that it has kept from an earlier run, or made: that is in no graph, and \
-                        runs now; ask for the stream in each run, `cx.stream()`";
-            return Err(Error::new(ErrorKind::Usage, text));
-        }
-        Ok(())
+        is_replayed_as_it_ran(&before, ports, cx, works_beside)
     }
 
     fn leave_capture(&mut self) {

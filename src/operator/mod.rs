@@ -68,6 +68,25 @@ pub use edge::{Blank, Entry, Exit, Passing};
 #[doc(hidden)]
 pub use ports::{AnyPort, InputPort, LinkPort, OutputPort, Port, Traffic};
 
+/// After a run: what the operator does once the work of that run is done, if it has written that.
+macro_rules! after_run {
+    ($operator:ident, $ports:ident, $cx:ident) => {
+        if $cx.has_run() {
+            let end = $cx.end_of_run();
+            let is_written = {
+                let after = $operator.after($ports, $cx);
+                let is_written = end.done().await?;
+                if is_written {
+                    after.await?;
+                }
+                is_written
+            };
+            $cx.calls_after(is_written);
+        }
+    };
+}
+pub(crate) use after_run;
+
 /// All runs of an operator that has not written `run`. A macro, since one kind's futures are `Send` and the other's are
 /// not.
 macro_rules! all_runs {
@@ -77,11 +96,7 @@ macro_rules! all_runs {
             while $cx.until_ready($ports, |ports, cx| $operator.may_run(ports, cx)).await {
                 $operator.compute($ports, $cx).await?;
                 $cx.commit($ports)?;
-                if $cx.has_run() {
-                    let end = $cx.end_of_run();
-                    let calls_after = end.then($operator.after($ports, $cx)).await?;
-                    $cx.calls_after(calls_after);
-                }
+                $crate::operator::after_run!($operator, $ports, $cx);
             }
             Ok(())
         }

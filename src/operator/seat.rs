@@ -9,7 +9,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use async_trait::async_trait;
@@ -20,7 +20,7 @@ use super::{
     Binder, Cx, Operator, Plan, Ports, Traffic,
     control::Control,
     lane::OwnStreams,
-    member::{Driven, InCapture},
+    member::{AllPorts, Driven, InCapture, reader_gone},
     node::{Method, Node},
 };
 use crate::{
@@ -59,6 +59,17 @@ pub(crate) struct Setting {
     pub(crate) merge: MergePolicy,
     /// It has a thread of its own.
     pub(crate) may_block: bool,
+}
+
+impl Tally {
+    fn add_traffic(&mut self, ports: &mut dyn AllPorts) {
+        ports.visit_all(&mut |_, port| {
+            let traffic = port.traffic();
+            let sum = if port.is_output() { &mut self.sent } else { &mut self.received };
+            sum.messages += traffic.messages;
+            sum.bytes = sum.bytes.saturating_add(traffic.bytes);
+        });
+    }
 }
 
 /// What a flow says to all of its operators.
@@ -152,7 +163,6 @@ impl<F: Future<Output = Result<()>>> Future for Caught<F> {
     type Output = Result<()>;
 
     fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<()>> {
-        let panicked = |panic| Err(Error::new(ErrorKind::Panicked, said(panic)));
         let mut this = self.project();
         let polled = catch_unwind(AssertUnwindSafe(|| match this.future.as_mut().as_pin_mut() {
             Some(future) => future.poll(task),
@@ -163,9 +173,47 @@ impl<F: Future<Output = Result<()>>> Future for Caught<F> {
             Ok(Poll::Ready(outcome)) => outcome,
             Err(panic) => panicked(panic),
         };
-        let dropped = catch_unwind(AssertUnwindSafe(|| this.future.set(None)));
-        Poll::Ready(outcome.and(dropped.or_else(panicked)))
+        Poll::Ready(outcome.and(caught_call(&mut || this.future.set(None))))
     }
+}
+
+/// The same for a future that is not polled for each message: through a `dyn`, so that hardly anything of this is compiled once more
+/// for each operator.
+pub(super) fn caught_aside<F: Future<Output = Result<()>>>(future: F) -> CaughtAside<F> {
+    CaughtAside { future: Some(future) }
+}
+
+pin_project! {
+    /// See [`caught_aside`].
+    pub(super) struct CaughtAside<F> {
+        #[pin]
+        future: Option<F>,
+    }
+}
+
+impl<F: Future<Output = Result<()>>> Future for CaughtAside<F> {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<()>> {
+        let mut this = self.project();
+        let Some(future) = this.future.as_mut().as_pin_mut() else { return Poll::Pending };
+        let outcome = ready!(poll_caught(future, task));
+        Poll::Ready(outcome.and(caught_call(&mut || this.future.set(None))))
+    }
+}
+
+fn poll_caught(future: Pin<&mut dyn Future<Output = Result<()>>>, task: &mut Context<'_>) -> Poll<Result<()>> {
+    catch_unwind(AssertUnwindSafe(|| future.poll(task))).unwrap_or_else(|panic| Poll::Ready(panicked(panic)))
+}
+
+/// A panic of a function becomes an error.
+pub(super) fn caught_call(call: &mut dyn FnMut()) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(call)).or_else(panicked)
+}
+
+#[cold]
+fn panicked(panic: Box<dyn Any + Send>) -> Result<()> {
+    Err(Error::new(ErrorKind::Panicked, said(panic)))
 }
 
 /// An operator with a `run` of its own has no other methods that only the trait's own `run` calls: nobody writes one that
@@ -174,6 +222,10 @@ fn nothing_left_out<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mu
     let node = cx.node().clone();
     let _ = operator.may_run(ports, cx);
     drop(operator.after(ports, cx));
+    none_was_missed(&node)
+}
+
+fn none_was_missed(node: &Node) -> Result<()> {
     for (method, name) in [(Method::MayRun, "may_run"), (Method::After, "after")] {
         if !node.is_default(method) {
             return Err(Error::new(
@@ -217,7 +269,7 @@ impl<O: Operator> Seat for Place<O> {
 
     async fn start(&mut self) -> Result<()> {
         let cx = self.cx.as_mut().ok_or_else(unbound)?;
-        caught(async {
+        caught_aside(async {
             cx.start_conditions();
             self.operator.start(cx).await
         })
@@ -237,16 +289,13 @@ impl<O: Operator> Seat for Place<O> {
             ran = cx.commit(ports);
         }
         if ran.is_ok() && !node.is_default(Method::Run) {
-            ran = caught(async { nothing_left_out(&mut self.operator, ports, cx) }).await;
+            let mut left_out = Ok(());
+            ran = caught_call(&mut || left_out = nothing_left_out(&mut self.operator, ports, cx)).and(left_out);
         }
-        if ran.as_ref().is_err_and(Error::is_reader_gone) {
-            // A reader may end between an operator's condition and its send. The end walks the flow both ways: whoever
-            // sends to it has ended too.
-            ports.visit(&mut |_, port| {
-                if port.reader_gone() {
-                    ran = Ok(());
-                }
-            });
+        // A reader may end between an operator's condition and its send. The end walks the flow both ways: whoever sends to it has
+        // ended too.
+        if ran.as_ref().is_err_and(Error::is_reader_gone) && reader_gone(ports) {
+            ran = Ok(());
         }
         ran
     }
@@ -254,21 +303,8 @@ impl<O: Operator> Seat for Place<O> {
     async fn stop(&mut self) -> Result<()> {
         // Gone afterwards: its streams go back to their pool.
         let mut cx = self.cx.take().ok_or_else(unbound)?;
-        let stopped = caught(self.operator.stop(&mut cx)).await;
-        // Its last work is done by now, or lost.
-        self.tally.device = cx.device_time();
-        self.tally.memory_peak = cx.memory_peak();
-        // The user's own are among them. One that panics is there in the next run, too.
-        let rested = caught(async {
-            cx.rest_conditions();
-            Ok(())
-        })
-        .await;
-        let kept = caught(async {
-            self.conditions = cx.into_conditions();
-            Ok(())
-        });
-        stopped.and(rested).and(kept.await)
+        let stopped = caught_aside(self.operator.stop(&mut cx)).await;
+        stopped.and(cx.stopped(&mut self.tally, &mut self.conditions))
     }
 
     async fn settled(&mut self) {
@@ -279,12 +315,7 @@ impl<O: Operator> Seat for Place<O> {
 
     fn close(&mut self) {
         let Some(mut ports) = self.ports.take() else { return };
-        ports.visit(&mut |_, port| {
-            let traffic = port.traffic();
-            let sum = if port.is_output() { &mut self.tally.sent } else { &mut self.tally.received };
-            sum.messages += traffic.messages;
-            sum.bytes = sum.bytes.saturating_add(traffic.bytes);
-        });
+        self.tally.add_traffic(&mut ports);
         if let Some(cx) = &mut self.cx {
             cx.close();
             self.tally.runs = cx.runs;

@@ -462,16 +462,16 @@ pub(in crate::operator) struct EndOfRun {
 }
 
 impl EndOfRun {
-    /// What the operator does when that work is done, too. `after` was called, which runs nothing of an `async fn`, and
-    /// says whether there is one: false if not.
-    pub(in crate::operator) async fn then(self, after: impl Future<Output = Result<()>>) -> Result<bool> {
+    /// Waits for that work, if the operator does something once it is done: `after` was called, which runs nothing of an `async fn`,
+    /// and says whether there is one. False if not.
+    pub(in crate::operator) async fn done(self) -> Result<bool> {
         if self.node.is_default(Method::After) {
             return Ok(false);
         }
         for last in self.last {
             last.completed().await?;
         }
-        after.await.map(|()| true)
+        Ok(true)
     }
 }
 
