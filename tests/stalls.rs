@@ -840,3 +840,102 @@ impl Operator for FindsGate {
         Ok(())
     }
 }
+
+#[derive(Ports)]
+struct ProducesPorts {
+    #[input(at_least = 1)]
+    numbers: Inputs<u32>,
+    #[input(optional)]
+    settings: Input<u32>,
+    #[output]
+    forth: Output<u32>,
+    #[produce]
+    chunks: Produce<u32>,
+}
+
+/// Counts down in a loop, and produces a chunk in each run.
+struct Produces;
+
+impl Operator for Produces {
+    type Ports = ProducesPorts;
+
+    async fn compute(&mut self, ports: &mut ProducesPorts, _cx: &mut Cx) -> Result<()> {
+        ports.settings.try_take()?;
+        let Some((_, number)) = ports.numbers.try_take_any()? else { return Ok(()) };
+        ports.chunks.get_mut()?.fill_from(&[number]).await?;
+        if number > 0 {
+            ports.forth.send(number - 1).await?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Ports)]
+struct ConsumesPorts {
+    #[consume]
+    chunks: Consume<u32>,
+}
+
+/// Takes its time for each chunk.
+struct Consumes;
+
+impl Operator for Consumes {
+    type Ports = ConsumesPorts;
+
+    async fn compute(&mut self, ports: &mut ConsumesPorts, _cx: &mut Cx) -> Result<()> {
+        ports.chunks.get()?;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        Ok(())
+    }
+}
+
+/// A loop of which chunks are left to a consumer that is at work, and of which the latest setting is left unread, has stalled no more
+/// than any other that has gone quiet.
+#[tokio::test(start_paused = true)]
+async fn q7_what_others_take_or_none_need_read_makes_a_quiet_loop_no_stall() {
+    for (by_hand, stepped) in [(false, false), (false, true), (true, false), (true, true)] {
+        let hub = ChunkHub::<u32>::builder("chunks").elements(1).queue(8).host_envelopes(8).build().unwrap();
+        let mut flow = Flow::new("q7");
+        let produces = flow.add("produces", Produces);
+        let mut once = Some(3);
+        let begin = flow.add("begin", source(move || ready(Ok(once.take()))));
+        flow.connect(begin.output, produces.numbers);
+        flow.connect_with(produces.forth, produces.numbers, Hub::bounded(4));
+        flow.link(produces.chunks, &hub);
+        // One comes after the loop's last run.
+        let mut settings = 0..20;
+        let settings = source(move || ready(Ok(settings.next())));
+        let settings = flow.add("settings", settings).when(every(Duration::from_millis(10)));
+        flow.connect_with(settings.output, produces.settings, Hub::latest());
+        let taken = if by_hand {
+            let mut link = hub.consume(&Device::host()).unwrap();
+            Some(tokio::spawn(async move {
+                let mut taken = 0;
+                while let Some(chunk) = link.next().await.unwrap() {
+                    tokio::time::sleep(Duration::from_millis(300)).await;
+                    chunk.commit().unwrap();
+                    taken += 1;
+                }
+                taken
+            }))
+        } else {
+            let consumes = flow.add("consumes", Consumes);
+            flow.link(consumes.chunks, &hub);
+            None
+        };
+        drop(hub);
+        let report = if stepped {
+            let mut steps = flow.steps().unwrap();
+            within(async { while steps.next().await.is_some() {} }).await;
+            within(steps.run_on()).await
+        } else {
+            within(flow.run()).await
+        };
+        let report = report.unwrap_or_else(|error| panic!("by hand {by_hand}, stepped {stepped}: {error}"));
+        let taken = match taken {
+            Some(taken) => within(taken).await.unwrap(),
+            None => report.operator("consumes").unwrap().runs,
+        };
+        assert_eq!(taken, 4, "by hand {by_hand}, stepped {stepped}");
+    }
+}

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind},
-    hub::chunks::core::ChunkState,
+    hub::{chunks::core::ChunkState, link::HubState},
     operator::{
         attend::attended,
         control::{Control, Hubs},
@@ -351,8 +351,16 @@ impl Keeper<'_> {
         let is_of_group = |operator: usize| members.contains(&operator);
         let own = self.hubs.links.iter().filter(|link| is_of_group(link.operator));
         let hubs_of_chunks = link::hubs(own);
-        stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && hub.state.queued() > 0);
-        stuck |= hubs_of_chunks.iter().any(|hub| hub.queued() > 0);
+        // What is the latest at its time need not be read.
+        let is_left = |hub: &dyn HubState| hub.queued() > 0 && !hub.keeps_latest();
+        stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && is_left(&*hub.state));
+        // Others with links to the hub, which go on, may take the chunks: operators, or links by hand.
+        let others = |hub: &Arc<dyn ChunkState>| {
+            let mut links = self.hubs.links.iter().filter(|link| Arc::ptr_eq(&link.state, hub));
+            self.control.rest.outside() > 0
+                || links.any(|link| !is_of_group(link.operator) && !nodes[link.operator].has_ended())
+        };
+        stuck |= hubs_of_chunks.iter().any(|hub| hub.queued() > 0 && !others(hub));
         Found { stuck, waits, hubs_of_chunks }
     }
 

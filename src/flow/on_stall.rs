@@ -14,7 +14,8 @@
 /// operators that may hold it; not while another handle keeps room, or for a place within a service's limit, which a caller that goes
 /// away makes free. It counts as going on if an operator has [taken the reply](crate::Cx::take_replies), if its runs
 /// are [concurrent](crate::operator::concurrent), and if it awaits the response in a combinator with wakers of its own, such as
-/// `FuturesUnordered`. On a runtime without timers, which tokio reports by a panic that is caught, the panic hook hears of that.
+/// `FuturesUnordered`; and so does one that waits for a message of its own flow's [`Egress`](crate::Egress), or for a blank envelope of
+/// its own `Ingress`. On a runtime without timers, which tokio reports by a panic that is caught, the panic hook hears of that.
 /// Operators that wait for each other with nothing left to take, as those of a loop that has gone quiet, are at their end.
 ///
 /// ```

@@ -65,8 +65,8 @@ use crate::{
 /// An operator that has a loop of its own and never asks [`Cx::ready`](crate::operator::Cx::ready) is not stepped: it goes
 /// on by itself. So does whoever uses an ingress or an egress; but what has been sent comes out of an egress only after some
 /// more steps: ask it with `try_recv` between them. A run that waits for another operator's run, and not at a port (for a notification
-/// of the program's own, or for an answer of the flow's own service in a combinator with wakers of its own), is waited for while no
-/// other operator runs: [`run_on`](Self::run_on) lets them.
+/// of the program's own, for an answer of the flow's own service in a combinator with wakers of its own, or for a place within that
+/// service's limit), is waited for while no other operator runs: [`run_on`](Self::run_on) lets them.
 ///
 /// Dropping it aborts the flow, as dropping [`Running`] does.
 #[must_use = "dropping it aborts the flow"]

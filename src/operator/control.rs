@@ -159,6 +159,14 @@ impl Hubs {
         self.of.get(operator).into_iter().flatten().map(|at| &self.all[*at])
     }
 
+    /// Changes with each message that goes out of a hub of an operator's, and each chunk that comes or goes.
+    pub(crate) fn moved(&self, operator: usize) -> u64 {
+        let counts = self.of(operator).map(|hub| hub.state.counts());
+        let messages = counts.map(|counts| counts.taken + counts.dropped + counts.untaken);
+        let chunks = self.links_of(operator).map(|(link, _)| link.state.counts()).map(|(made, gone)| made + gone);
+        messages.sum::<u64>() + chunks.sum::<u64>()
+    }
+
     /// These operators, and those that what they send may come to.
     pub(crate) fn reached_from(&self, mut next: Vec<usize>) -> Vec<usize> {
         let (mut reached, mut passed) = (vec![false; self.of.len()], vec![false; self.of_chunks.len()]);

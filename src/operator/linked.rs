@@ -220,7 +220,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Consume, T, S> {
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
     /// Sends an envelope or a buffer of the user's as a chunk, once there is room in the queue; see [`Link::send`]. For a
-    /// port that is `optional`: any other has a place in the queue for its blank.
+    /// port that is `optional`: any other has a place in the queue for its blank. So has a run of an optional port that was given a
+    /// blank ([`is_there`](Self::is_there)): [`give_back`](Self::give_back) it first, or this waits for another place.
     ///
     /// # Errors
     /// As [`Link::send`].

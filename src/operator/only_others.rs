@@ -31,16 +31,16 @@ pub(crate) struct OnlyOthers {
 
 mod at_port {
     pub(super) const NOTHING: usize = 0;
+    /// The waker was made for this poll. The lowest bit: whatever is more is a wait.
+    pub(super) const NEW: usize = 1;
     /// For other operators of the flow.
-    pub(super) const OTHERS: usize = 1;
+    pub(super) const OTHERS: usize = 2;
     /// For something else.
-    pub(super) const MORE: usize = 2;
+    pub(super) const MORE: usize = 4;
     /// At several, one of them for something else.
-    pub(super) const SEVERAL: usize = 3;
+    pub(super) const SEVERAL: usize = 6;
     /// At several, all for other operators.
-    pub(super) const SEVERAL_OTHERS: usize = 4;
-    /// The waker was made for this poll.
-    pub(super) const NEW: usize = 8;
+    pub(super) const SEVERAL_OTHERS: usize = 8;
 }
 
 /// What follows from a poll.
@@ -79,7 +79,7 @@ impl OnlyOthers {
     /// The present poll waits at a port.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
-        self.at_port.load(Ordering::Relaxed) & !at_port::NEW != at_port::NOTHING
+        self.at_port.load(Ordering::Relaxed) > at_port::NEW
     }
 
     /// A wait has ended in the present poll: what it comes to next, it has not been polled for again.

@@ -27,8 +27,9 @@ pub(crate) enum Stand {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stands {
     pub(crate) all: Vec<Stand>,
-    /// Of each operator: runs that have ended.
+    /// Of each operator: runs that have ended, and what its hubs have moved, which shows one that goes on within a run.
     runs: Vec<u64>,
+    moved: Vec<u64>,
     /// Some operator waits for an envelope, which one that is in a run may have been given in a way that the flow does not know, or
     /// which may be outside; for room that a handle outside has reserved; or, in the middle of a run, for room in one of several hubs.
     /// What ends such a wait, or makes it one for other operators, may be no operator's park.
@@ -38,7 +39,10 @@ pub(crate) struct Stands {
 impl Stands {
     /// These operators have not moved since the other look.
     pub(crate) fn are_as_in(&self, other: &Self, operators: &[usize]) -> bool {
-        operators.iter().all(|&at| self.all[at] == other.all[at] && self.runs[at] == other.runs[at])
+        let is_as_in = |at: usize| {
+            self.all[at] == other.all[at] && self.runs[at] == other.runs[at] && self.moved[at] == other.moved[at]
+        };
+        operators.iter().all(|&at| is_as_in(at))
     }
 }
 
@@ -64,9 +68,11 @@ impl Control {
         }
         let hubs = self.hubs();
         let mut unsure = false;
+        // Before they are looked at: of two looks the second one sees what has moved while the first one was made.
+        let moved = (0..self.nodes.len()).map(|operator| hubs.moved(operator)).collect();
         let all = (0..self.nodes.len()).map(|operator| self.stand(operator, at_rest, &hubs, &mut unsure)).collect();
         let runs = self.nodes.iter().map(|node| node.shown().runs()).collect();
-        Some(Stands { all, runs, unsure })
+        Some(Stands { all, runs, moved, unsure })
     }
 
     fn stand(&self, operator: usize, at_rest: bool, hubs: &Hubs, unsure: &mut bool) -> Stand {
