@@ -939,3 +939,49 @@ async fn q7_what_others_take_or_none_need_read_makes_a_quiet_loop_no_stall() {
         assert_eq!(taken, 4, "by hand {by_hand}, stepped {stepped}");
     }
 }
+
+#[derive(Ports)]
+struct NumberAndChunkPorts {
+    #[input]
+    numbers: Input<u32>,
+    #[output]
+    forth: Output<u32>,
+    #[consume]
+    chunks: Consume<u32>,
+}
+
+/// Takes a number and a chunk in each run.
+struct NumberAndChunk;
+
+impl Operator for NumberAndChunk {
+    type Ports = NumberAndChunkPorts;
+
+    async fn compute(&mut self, ports: &mut NumberAndChunkPorts, _cx: &mut Cx) -> Result<()> {
+        ports.numbers.take()?;
+        ports.chunks.get()?;
+        Ok(())
+    }
+}
+
+/// What a member of the group would have to take itself is left, whoever else has a link to its hub.
+#[tokio::test(start_paused = true)]
+async fn q8_a_chunk_that_only_the_group_itself_would_take_is_left() {
+    let hub = ChunkHub::<u32>::builder("chunks").elements(1).queue(2).host_envelopes(2).build().unwrap();
+    let mut flow = Flow::new("q8");
+    // Its own loop is all that would bring it a number.
+    let both = flow.add("both", NumberAndChunk);
+    flow.connect(both.forth, both.numbers);
+    flow.link(both.chunks, &hub);
+    let mut link = hub.produce(&Device::host()).unwrap();
+    let produced = tokio::spawn(async move {
+        let mut chunk = link.next().await.unwrap().unwrap();
+        chunk.fill_from(&[1]).await.unwrap();
+        chunk.commit().unwrap();
+        tokio::time::sleep(Duration::from_secs(100_000)).await;
+        drop(link);
+    });
+    drop(hub);
+    let error = within(flow.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
+    produced.abort();
+}

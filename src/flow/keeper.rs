@@ -29,7 +29,10 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind},
-    hub::{chunks::core::ChunkState, link::HubState},
+    hub::{
+        chunks::{core::ChunkState, roles::Role},
+        link::HubState,
+    },
     operator::{
         attend::attended,
         control::{Control, Hubs},
@@ -354,13 +357,14 @@ impl Keeper<'_> {
         // What is the latest at its time need not be read.
         let is_left = |hub: &dyn HubState| hub.queued() > 0 && !hub.keeps_latest();
         stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && is_left(&*hub.state));
-        // Others with links to the hub, which go on, may take the chunks: operators, or links by hand.
-        let others = |hub: &Arc<dyn ChunkState>| {
-            let mut links = self.hubs.links.iter().filter(|link| Arc::ptr_eq(&link.state, hub));
-            self.control.rest.outside() > 0
-                || links.any(|link| !is_of_group(link.operator) && !nodes[link.operator].has_ended())
+        // A group that only produces leaves its chunks to others with links to the hub that go on: operators, or links by hand.
+        let is_left = |hub: &Arc<dyn ChunkState>| {
+            let links = || self.hubs.links.iter().filter(|link| Arc::ptr_eq(&link.state, hub));
+            let takes = links().any(|link| is_of_group(link.operator) && link.role != Role::Produce);
+            let others = links().any(|link| !is_of_group(link.operator) && !nodes[link.operator].has_ended());
+            hub.queued() > 0 && (takes || !(others || self.control.rest.outside() > 0))
         };
-        stuck |= hubs_of_chunks.iter().any(|hub| hub.queued() > 0 && !others(hub));
+        stuck |= hubs_of_chunks.iter().any(is_left);
         Found { stuck, waits, hubs_of_chunks }
     }
 

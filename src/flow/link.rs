@@ -153,7 +153,8 @@ impl Flow {
         let hub = hub.clone();
         let make: MakeLinked = Arc::new(move |device, name| {
             let link = hub.link_port::<K>(device, name)?;
-            let linked = LinkedTo { state: hub.state(), link: link.id(), operator: port.id.operator };
+            let (role, operator) = (K::ROLE.0, port.id.operator);
+            let linked = LinkedTo { state: hub.state(), link: link.id(), role, operator };
             Ok((Box::new(link), linked))
         });
         self.links.push(Linking { port: port.id, role: K::ROLE.0, hub: state, name, make });

@@ -28,6 +28,7 @@ use crate::{
     hub::{
         chunks::{
             core::{ChunkState, Lack},
+            roles::Role,
             state::LinkId,
         },
         link::{Holders, HubState},
@@ -95,6 +96,7 @@ pub(crate) struct Joined {
 pub(crate) struct LinkedTo {
     pub(crate) state: Arc<dyn ChunkState>,
     pub(crate) link: LinkId,
+    pub(crate) role: Role,
     pub(crate) operator: usize,
 }
 
