@@ -355,16 +355,16 @@ impl Keeper<'_> {
         let own = self.hubs.links.iter().filter(|link| is_of_group(link.operator));
         let hubs_of_chunks = link::hubs(own);
         // What is the latest at its time need not be read.
-        let is_left = |hub: &dyn HubState| hub.queued() > 0 && !hub.keeps_latest();
-        stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && is_left(&*hub.state));
+        let message_is_left = |hub: &dyn HubState| hub.queued() > 0 && !hub.keeps_latest();
+        stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && message_is_left(&*hub.state));
         // A group that only produces leaves its chunks to others with links to the hub that go on: operators, or links by hand.
-        let is_left = |hub: &Arc<dyn ChunkState>| {
+        let chunk_is_left = |hub: &Arc<dyn ChunkState>| {
             let links = || self.hubs.links.iter().filter(|link| Arc::ptr_eq(&link.state, hub));
             let takes = links().any(|link| is_of_group(link.operator) && link.role != Role::Produce);
             let others = links().any(|link| !is_of_group(link.operator) && !nodes[link.operator].has_ended());
             hub.queued() > 0 && (takes || !(others || self.control.rest.outside() > 0))
         };
-        stuck |= hubs_of_chunks.iter().any(is_left);
+        stuck |= hubs_of_chunks.iter().any(chunk_is_left);
         Found { stuck, waits, hubs_of_chunks }
     }
 

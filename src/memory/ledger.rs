@@ -19,7 +19,8 @@ use crate::{
     sync::{Mutex, later, lock},
 };
 
-/// How long a request that the driver has refused waits for another thread that is giving memory back: many times what that takes.
+/// How long a request that the driver has refused waits for another thread that is giving memory back. Not for ever: that thread may be
+/// this one, further up its stack, or in a driver's call that waits for the device.
 const LEAVES_WITHIN: Duration = Duration::from_millis(10);
 
 /// See the [module](self).
@@ -154,8 +155,8 @@ impl Ledger {
     }
 
     /// The driver has no more memory: gives back what is done with and what is kept, and what allocators had that are gone; and
-    /// waits, for at most [`LEAVES_WITHIN`], for what another thread is giving back. True if it has
-    /// been given some since [`given_back`](Self::given_back) was `before`.
+    /// waits, for at most [`LEAVES_WITHIN`], for what another thread is giving back. True if it has been given some since
+    /// [`given_back`](Self::given_back) was `before`.
     pub(super) fn make_room(&self, host: bool, before: u64) -> bool {
         self.sweep(host);
         self.trim(host);

@@ -4,7 +4,7 @@
 //! ```text
 //!   a poll begins ──> waits at a port: note ──> the poll is over: decide
 //!                                                  │ it waits for something else ──────────────> keeps its token
-//!                                                  │ at several, or it was at several ──────────> polled again, once
+//!                                                  │ it came to several waits ─────────────────> polled again, once
 //!                                                  │ no clone of its waker is kept ────────────> parks
 //!                                                  │ a clone is kept, the waker is old ────────> polled again, with a new waker
 //!                                                  └ a clone is kept, of this poll's waker ────> keeps its token

@@ -292,8 +292,8 @@ impl<O: Operator> Seat for Place<O> {
             let mut left_out = Ok(());
             ran = caught_call(&mut || left_out = nothing_left_out(&mut self.operator, ports, cx)).and(left_out);
         }
-        // A reader may end between an operator's condition and its send. The end walks the flow both ways: whoever sends to it has
-        // ended too.
+        // A reader may end between an operator's condition and its send. The end walks the flow both ways: this operator
+        // ends, too.
         if ran.as_ref().is_err_and(Error::is_reader_gone) && reader_gone(ports) {
             ran = Ok(());
         }
