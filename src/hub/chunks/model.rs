@@ -768,6 +768,15 @@ fn what_stays_goes_round_without_the_room_of_a_lost_device() {
     (0..500).for_each(|seed| run(&Setup { seed, ..setup.clone() }));
 }
 
+/// A chunk that was sent in a user's envelope lies in one of the hub's once it was modified elsewhere: with all readers gone that
+/// envelope comes back as little as the others do, and the producer that waits for it is notified that nothing will come.
+#[test]
+fn a_sent_chunk_keeps_an_envelope_of_the_hub_from_a_producer_once_it_was_modified() {
+    let links = vec![(Role::Produce, 0), (Role::Peek, 2), (Role::Modify, 2)];
+    let setup = Setup { envelopes: vec![1, 2, 2], capacity: 4, links, chunks: 4, sends: true, ..Setup::default() };
+    (0..2_000).for_each(|seed| run(&Setup { seed, loses: Some(1), ..setup.clone() }));
+}
+
 /// What is reserved for a chunk is an envelope where it was to be consumed, also after another consumer has begun to wait: or the
 /// next chunk takes that one, and each then needs the envelope that the other one has.
 #[test]

@@ -6,7 +6,7 @@
 
 use std::{ops::Deref, sync::Arc, task::Waker};
 
-use super::{Actions, Asks, Blanks, Chunk, Grant, Link, LinkId, Role, Slot, State, Waits, snapshot::Snapshot};
+use super::{Actions, Asks, Blanks, Chunk, Copy, Grant, Link, LinkId, Role, Slot, State, Waits, snapshot::Snapshot};
 use crate::hub::queue::Answer;
 
 impl<E: Clone + Deref, S: Clone> State<E, S> {
@@ -53,8 +53,9 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
 
     /// It waits for a blank, and each envelope of the hub is the only copy of a chunk that stays.
     fn is_out_of_blanks(&self, link: &Link, blanks: &impl Blanks<E>) -> bool {
+        let is_own = |copy: &Copy<E>| copy.there().is_some_and(|envelope| blanks.is_own(copy.place, envelope));
         let stays = |chunk: &&Chunk<E, S>| {
-            chunk.copies.len() == 1 && chunk.alone.is_none() && chunk.moving == 0 && !chunk.is_sent
+            chunk.alone.is_none() && chunk.moving == 0 && matches!(&chunk.copies[..], [copy] if is_own(copy))
         };
         let waits = link.waits.as_ref().is_some_and(|waits| waits.blank);
         waits && self.chunks.iter().filter(stays).count() >= self.envelopes(blanks).1
