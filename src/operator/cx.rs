@@ -77,8 +77,8 @@ pub struct Cx {
     /// Whether the operator's `may_run` and `after` are called: until it is known that it has none of its own.
     asks_may_run: bool,
     calls_after: bool,
-    /// Runs since it last let others have a turn.
-    streak: u32,
+    /// Asks until it lets others have a turn.
+    asks_left: u32,
     fruitless: Fruitless,
     blocking: Blocking,
     /// What it has failed with between two runs.
@@ -127,7 +127,7 @@ impl Cx {
             flow,
             asks_may_run: true,
             calls_after: true,
-            streak: 0,
+            asks_left: runs::LONGEST_STREAK,
             fruitless: Fruitless::default(),
             blocking: Blocking::new(may_block),
             failure: None,

@@ -69,10 +69,8 @@ pub(crate) struct Node {
     dispatcher: OnceLock<Arc<Node>>,
     parking: Parking,
     rest: Arc<Rest>,
-    finish: AtomicBool,
-    abort: AtomicBool,
-    /// Bits of [`held`].
-    held: AtomicU8,
+    /// Bits of [`flags`].
+    flags: AtomicU8,
     /// Whoever steps through its runs asks here.
     permit: OnceLock<Permit>,
     ended: AtomicBool,
@@ -96,10 +94,13 @@ pub(crate) struct Node {
     watched: AtomicUsize,
 }
 
-/// Why no run begins by itself.
-mod held {
+/// Why its next run does not begin by itself, or never: one word, so that an operator of which nothing is asked looks once.
+mod flags {
     pub(super) const PAUSED: u8 = 1;
     pub(super) const STEPPED: u8 = 2;
+    pub(super) const HELD: u8 = PAUSED | STEPPED;
+    pub(super) const FINISHING: u8 = 4;
+    pub(super) const ABORTED: u8 = 8;
 }
 
 /// A method that an operator may write.
@@ -197,9 +198,7 @@ impl Node {
             dispatcher: OnceLock::new(),
             parking: Parking::new(&rest.tokens, operator),
             rest: rest.clone(),
-            finish: AtomicBool::new(false),
-            abort: AtomicBool::new(false),
-            held: AtomicU8::new(0),
+            flags: AtomicU8::new(0),
             permit: OnceLock::new(),
             ended: AtomicBool::new(false),
             defaults: AtomicU8::new(0),
@@ -343,17 +342,17 @@ impl Node {
 
     /// No run after the present one.
     pub(crate) fn finish(self: &Arc<Self>) {
-        self.finish.store(true, Ordering::Release);
+        self.set_flag(flags::FINISHING, true);
         self.wake_by_ref();
     }
 
     pub(crate) fn is_finishing(&self) -> bool {
-        self.finish.load(Ordering::Acquire)
+        self.has_flag(flags::FINISHING)
     }
 
     /// No run begins while it is paused. Wake the node afterwards: this does not.
     pub(crate) fn set_paused(&self, paused: bool) {
-        self.hold(held::PAUSED, paused);
+        self.set_flag(flags::PAUSED, paused);
     }
 
     /// No run begins unless its permit says so.
@@ -361,41 +360,52 @@ impl Node {
         if stepped {
             self.permit.get_or_init(Permit::default);
         }
-        self.hold(held::STEPPED, stepped);
+        self.set_flag(flags::STEPPED, stepped);
         self.wake_by_ref();
     }
 
-    fn hold(&self, why: u8, hold: bool) {
-        if hold {
-            self.held.fetch_or(why, Ordering::AcqRel);
+    /// Drops what it is doing.
+    pub(crate) fn abort(self: &Arc<Self>) {
+        self.set_flag(flags::ABORTED, true);
+        self.wake_by_ref();
+    }
+
+    fn set_flag(&self, flag: u8, set: bool) {
+        if set {
+            self.flags.fetch_or(flag, Ordering::AcqRel);
         } else {
-            self.held.fetch_and(!why, Ordering::AcqRel);
+            self.flags.fetch_and(!flag, Ordering::AcqRel);
         }
+    }
+
+    #[inline]
+    fn has_flag(&self, flag: u8) -> bool {
+        self.flags.load(Ordering::Acquire) & flag != 0
+    }
+
+    /// Its next run begins as soon as its conditions are ready: it is not held, and neither finishing nor aborted.
+    #[inline]
+    pub(super) fn runs_by_itself(&self) -> bool {
+        self.flags.load(Ordering::Acquire) == 0
     }
 
     /// Where it is stepped through.
     pub(crate) fn permit(&self) -> Option<&Permit> {
-        self.permit.get().filter(|_| self.held.load(Ordering::Acquire) & held::STEPPED != 0)
+        self.permit.get().filter(|_| self.has_flag(flags::STEPPED))
     }
 
     /// No run begins by itself.
     #[inline]
     pub(super) fn is_held(&self) -> bool {
-        self.held.load(Ordering::Acquire) != 0
+        self.has_flag(flags::HELD)
     }
 
     pub(super) fn is_aborted(&self) -> bool {
-        self.abort.load(Ordering::Acquire)
+        self.has_flag(flags::ABORTED)
     }
 
     pub(super) fn is_paused(&self) -> bool {
-        self.held.load(Ordering::Acquire) & held::PAUSED != 0
-    }
-
-    /// Drops what it is doing.
-    pub(crate) fn abort(self: &Arc<Self>) {
-        self.abort.store(true, Ordering::Release);
-        self.wake_by_ref();
+        self.has_flag(flags::PAUSED)
     }
 
     /// The operator has ended: its token goes for good.
@@ -498,7 +508,7 @@ impl Node {
         // From here on a wake is a reason for another poll. After the waker is kept: one that came before is seen below.
         self.parking.begin(&self.rest.tokens);
         self.rest.watchers.look(self.operator, &self.watched);
-        if self.abort.load(Ordering::Acquire) {
+        if self.is_aborted() {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
         let polled = future(&mut Context::from_waker(&worn.waker));

@@ -123,33 +123,19 @@ impl Cx {
         task: &mut Context<'_>,
     ) -> Poll<bool> {
         self.end_run();
-        if self.finished || self.node.is_finishing() {
-            if let Some(permit) = self.held_by() {
-                permit.leave(self.last());
-            }
-            return Poll::Ready(false);
-        }
-        // Before the turn that is given up below: a step is not answered by that.
-        if self.node.is_held() && !self.node.is_aborted() && !self.may_begin() {
-            if self.linked {
-                // Other links of a hub of chunks, which may be another flow's, do not wait behind it meanwhile.
-                ports.visit(&mut |_, port| port.rest());
-            }
-            return Poll::Pending;
+        if (self.finished || !self.node.runs_by_itself())
+            && let Some(asked) = self.obey(ports, task)
+        {
+            return asked;
         }
         // An operator that is always ready lets others have a turn now and then, also where tokio's budget is off.
-        self.streak += 1;
-        if self.streak == LONGEST_STREAK {
-            self.streak = 0;
+        self.asks_left -= 1;
+        if self.asks_left == 0 {
+            self.asks_left = LONGEST_STREAK;
             let in_one_poll = self.node.began_in_this_poll();
             if let Some(error) = self.fruitless.look(&self.name, self.runs, in_one_poll, ports, task) {
                 return self.fail(error);
             }
-            wake_again(task.waker());
-            return Poll::Pending;
-        }
-        if self.node.is_aborted() {
-            // What it does is dropped at the next poll.
             wake_again(task.waker());
             return Poll::Pending;
         }
@@ -186,6 +172,31 @@ impl Cx {
         }
         self.begin();
         Poll::Ready(true)
+    }
+
+    /// It is to end, to be aborted, or held. None: it may run all the same.
+    #[cold]
+    fn obey<P: Ports>(&mut self, ports: &mut P, task: &Context<'_>) -> Option<Poll<bool>> {
+        if self.finished || self.node.is_finishing() {
+            if let Some(permit) = self.held_by() {
+                permit.leave(self.last());
+            }
+            return Some(Poll::Ready(false));
+        }
+        if self.node.is_aborted() {
+            // What it does is dropped at the next poll.
+            wake_again(task.waker());
+            return Some(Poll::Pending);
+        }
+        // Before the turn that is given up now and then: a step is not answered by that.
+        if self.node.is_held() && !self.may_begin() {
+            if self.linked {
+                // Other links of a hub of chunks, which may be another flow's, do not wait behind it meanwhile.
+                ports.visit(&mut |_, port| port.rest());
+            }
+            return Some(Poll::Pending);
+        }
+        None
     }
 
     /// Who steps through its runs.
