@@ -3,6 +3,7 @@
 
 mod after;
 mod calls_that_wait;
+mod chunk_stalls;
 mod chunks;
 mod chunks_contested;
 mod chunks_edges;

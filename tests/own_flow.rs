@@ -420,3 +420,43 @@ async fn stop_within_ends_a_flow_that_has_not_begun() {
     assert!(error.is_cancelled() && error.to_string().contains("`waits` is in its `start`"), "{error}");
     assert_eq!(begun.elapsed().as_secs(), 3);
 }
+
+/// An answer on its way to an operator of the same flow, looked for just as it lies before the service, is no stall of one that is
+/// being drained.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_comes_as_a_stopped_flow_is_looked_at_is_on_its_way() {
+    // The time that the last operator works, and how long before its end the flow is stopped.
+    for (works, early) in [(50, 25), (150, 99), (150, 100), (150, 101), (200, 100), (250, 100), (250, 150)] {
+        let mut flow = Flow::new("stopped");
+        let inner = Arc::new(Mutex::new(None::<Service<u32, u32>>));
+        let asks = inner.clone();
+        let asks = map(move |number: u32| {
+            let service = lock(&asks).take();
+            async move {
+                tokio::time::sleep(Duration::from_millis(150)).await;
+                service.expect("one request").ask(number).await
+            }
+        });
+        let after = |time| {
+            map(move |number: u32| async move {
+                tokio::time::sleep(Duration::from_millis(time)).await;
+                Ok(number + 1)
+            })
+        };
+        let (asks, first, second) =
+            (flow.add("asks", asks), flow.add("first", after(50)), flow.add("second", after(works)));
+        flow.connect(first.output, second.input);
+        let outer = flow.service("outer", asks.input, asks.output);
+        *lock(&inner) = Some(flow.service("inner", first.input, second.output));
+        let running = flow.spawn().unwrap();
+        let handle = running.handle();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(200 + works - early)).await;
+            handle.stop();
+        });
+        let answer = within(outer.ask(1)).await;
+        drop(outer);
+        assert_eq!(answer.unwrap_or_else(|error| panic!("{works}, {early}: {error}")), 3);
+        within(running).await.unwrap();
+    }
+}

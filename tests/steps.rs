@@ -3,7 +3,7 @@
 use std::{
     io::Write,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -734,5 +734,59 @@ async fn l5_dropped_it_aborts_and_stopped_it_drains() {
             drop(steps);
         }
         until("it has stopped", || stops.load(Ordering::SeqCst) == 1).await;
+    }
+}
+
+#[derive(Ports)]
+struct OwnLoopPorts {
+    #[input(optional)]
+    first: Input<u32>,
+    #[input]
+    back: Input<u32>,
+    #[output]
+    forth: Output<u32>,
+}
+
+/// An operator that waits for its next run, and for something else beside it, is at no end; where it has looked at something and waits
+/// for it no more, its loop has gone quiet.
+#[tokio::test(start_paused = true)]
+async fn l5_what_is_waited_for_beside_the_next_run_is_waited_for() {
+    for (waits, stepped) in [(true, false), (true, true), (false, false), (false, true)] {
+        let mut flow = Flow::new("l5");
+        let source = flow.add("source", numbers(u32::from(waits))).when(every(Duration::from_millis(10)));
+        let ready = Arc::new(Mutex::new(None));
+        let noted = ready.clone();
+        let own = task(move |ports: &mut OwnLoopPorts, cx| {
+            let noted = noted.clone();
+            async move {
+                let (_keeps, mut channel) = tokio::sync::mpsc::channel::<()>(1);
+                let ready = match waits {
+                    true => tokio::time::timeout(Duration::from_millis(300), cx.ready(ports)).await.ok(),
+                    false => {
+                        assert!(channel.recv().now_or_never().is_none(), "a look, whose waker stays");
+                        Some(cx.ready(ports).await)
+                    }
+                };
+                *lock(&noted) = Some((ready, ports.first.try_take()?));
+                Ok(())
+            }
+            .boxed()
+        });
+        let own = flow.add("own", own);
+        flow.connect(source.output, own.first);
+        flow.connect(own.forth, own.back);
+        if stepped {
+            let mut steps = flow.steps().unwrap();
+            let made = rest(&mut steps).await;
+            assert!(made.contains(&"source: ended".to_string()), "waits {waits}: {made:?}");
+            within(steps.run_on()).await.unwrap();
+        } else {
+            within(flow.run()).await.unwrap();
+        }
+        let ready = lock(&ready).unwrap();
+        match waits {
+            true => assert_eq!(ready, (None, Some(1)), "stepped {stepped}"),
+            false => assert_eq!(ready, (Some(false), None), "stepped {stepped}"),
+        }
     }
 }

@@ -608,3 +608,63 @@ async fn what_an_operator_waits_for_need_not_be_sync() {
     flow.run().await.unwrap();
     assert_eq!(sum.await, Ok(66));
 }
+
+#[derive(Ports)]
+struct SettingsPorts {
+    #[input(optional)]
+    settings: Input<u32>,
+    #[input(optional)]
+    data: Input<u32>,
+    #[input(optional)]
+    back: Input<u32>,
+    #[output(optional)]
+    forth: Output<u32>,
+}
+
+/// A run that has read the newest of a hub and waits for a newer one waits for the writer, which may be at work for long: the operator
+/// is in no quiet loop, and in no deadlock with another writer that has no room.
+#[tokio::test(start_paused = true)]
+async fn q8_a_wait_for_a_newer_setting_is_one_for_its_writer() {
+    for latest in [false, true] {
+        let mut flow = Flow::new("q8");
+        let sets = task(|ports: &mut SourcePorts<u32>, _cx| {
+            async move {
+                ports.output.send(1).await?;
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                ports.output.send(2).await
+            }
+            .boxed()
+        });
+        let (sets, mut data) = (flow.add("sets", sets), 0..3);
+        let data = flow.add("data", source(move || std::future::ready(Ok(data.next()))));
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        let noted = notes.clone();
+        let uses = task(move |ports: &mut SettingsPorts, _cx| {
+            let noted = noted.clone();
+            async move {
+                for _ in 0..2 {
+                    let setting = ports.settings.recv().await?;
+                    lock(&noted).push(setting);
+                }
+                while let Some(number) = ports.data.recv().await? {
+                    lock(&noted).push(Some(10 + number));
+                }
+                // Nothing newer comes: its writer has ended.
+                let none = ports.settings.recv().await?;
+                lock(&noted).push(none);
+                Ok(())
+            }
+            .boxed()
+        });
+        let uses = flow.add("uses", uses);
+        match latest {
+            true => flow.connect_with(sets.output, uses.settings, Hub::latest()),
+            false => flow.connect(sets.output, uses.settings),
+        }
+        flow.connect_with(data.output, uses.data, Hub::bounded(1));
+        flow.connect(uses.forth, uses.back);
+        let outcome = within(flow.run()).await;
+        assert!(outcome.is_ok(), "latest {latest}: {}", outcome.unwrap_err());
+        assert_eq!(*lock(&notes), [Some(1), Some(2), Some(10), Some(11), Some(12), None]);
+    }
+}

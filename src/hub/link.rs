@@ -222,8 +222,8 @@ pub(crate) trait HubState: Send + Sync {
     fn holds(&self, pool: &Arc<Pool>) -> usize;
     /// What the writer waits for, if it cannot send.
     fn writer_waits(&self) -> Option<WriterWait>;
-    /// What the reader waits for, if it cannot take.
-    fn reader_waits(&self) -> Option<ReaderWait>;
+    /// What the reader waits for, if it cannot take; `in_run`: what it has read and the hub keeps is no message to it.
+    fn reader_waits(&self, in_run: bool) -> Option<ReaderWait>;
     /// Its messages carry envelopes.
     fn carries_envelopes(&self) -> bool;
     /// The reader is given copies of those.
@@ -231,7 +231,7 @@ pub(crate) trait HubState: Send + Sync {
     /// What the writer waits for, in words.
     fn writer_lacks(&self, holders: &dyn Holders) -> Option<String>;
     /// What the reader waits for, in words.
-    fn reader_lacks(&self, holders: &dyn Holders) -> Option<String>;
+    fn reader_lacks(&self, in_run: bool, holders: &dyn Holders) -> Option<String>;
 }
 
 /// Where a flow's envelopes may be, for texts.
@@ -614,14 +614,15 @@ impl<M: Message> HubState for Link<M> {
         lacks.then_some(WriterWait::Copy)
     }
 
-    fn reader_waits(&self) -> Option<ReaderWait> {
-        if self.queue.ready() > 0 || self.has_ended() {
+    fn reader_waits(&self, in_run: bool) -> Option<ReaderWait> {
+        let again = !in_run && self.queue.ready() > 0;
+        if again || self.queue.has_new() || self.has_ended() {
             return None;
         }
         if self.queue.full() == Full::Replace && mutants::is(Mutant::LatestUnseen) {
             return None;
         }
-        if self.queue.len() == 0 {
+        if self.queue.unread() == 0 {
             return Some(ReaderWait::Message);
         }
         let arrivals = self.arrivals.as_ref()?;
@@ -652,9 +653,12 @@ impl<M: Message> HubState for Link<M> {
         }
     }
 
-    fn reader_lacks(&self, holders: &dyn Holders) -> Option<String> {
+    fn reader_lacks(&self, in_run: bool, holders: &dyn Holders) -> Option<String> {
         let name = &self.name;
-        match self.reader_waits()? {
+        match self.reader_waits(in_run)? {
+            ReaderWait::Message if self.keeps_latest() && self.queue.len() > 0 => {
+                Some(format!("a newer message in hub `{name}`"))
+            }
             ReaderWait::Message => Some(format!("a message in hub `{name}`")),
             ReaderWait::Move => Some(format!("hub `{name}` to move a message")),
             ReaderWait::Envelope => {

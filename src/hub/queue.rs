@@ -262,7 +262,7 @@ impl<M: 'static> Queue<M> {
     pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
         let mut spare = self.reader.spare(waker);
         let mut state = lock(&self.state);
-        if self.ready() > 0 && !state.seen {
+        if self.is_new(&state) {
             return Answer::Yes;
         }
         if self.is_over(&state) {
@@ -270,6 +270,15 @@ impl<M: 'static> Queue<M> {
         }
         self.reader.keep(&mut state.reader, waker, &mut spare);
         Answer::Wait
+    }
+
+    /// Can a message be taken that was not read before?
+    pub(crate) fn has_new(&self) -> bool {
+        self.is_new(&lock(&self.state))
+    }
+
+    fn is_new(&self, state: &State<M>) -> bool {
+        self.ready() > 0 && !state.seen
     }
 
     /// Nothing can be taken that was not taken before, and nothing will come.

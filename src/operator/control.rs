@@ -397,7 +397,7 @@ impl Control {
         let from = hubs.of(operator).filter(|hub| hub.from == operator && sends(hub.writer_waits));
         let to = hubs.of(operator).filter(|hub| hub.to == operator && receives(hub.reader_waits));
         let mut room: Vec<_> = from.filter_map(|hub| hub.state.writer_lacks(&holders)).collect();
-        let lacking = to.filter_map(|hub| Some((hub.of_each, hub.state.reader_lacks(&holders)?)));
+        let lacking = to.filter_map(|hub| Some((hub.of_each, hub.state.reader_lacks(in_run.is_some(), &holders)?)));
         let (ports, mut messages): (Vec<_>, Vec<_>) = lacking.unzip();
         // Once for each port, after the last hub that lacks a message. A run that waits in its middle waits for any of them.
         let mut said = Vec::new();

@@ -335,6 +335,11 @@ impl Node {
         self.is_parked() || (self.permit().is_some_and(refused) && self.parking.is_calm())
     }
 
+    /// It was woken and has not looked since, or is in a run that does not wait for others.
+    pub(crate) fn is_at_work(&self) -> bool {
+        !self.parking.is_calm() || (self.shown.status().1 && !self.is_parked())
+    }
+
     /// As `is_parked`, for a caller whose writes before this its next poll is to see.
     pub(crate) fn is_parked_until_it_sees(&self) -> bool {
         self.parking.is_parked_until_it_sees()
@@ -518,7 +523,10 @@ impl Node {
             && polled.is_pending()
             && let Some(permit) = self.permit()
         {
-            permit.polled(self.shown.in_run().is_some());
+            let renews = permit.polled(self.shown.in_run().is_some(), worn.clones() > 0);
+            if renews {
+                worn.renew();
+            }
         }
         polled
     }

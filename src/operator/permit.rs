@@ -32,6 +32,12 @@ struct Inner {
     at_door: bool,
     /// It has asked in the present poll. A wait that is kept and not polled does not learn that it may run.
     asks: bool,
+    /// It has a loop of its own, and may wait for something else beside its next run.
+    among_others: bool,
+    /// It waits for nothing else.
+    alone: bool,
+    /// Its waker was made for the present poll: what keeps a clone is still waited for.
+    is_new: bool,
     /// The last work of the run.
     last: Vec<Ticket>,
     /// The run waits for others.
@@ -78,10 +84,11 @@ impl Permit {
         }
     }
 
-    /// It wants to run. True if it may. `busy`: not all of its last run has ended; otherwise `last` is that one's work.
-    pub(super) fn come(&self, busy: bool, last: impl FnOnce() -> Vec<Ticket>) -> bool {
+    /// It wants to run. True if it may. `among_others`: it may wait for something else, too. `busy`: not all of its last run has
+    /// ended; otherwise `last` is that one's work.
+    pub(super) fn come(&self, among_others: bool, busy: bool, last: impl FnOnce() -> Vec<Ticket>) -> bool {
         let mut inner = lock(&self.0);
-        (inner.at_door, inner.asks) = (true, true);
+        (inner.at_door, inner.asks, inner.among_others, inner.alone) = (true, true, among_others, false);
         match inner.state {
             State::Asked => return true,
             State::Begun if !busy => {
@@ -104,12 +111,11 @@ impl Permit {
         (inner.state, inner.at_door, inner.asks, inner.waits) = (State::Begun, false, false, false);
     }
 
-    /// Its conditions are not ready.
+    /// Its conditions are not ready: told once it has been polled.
     pub(super) fn refuse(&self) {
         let mut inner = lock(&self.0);
         if inner.state == State::Asked {
             inner.state = State::Refused;
-            tell(inner);
         }
     }
 
@@ -119,19 +125,27 @@ impl Permit {
         (inner.at_door, inner.asks) = (false, false);
     }
 
-    /// It was polled, and is pending; `waits`: in the middle of a run, for others.
-    pub(super) fn polled(&self, waits: bool) {
+    /// It was polled, and is pending; `waits`: in the middle of a run, for others; `is_kept`: clones of its waker are. True if it is to
+    /// have a new waker for its next poll: what keeps a clone of this one may be waited for no more.
+    pub(super) fn polled(&self, waits: bool, is_kept: bool) -> bool {
         let mut inner = lock(&self.0);
         inner.at_door = std::mem::take(&mut inner.asks);
+        inner.alone = inner.at_door && !(inner.among_others && is_kept);
+        let renews = inner.at_door && !inner.alone && !inner.is_new;
+        inner.is_new = renews;
         match inner.state {
             // Not since it was asked: something else has woken it.
             State::Begun => inner.stirred |= std::mem::replace(&mut inner.waits, waits),
-            _ if inner.at_door => return,
+            // To be asked once more, with that.
+            _ if renews => inner.stirred = true,
+            State::Refused if inner.at_door => {}
+            _ if inner.at_door => return false,
             // It has a loop of its own, and does something else than wait for its next run.
             State::Asked => inner.state = State::Refused,
             _ => inner.stirred = true,
         }
         tell(inner);
+        renews
     }
 
     /// That was its last run, and it is about to end.
@@ -152,9 +166,10 @@ impl Permit {
         lock(&self.0).ended
     }
 
-    /// It waits for the question whether it may run.
+    /// It waits for the question whether it may run, and for nothing else.
     pub(crate) fn is_at_door(&self) -> bool {
-        lock(&self.0).at_door
+        let inner = lock(&self.0);
+        inner.at_door && inner.alone
     }
 
     /// What became of the run that was asked for.

@@ -128,7 +128,7 @@ impl Rounds {
     #[cold]
     fn may_begin(&self, last: impl Fn() -> Vec<Ticket>) -> bool {
         if let Some(permit) = self.node.permit()
-            && permit.come(false, last)
+            && permit.come(false, false, last)
         {
             if !self.node.is_paused() {
                 return true;

@@ -118,9 +118,12 @@ impl Control {
         Stand::Waits(on)
     }
 
-    /// False only for one that holds no message of another: it waits for its next run, and nothing lies before it.
+    /// False only for one that holds no message of another: it has ended, or waits for its next run, and nothing lies before it.
     fn may_hold_a_request(&self, operator: usize, hubs: &Hubs) -> bool {
         let node = &self.nodes[operator];
+        if node.has_ended() {
+            return false;
+        }
         let waits_for_a_run = node.rests() && node.waits_in_run().is_none() && !node.shown().has_workers();
         let mut before = hubs.of(operator).filter(|hub| hub.to == operator);
         let is_linked = hubs.links_of(operator).next().is_some();
@@ -155,8 +158,8 @@ impl Found<'_> {
                     None => {}
                 }
             }
-            if hub.to == operator && (any || receives(hub.reader_waits)) {
-                match hub.state.reader_waits() {
+            if hub.to == operator && (workers || receives(hub.reader_waits)) {
+                match hub.state.reader_waits(in_run.is_some()) {
                     Some(ReaderWait::Envelope) => holders.push(operator),
                     Some(ReaderWait::Message) => self.on.push(hub.from),
                     Some(ReaderWait::Move) => self.moves = true,
@@ -170,6 +173,11 @@ impl Found<'_> {
         for ask in shown.asked() {
             match ask {
                 Ask::Answer(desk) => {
+                    // What has come back lies before the desk, or is with it, or this one has just been woken with it.
+                    let mut before = self.hubs.of(desk).filter(|hub| hub.to == desk);
+                    self.moves |= before.any(|hub| hub.state.queued() > 0)
+                        || self.control.nodes[desk].is_at_work()
+                        || !self.control.nodes[operator].rests();
                     let behind = self.hubs.reached_from(vec![desk]).into_iter();
                     let may_hold = |&other: &usize| other != desk && self.control.may_hold_a_request(other, self.hubs);
                     self.on.extend(behind.filter(may_hold));

@@ -221,7 +221,7 @@ impl Cx {
         let paused = self.node.is_paused();
         let mut lacks = Vec::new();
         if let Some(permit) = self.node.permit() {
-            if permit.come(self.holds_token, || self.last()) {
+            if permit.come(self.among_others, self.holds_token, || self.last()) {
                 if !paused {
                     return true;
                 }

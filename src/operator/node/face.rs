@@ -40,7 +40,7 @@ pub(in super::super) struct Worn {
 
 impl Worn {
     /// Another face in place of this one. Whoever has a clone of the old one can still wake the operator by it.
-    fn renew(&mut self) {
+    pub(super) fn renew(&mut self) {
         let node = self.face.0.clone();
         self.face = Arc::new(Face(node));
         self.waker = Waker::from(self.face.clone());
@@ -48,7 +48,7 @@ impl Worn {
     }
 
     /// How many clones of its waker are kept, beside its own.
-    fn clones(&self) -> usize {
+    pub(super) fn clones(&self) -> usize {
         Arc::strong_count(&self.face).saturating_sub(2)
     }
 }
