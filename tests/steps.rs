@@ -790,3 +790,42 @@ async fn l5_what_is_waited_for_beside_the_next_run_is_waited_for() {
         }
     }
 }
+
+/// Two operators that wait for their next run or for a timer, the second from its second run on: each is asked again where something
+/// has moved, and not because the other one was.
+#[tokio::test(start_paused = true)]
+async fn l5_operators_that_wait_for_more_than_their_next_run_are_not_asked_for_ever() {
+    let mut flow = Flow::new("l5");
+    for runs in [0, 1] {
+        let own = task(move |ports: &mut LoopOfOnePorts, cx| {
+            async move {
+                for number in 0..runs {
+                    ports.forth.send(number).await?;
+                }
+                let mut ran = 0;
+                while tokio::time::timeout(Duration::from_millis(300), cx.ready(ports)).await.is_ok_and(|ready| ready) {
+                    ports.back.take()?;
+                    ran += 1;
+                }
+                assert_eq!(ran, runs);
+                Ok(())
+            }
+            .boxed()
+        });
+        let own = flow.add(format!("own {runs}"), own);
+        flow.connect(own.forth, own.back);
+    }
+    let mut steps = flow.steps().unwrap();
+    let made = rest(&mut steps).await;
+    assert_eq!(made, ["own 1: run 1", "own 0: ended", "own 1: ended"]);
+    assert!(steps.generation() < 10, "{} generations", steps.generation());
+    within(steps.run_on()).await.unwrap();
+}
+
+#[derive(Ports)]
+struct LoopOfOnePorts {
+    #[input]
+    back: Input<u32>,
+    #[output(optional)]
+    forth: Output<u32>,
+}

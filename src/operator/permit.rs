@@ -36,8 +36,8 @@ struct Inner {
     among_others: bool,
     /// It waits for nothing else.
     alone: bool,
-    /// Its waker was made for the present poll: what keeps a clone is still waited for.
-    is_new: bool,
+    /// It has had a new waker since it came here: what keeps a clone is still waited for.
+    has_new_waker: bool,
     /// The last work of the run.
     last: Vec<Ticket>,
     /// The run waits for others.
@@ -109,6 +109,7 @@ impl Permit {
     pub(super) fn begin(&self) {
         let mut inner = lock(&self.0);
         (inner.state, inner.at_door, inner.asks, inner.waits) = (State::Begun, false, false, false);
+        inner.has_new_waker = false;
     }
 
     /// Its conditions are not ready: told once it has been polled.
@@ -122,7 +123,7 @@ impl Permit {
     /// It waits for its next run no more: the wait was given up, or there is no next run.
     pub(super) fn go_away(&self) {
         let mut inner = lock(&self.0);
-        (inner.at_door, inner.asks) = (false, false);
+        (inner.at_door, inner.asks, inner.has_new_waker) = (false, false, false);
     }
 
     /// It was polled, and is pending; `waits`: in the middle of a run, for others; `is_kept`: clones of its waker are. True if it is to
@@ -131,8 +132,9 @@ impl Permit {
         let mut inner = lock(&self.0);
         inner.at_door = std::mem::take(&mut inner.asks);
         inner.alone = inner.at_door && !(inner.among_others && is_kept);
-        let renews = inner.at_door && !inner.alone && !inner.is_new;
-        inner.is_new = renews;
+        let renews = inner.at_door && !inner.alone && !inner.has_new_waker;
+        // Once: it is asked again for every other operator that moves.
+        inner.has_new_waker = inner.at_door && (inner.has_new_waker || renews);
         match inner.state {
             // Not since it was asked: something else has woken it.
             State::Begun => inner.stirred |= std::mem::replace(&mut inner.waits, waits),
