@@ -140,7 +140,8 @@ impl Effort {
         let alone = matches!(self.state, State::Poll { .. }) && stream.streams().pollers.load(Ordering::Relaxed) <= 1;
         loop {
             let asking = Instant::now();
-            if stream.ask(mark)? {
+            let is_done = if self.asked.is_none() { stream.ask_first(mark)? } else { stream.ask(mark)? };
+            if is_done {
                 stream.forecast().found(mark.number, began, self.asked, Instant::now());
                 return Ok(true);
             }

@@ -40,6 +40,7 @@ mod meter;
 mod mode;
 mod pool;
 mod streams;
+mod stride;
 mod taint;
 mod ticket;
 mod timer;
@@ -73,6 +74,7 @@ use mode::AtomicMode;
 pub use mode::CompletionMode;
 pub use pool::{PooledStream, StreamPool, StreamPoolBuilder};
 pub(crate) use streams::Streams;
+use stride::Stride;
 pub(crate) use taint::Leave;
 use taint::{Spoilt, Upstream, Wait};
 pub use ticket::Ticket;
@@ -132,6 +134,7 @@ pub(crate) struct Inner {
     /// How many of those it has noted as lost.
     losses: AtomicU64,
     mode: AtomicMode,
+    stride: Stride,
 }
 
 /// What changes with each enqueue.
@@ -217,6 +220,7 @@ impl Stream {
             crossed: AtomicBool::new(false),
             losses: AtomicU64::new(0),
             mode: AtomicMode::new(CompletionMode::default()),
+            stride: Stride::new(),
         }));
         stream.0.streams.enter(&stream);
         Ok(stream)
@@ -671,6 +675,25 @@ impl Stream {
             inner.completion.advance(mark.ticket);
         }
         Ok(passed)
+    }
+
+    /// As [`ask`](Self::ask), for the first time. If the mark has passed, a task that comes to ask one after the other is behind the
+    /// device: so one further on is asked about as well, and those between need not be.
+    fn ask_first(&self, mark: &Mark) -> Result<bool> {
+        let inner = &*self.0;
+        let known = inner.completion.passed() >= mark.ticket;
+        if known || !self.ask(mark)? {
+            return Ok(known);
+        }
+        let Some(stride) = inner.stride.next() else { return Ok(true) };
+        let order = lock(&inner.order);
+        let next = order.marks.partition_point(|other| other.ticket <= mark.ticket);
+        let further = order.marks.range(next..).take(stride).last().cloned();
+        drop(order);
+        if let Some(further) = further {
+            inner.stride.found(self.ask(&further)?);
+        }
+        Ok(true)
     }
 
     /// Asks the device how far the stream is. An error means that the device is lost.

@@ -88,7 +88,7 @@ impl Ticket {
         }
         self.commit()?;
         match &self.mark {
-            Some(mark) => self.stream.ask(mark),
+            Some(mark) => self.stream.ask_first(mark),
             None => Ok(true),
         }
     }
