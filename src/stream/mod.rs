@@ -688,7 +688,7 @@ impl Stream {
         let Some(stride) = inner.stride.next() else { return Ok(true) };
         let order = lock(&inner.order);
         let next = order.marks.partition_point(|other| other.ticket <= mark.ticket);
-        let further = order.marks.range(next..).take(stride).last().cloned();
+        let further = order.marks.range(next..).take(stride).next_back().cloned();
         drop(order);
         if let Some(further) = further {
             inner.stride.found(self.ask(&further)?);
