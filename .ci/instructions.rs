@@ -2,8 +2,10 @@
 
 use wakeline::{
     device::{Device, Emulated, Simulation},
+    graph::Graph,
     operator::{map, sink, source},
     prelude::*,
+    stream::Event,
 };
 
 fn main() {
@@ -15,7 +17,8 @@ fn main() {
         "alloc" => alloc(count),
         "launch" => launch(count),
         "copy" => copy(count),
-        _ => panic!("hop, alloc, launch or copy, and a number"),
+        "graph" => graph(count),
+        _ => panic!("hop, alloc, launch, copy or graph, and a number"),
     }
 }
 
@@ -100,6 +103,28 @@ fn alloc(count: u64) {
             let mut memory = stream.alloc::<u32>(256).expect("memory");
             stream.fill(&mut memory, 1).expect("a fill");
             drop(memory);
+            if n % 64 == 0 {
+                stream.completed().await.expect("a device that works");
+            }
+        }
+        stream.completed().await.expect("a device that works");
+    });
+}
+
+/// Launches of a small graph, each with an event behind it.
+fn graph(count: u64) {
+    simulated(async |device| {
+        let stream = Stream::new(device).expect("a stream");
+        let (graph, ()) = Graph::capture(device, |capture| {
+            nothing::launch(capture.stream(), 1)?;
+            nothing::launch(capture.stream(), 2)
+        })
+        .expect("a graph");
+        let exec = graph.instantiate().expect("a graph that can be launched");
+        let done = Event::new();
+        for n in 0..count {
+            exec.launch(&stream).expect("launches");
+            done.record(&stream).expect("records");
             if n % 64 == 0 {
                 stream.completed().await.expect("a device that works");
             }

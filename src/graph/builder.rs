@@ -295,7 +295,7 @@ impl Builder {
         capture.keep(inner.sketch.capture.clone());
         self.sketch.bodies.push(used.clone());
         let ticket = stream.enqueue_point(|_, _| Ok(()))?;
-        flag.borrow().view().memory.note_read(ticket);
+        flag.borrow().view().memory.note_read(&ticket);
         let made = body(&mut inner, flag);
         if inner.sketch.id != id {
             drop(open);

@@ -58,20 +58,26 @@ impl Uses {
         Mutex::at(Level::MemoryUses, self)
     }
 
-    pub(super) fn read_by(&mut self, ticket: Ticket) -> Noted {
-        let mut noted = Noted { forgotten: Reads::new(), are_many: false };
+    #[inline]
+    pub(super) fn read_by(&mut self, ticket: &Ticket) -> Noted {
         if mutants::is(Mutant::EarlierReader) {
             self.reads.clear();
         }
         match self.reads.iter_mut().find(|read| read.stream().is(ticket.stream())) {
-            Some(read) if read.number() < ticket.number() => *read = ticket,
+            Some(read) if read.number() < ticket.number() => read.advance_to(ticket),
             Some(_) => {}
-            None => {
-                self.take_done_reads(&mut noted.forgotten);
-                noted.are_many = self.reads.len() >= MANY && self.reads.len() == self.reads.capacity();
-                self.reads.push(ticket);
-            }
+            None => return self.read_by_another(ticket.clone()),
         }
+        Noted { forgotten: Reads::new(), are_many: false }
+    }
+
+    /// By a stream that has no read here.
+    #[inline(never)]
+    fn read_by_another(&mut self, ticket: Ticket) -> Noted {
+        let mut noted = Noted { forgotten: Reads::new(), are_many: false };
+        self.take_done_reads(&mut noted.forgotten);
+        noted.are_many = self.reads.len() >= MANY && self.reads.len() == self.reads.capacity();
+        self.reads.push(ticket);
         noted
     }
 
@@ -95,7 +101,7 @@ impl Uses {
     }
 
     #[inline]
-    pub(super) fn written_by(&mut self, ticket: Ticket) {
+    pub(super) fn written_by(&mut self, ticket: &Ticket) {
         let device = ticket.stream().device();
         if self.any_is(|before| before.stream().device() != device) {
             self.keep_elsewhere(device);
@@ -103,7 +109,10 @@ impl Uses {
             self.elsewhere.clear();
         }
         self.reads.clear();
-        self.write = Some(ticket);
+        match &mut self.write {
+            Some(write) if write.stream().is(ticket.stream()) => write.advance_to(ticket),
+            write => *write = Some(ticket.clone()),
+        }
         self.worthless = false;
     }
 

@@ -316,7 +316,7 @@ impl Access<'_> {
         }
     }
 
-    pub(super) fn note(&mut self, ticket: Ticket) {
+    pub(super) fn note(&mut self, ticket: &Ticket) {
         match self {
             Self::Read(view) => view.memory.note_read(ticket),
             Self::Write(view) => view.memory.note_write(ticket),

@@ -135,7 +135,11 @@ impl Uses {
     }
 
     /// What no launch uses any more, to be dropped without a lock.
+    #[inline]
     fn take_over(&mut self, mut is_over: impl FnMut(&mut Open) -> bool) -> Vec<Use> {
+        if self.before.is_empty() {
+            return Vec::new();
+        }
         self.before.extract_if(.., |(_, open)| is_over(open)).map(|(gone, _)| gone).collect()
     }
 }
@@ -211,17 +215,16 @@ impl Execution {
             if *written { memory.before_write(stream) } else { memory.before_read(stream) }?;
         }
         uses.holds.iter().try_for_each(|hold| hold.is_not_captured(stream))?;
-        let after_all: SmallVec<[bool; 2]> =
-            uses.holds.iter().map(|hold| hold.before_launch(stream)).collect::<Result<_>>()?;
+        uses.holds.iter().try_for_each(|hold| hold.before_launch(stream))?;
         // SAFETY: all memory that its nodes use is held by `uses`, which live until the launch is done: dropped, this gives
         // them to the lookout for as long, and what a change replaces stays as long, too. What lies at its open ends is given,
         // as was just seen to, and memory with an open ticket is parked, not freed: the ticket is noted below, before anybody
         // else can drop it.
         let ticket = stream
             .enqueue_launch(room, Launched::Graph, |backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
-        uses.holds.iter().zip(after_all).for_each(|(hold, after_all)| hold.note_launch(&ticket, after_all));
+        uses.holds.iter().for_each(|hold| hold.note_launch(&ticket));
         for Given { memory, written, .. } in given {
-            if *written { memory.note_write(ticket.clone()) } else { memory.note_read(ticket.clone()) }
+            if *written { memory.note_write(&ticket) } else { memory.note_read(&ticket) }
         }
         Ok(ticket)
     }
@@ -389,7 +392,7 @@ pub(crate) fn add_alloc<T: Plain>(
     let mut memory = Owned::new(Box::new(memory));
     hold.made(&memory, address);
     let ticket = stream.enqueue_point(|_, _| Ok(()))?;
-    memory.note_write(ticket);
+    memory.note_write(&ticket);
     Ok((at, Buffer::of_memory(memory, len)))
 }
 

@@ -192,7 +192,7 @@ impl<A: Addresses> External<'_, A> {
         stream.streams().heed(taken).map_err(|error| error.at(place()))?;
         // How much it enqueues is not known: that of a few calls.
         let ticket = stream.ticket_after_work(16, losses);
-        uses.iter_mut().for_each(|used| used.access.note(ticket.clone()));
+        uses.iter_mut().for_each(|used| used.access.note(&ticket));
         match called {
             None => Ok(()),
             Some(Ok(outcome)) => outcome.map_err(|error| error.at(place())),

@@ -122,7 +122,7 @@ impl Memory {
         let mut uses = self.own_uses();
         match point.filter(|point| point.number() > 0) {
             Some(point) => {
-                uses.written_by(point.clone());
+                uses.written_by(point);
                 uses.discard_contents();
             }
             None => *uses = Uses::default(),
@@ -523,7 +523,7 @@ impl Heap {
             Some(stream) => {
                 // SAFETY: the block is of this size; it stays valid until that is done, as the ticket is noted in it.
                 let done = stream.enqueue_point(|backend, raw| unsafe { backend.recycle(Some(raw), address, size) })?;
-                memory.note_write(done);
+                memory.note_write(&done);
                 Ok(())
             }
         }

@@ -57,6 +57,9 @@ struct State {
     shelf: Vec<Box<Memory>>,
     /// Launches, as uses of what lies there.
     launches: Uses,
+    /// The launch that is being prepared comes after all of those, which are forgotten once it is enqueued: decided once, as the
+    /// shelf may get its first memory in between.
+    after_all: bool,
     /// What was done with what lies there beside the launches, which read it: copies of inputs, and what was enqueued while
     /// memory of the capture had an owner.
     fed: Vec<(Home, Uses)>,
@@ -249,11 +252,11 @@ impl Hold {
         })
     }
 
-    fn note(&self, memory: &Memory, ticket: Ticket, write: bool, by: Option<Arc<str>>) {
+    fn note(&self, memory: &Memory, ticket: &Ticket, write: bool, by: Option<Arc<str>>) {
         self.note_tied(memory.tie(), ticket, write, by);
     }
 
-    fn note_tied(&self, tie: &Arc<Tie>, ticket: Ticket, write: bool, by: Option<Arc<str>>) {
+    fn note_tied(&self, tie: &Arc<Tie>, ticket: &Ticket, write: bool, by: Option<Arc<str>>) {
         // Tickets that are forgotten under the lock may be the last to hold a stream.
         let _later = Deferred::new();
         let mut state = lock(&self.state);
@@ -334,7 +337,7 @@ impl Hold {
     /// It is.
     pub(crate) fn note_all_of(&self, other: &Self, ticket: &Ticket) {
         let all: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.tie.clone(), tied.writes)).collect();
-        all.iter().for_each(|(tie, write)| self.note_tied(tie, ticket.clone(), *write, None));
+        all.iter().for_each(|(tie, write)| self.note_tied(tie, ticket, *write, None));
     }
 
     /// Uses of memory within the captures that this thread is in: to wait for them is an error.
@@ -430,16 +433,16 @@ impl Hold {
             let from = Place::Host(from_start.as_ptr().wrapping_add(from_offset));
             backend.copy(raw, Place::Device(to), from, bytes as u64)
         })?;
-        from.note_read(ticket.clone());
+        from.note_read(&ticket);
         state = lock(&self.state);
         match tie {
-            Some(tie) => lock(&tie.uses).written_by(ticket),
+            Some(tie) => lock(&tie.uses).written_by(&ticket),
             None => {
                 let mut uses = Uses::default();
-                uses.written_by(ticket.clone());
+                uses.written_by(&ticket);
                 state.fed.retain(|(fed, _)| *fed != home);
                 state.fed.push((home, uses));
-                state.launches.written_by(ticket);
+                state.launches.written_by(&ticket);
             }
         }
         Ok(())
@@ -473,11 +476,10 @@ impl Hold {
         Capture::entered().iter().any(|capture| Self::of(capture).is_ok_and(uses))
     }
 
-    /// Orders a launch after the uses of all that its nodes use. True if it is ordered after all launches so far, too: decided
-    /// here only, as the shelf may get its first memory before [`note_launch`](Self::note_launch).
+    /// Orders a launch after the uses of all that its nodes use.
     ///
     /// Within a turn, whose scope ends after all locks: tickets that are forgotten here may be the last to hold a stream.
-    pub(super) fn before_launch(&self, stream: &Stream) -> Result<bool> {
+    pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
         let mut open: SmallVec<[(Ticket, bool); 8]> = SmallVec::new();
         let mut add = |ticket: &Ticket, counts: bool| {
             if !ticket.stream().is(stream) || (counts && ticket.is_spoilt()) {
@@ -486,44 +488,46 @@ impl Hold {
         };
         let mut state = lock(&self.state);
         // Launches read nothing that earlier ones have left on the shelf. While that is empty they may run beside each other.
-        let after_all = !state.shelf.is_empty();
-        state.launches.each_open(after_all, |launch, _| add(launch, false));
+        state.after_all = !state.shelf.is_empty();
+        state.launches.each_open(state.after_all, |launch, _| add(launch, false));
         for tied in &state.tied {
             lock(&tied.tie.uses).each_open(tied.writes, &mut add);
         }
         // They do read what was copied there for them.
-        state.fed.retain_mut(|(_, uses)| {
-            uses.forget_settled();
-            uses.any_is(|_| true)
-        });
-        state.fed.iter().for_each(|(_, uses)| uses.each_open(true, &mut add));
-        state.outside.retain(|(ticket, counts)| if *counts { !ticket.is_settled() } else { !ticket.is_over() });
-        state.outside.iter().for_each(|(ticket, counts)| add(ticket, *counts));
+        if !state.fed.is_empty() {
+            state.fed.retain_mut(|(_, uses)| {
+                uses.forget_settled();
+                uses.any_is(|_| true)
+            });
+            state.fed.iter().for_each(|(_, uses)| uses.each_open(true, &mut add));
+        }
+        if !state.outside.is_empty() {
+            state.outside.retain(|(ticket, counts)| if *counts { !ticket.is_settled() } else { !ticket.is_over() });
+            state.outside.iter().for_each(|(ticket, counts)| add(ticket, *counts));
+        }
         drop(state);
         // A wait may wake others: not under the lock.
         open.iter().try_for_each(|(ticket, counts)| match counts {
             true => stream.wait_to_read(ticket, false),
             false => stream.wait_until_over(ticket),
-        })?;
-        Ok(after_all)
+        })
     }
 
-    /// `after_all` is what [`before_launch`](Self::before_launch) returned for it: earlier launches are forgotten only if this
-    /// one is ordered after them. Within a turn, as that.
-    pub(super) fn note_launch(&self, ticket: &Ticket, after_all: bool) {
+    /// What [`before_launch`](Self::before_launch) was called for is enqueued. Within the same turn.
+    pub(super) fn note_launch(&self, ticket: &Ticket) {
         let mut are_many = false;
         let mut to_ask: SmallVec<[Arc<Tie>; 1]> = SmallVec::new();
         let mut state = lock(&self.state);
-        if after_all {
-            state.launches.written_by(ticket.clone());
+        if state.after_all {
+            state.launches.written_by(ticket);
         } else {
-            are_many = state.launches.read_by(ticket.clone()).are_many;
+            are_many = state.launches.read_by(ticket).are_many;
         }
         for tied in &state.tied {
             let mut uses = lock(&tied.tie.uses);
             if tied.writes {
-                uses.written_by(ticket.clone());
-            } else if uses.read_by(ticket.clone()).are_many {
+                uses.written_by(ticket);
+            } else if uses.read_by(ticket).are_many {
                 to_ask.push(tied.tie.clone());
             }
         }
@@ -615,7 +619,7 @@ impl Drop for Hold {
         let launches = launches.all();
         for mut memory in shelf.drain(..) {
             for launch in &launches {
-                let _forgotten = memory.own_uses().read_by(launch.clone());
+                let _forgotten = memory.own_uses().read_by(launch);
             }
             memory.give_back();
         }
@@ -712,15 +716,16 @@ mod tests {
         let hold = hold.upgrade().unwrap();
         let (go, wait) = mpsc::channel::<()>();
         one.host_function(move || _ = wait.recv()).unwrap();
-        let after_all = hold.before_launch(&one).unwrap();
-        hold.note_launch(&one.ticket(), after_all);
-        let after_all = hold.before_launch(&two).unwrap();
+        hold.before_launch(&one).unwrap();
+        hold.note_launch(&one.ticket());
+        hold.before_launch(&two).unwrap();
         drop(scratch);
         two.host_function(|| ()).unwrap();
-        hold.note_launch(&two.ticket(), after_all);
+        hold.note_launch(&two.ticket());
         assert!(hold.open_launches().iter().any(|open| open.stream().is(&one)), "{:?}", hold.open_launches());
         // The next one is ordered after both.
-        assert!(hold.before_launch(&two).unwrap());
+        hold.before_launch(&two).unwrap();
+        assert!(lock(&hold.state).after_all);
         drop(go);
         one.synchronize_blocking().unwrap();
     }

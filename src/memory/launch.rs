@@ -99,14 +99,10 @@ impl<'a> Call<'a> {
             unsafe { backend.launch(raw, &launch) }
         });
         let ticket = enqueued.map_err(|error| error.at(place()))?;
-        let mut accesses = given.iter_mut().filter_map(|arg| match arg {
-            Given::Slice { access, .. } => Some(access),
-            Given::Scalar(_) => None,
+        given.iter_mut().for_each(|arg| match arg {
+            Given::Slice { access, .. } => access.note(&ticket),
+            Given::Scalar(_) => {}
         });
-        if let Some(first) = accesses.next() {
-            accesses.for_each(|access| access.note(ticket.clone()));
-            first.note(ticket);
-        }
         Ok(())
     }
 }

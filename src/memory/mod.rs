@@ -415,7 +415,7 @@ impl Memory {
         ))
     }
 
-    pub(crate) fn note_read(&self, ticket: Ticket) {
+    pub(crate) fn note_read(&self, ticket: &Ticket) {
         match ticket.stream().capture().cloned() {
             None => {
                 // What it forgets is dropped without the lock.
@@ -429,7 +429,7 @@ impl Memory {
     }
 
     #[inline]
-    pub(crate) fn note_write(&mut self, ticket: Ticket) {
+    pub(crate) fn note_write(&mut self, ticket: &Ticket) {
         match ticket.stream().capture().cloned() {
             None => self.own_uses().written_by(ticket),
             Some(capture) => self.note_captured(ticket, &capture, true),

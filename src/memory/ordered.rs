@@ -70,7 +70,7 @@ impl Heap {
                 lock(&self.state).came_from_driver();
                 self.ledger.add(size);
                 let mut uses = Uses::default();
-                uses.written_by(ticket);
+                uses.written_by(&ticket);
                 Ok(Owned::new(Box::new(Memory {
                     device: device.clone(),
                     home: Home::Device(address),
@@ -123,7 +123,7 @@ impl Memory {
         });
         match freed {
             Ok(ticket) => {
-                self.note_write(ticket);
+                self.note_write(&ticket);
                 Freed::InTurn(stream.id())
             }
             Err(error) => {

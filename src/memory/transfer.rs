@@ -39,7 +39,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
     // After what is on its way already: what has arrived is looked at when the last of it has.
     to.before_overwrite(stream, bytes)?;
     let ticket = put(stream, room, from, &mut arrival, bytes)?;
-    to.note_write(ticket);
+    to.note_write(&ticket);
     drop(turn);
     to.arrives(arrival);
     Ok(())
@@ -60,8 +60,8 @@ fn put(stream: &Stream, room: Leave<'_>, from: &Memory, to: &mut Memory, bytes: 
     // is noted in both before anybody else can drop them, and memory with an open ticket is parked, not freed.
     let ticket =
         stream.enqueue(room, |backend, raw| unsafe { backend.copy(raw, to.place(), from.place(), bytes as u64) })?;
-    from.note_read(ticket.clone());
-    to.note_write(ticket.clone());
+    from.note_read(&ticket);
+    to.note_write(&ticket);
     Ok(ticket)
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) 
     // noted in it.
     let ticket =
         stream.enqueue(room, |backend, raw| unsafe { backend.fill(raw, start, zeros, (until - from) as u64) })?;
-    to.note_write(ticket);
+    to.note_write(&ticket);
     Ok(())
 }
 
@@ -137,7 +137,7 @@ impl Stream {
         to.memory.before_overwrite(self, bytes)?;
         // SAFETY: the memory is `bytes` long; it stays valid until the fill is done, as the ticket is noted in it.
         let ticket = self.enqueue(room, |backend, raw| unsafe { backend.fill(raw, address, pattern, bytes as u64) })?;
-        to.memory.note_write(ticket);
+        to.memory.note_write(&ticket);
         Ok(())
     }
 }

@@ -49,6 +49,15 @@ impl Ticket {
         Self::new(self.stream.clone(), self.number)
     }
 
+    /// Becomes a later point of its stream.
+    #[inline]
+    pub(crate) fn advance_to(&mut self, later: &Self) {
+        self.number = later.number;
+        if self.mark.is_some() || later.mark.is_some() {
+            self.mark.clone_from(&later.mark);
+        }
+    }
+
     /// Resolves when the work is done. A ticket that no stream and no event has waited for may wait for what is enqueued until the
     /// future is first polled, too; [`Stream::completed`] and an [`Event`](super::Event) mark their point at once.
     pub fn completed(&self) -> Completed {

@@ -45,7 +45,7 @@ impl Opening {
     pub(crate) fn into(recorder: &Recorder, stream: &Stream, memory: &mut Memory, bytes: usize) -> Result<Self> {
         memory.before_write(stream)?;
         let opening = Self::new(recorder, stream, Way::In, memory, bytes)?;
-        memory.note_write(opening.ticket.clone());
+        memory.note_write(&opening.ticket);
         Ok(opening)
     }
 
@@ -53,7 +53,7 @@ impl Opening {
     pub(crate) fn out_of(recorder: &Recorder, stream: &Stream, memory: &Memory, bytes: usize) -> Result<Self> {
         memory.before_read(stream)?;
         let opening = Self::new(recorder, stream, Way::Out, memory, bytes)?;
-        memory.note_read(opening.ticket.clone());
+        memory.note_read(&opening.ticket);
         Ok(opening)
     }
 

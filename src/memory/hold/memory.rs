@@ -102,7 +102,7 @@ impl Memory {
 
     /// The capture may be over: then nothing was recorded, and the enqueue has said so.
     #[cold]
-    pub(in crate::memory) fn note_captured(&self, ticket: Ticket, capture: &Capture, write: bool) {
+    pub(in crate::memory) fn note_captured(&self, ticket: &Ticket, capture: &Capture, write: bool) {
         if let Ok(hold) = Hold::of(capture) {
             hold.note(self, ticket, write, capture.recorder().label());
         }
