@@ -41,6 +41,7 @@ type Reads = SmallVec<[Ticket; 2]>;
 const MANY: usize = 16;
 
 /// What the note of a read leaves to be done without the lock.
+#[derive(Default)]
 #[must_use]
 pub(super) struct Noted {
     /// They may be the last to hold a stream.
@@ -68,13 +69,13 @@ impl Uses {
             Some(_) => {}
             None => return self.read_by_another(ticket.clone()),
         }
-        Noted { forgotten: Reads::new(), are_many: false }
+        Noted::default()
     }
 
     /// By a stream that has no read here.
     #[inline(never)]
     fn read_by_another(&mut self, ticket: Ticket) -> Noted {
-        let mut noted = Noted { forgotten: Reads::new(), are_many: false };
+        let mut noted = Noted::default();
         self.take_done_reads(&mut noted.forgotten);
         noted.are_many = self.reads.len() >= MANY && self.reads.len() == self.reads.capacity();
         self.reads.push(ticket);

@@ -99,10 +99,11 @@ impl<'a> Call<'a> {
             unsafe { backend.launch(raw, &launch) }
         });
         let ticket = enqueued.map_err(|error| error.at(place()))?;
-        given.iter_mut().for_each(|arg| match arg {
-            Given::Slice { access, .. } => access.note(&ticket),
-            Given::Scalar(_) => {}
-        });
+        for arg in &mut given {
+            if let Given::Slice { access, .. } = arg {
+                access.note(&ticket);
+            }
+        }
         Ok(())
     }
 }

@@ -416,7 +416,7 @@ impl Memory {
     }
 
     pub(crate) fn note_read(&self, ticket: &Ticket) {
-        match ticket.stream().capture().cloned() {
+        match ticket.stream().capture() {
             None => {
                 // What it forgets is dropped without the lock.
                 let noted = self.uses().read_by(ticket);
@@ -424,15 +424,15 @@ impl Memory {
                     access::ask_readers(|with| with(&mut self.uses()));
                 }
             }
-            Some(capture) => self.note_captured(ticket, &capture, false),
+            Some(capture) => self.note_captured(ticket, capture, false),
         }
     }
 
     #[inline]
     pub(crate) fn note_write(&mut self, ticket: &Ticket) {
-        match ticket.stream().capture().cloned() {
+        match ticket.stream().capture() {
             None => self.own_uses().written_by(ticket),
-            Some(capture) => self.note_captured(ticket, &capture, true),
+            Some(capture) => self.note_captured(ticket, capture, true),
         }
     }
 
