@@ -1,6 +1,6 @@
 //! What memory costs: a pair of allocating and freeing, against `cuMemAllocAsync` and `cuMemFreeAsync` in the same process.
 //!
-//! `cargo bench --bench alloc`; without a GPU on the emulated device, ours alone.
+//! `cargo bench -p wakeline-benches --bench alloc`; without a GPU on the emulated device, ours alone.
 //!
 //! - `alloc.same_stream`: on the stream that it was freed on.
 //! - `alloc.waited`: on one that has waited, on the device, for the one that it was freed on.

@@ -1,7 +1,7 @@
 //! What a hop costs: a chain of 32 derived operators, statistics on, passing a 64-byte host message, against the same
 //! chain of bare tokio tasks over `tokio::sync::mpsc`. Both in this process, alternating.
 //!
-//! `cargo bench --bench hop`
+//! `cargo bench -p wakeline-benches --bench hop`
 
 #[path = "support/figure.rs"]
 mod figure;

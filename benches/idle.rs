@@ -2,7 +2,7 @@
 //! against as many bare tokio tasks that wait for a message. Time to add and start one, bytes that it holds, and the
 //! processor time of two seconds in which nothing happens.
 //!
-//! `cargo bench --bench idle`
+//! `cargo bench -p wakeline-benches --bench idle`
 
 #[path = "support/allocations.rs"]
 mod allocations;

@@ -125,7 +125,9 @@ pub mod __private {
     pub use inventory;
 }
 
-// The README's program is one of the documentation's tests.
+// The README's program is one of the documentation's tests, and so are the examples of the macros.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
+#[doc = include_str!("../macros/src/examples/message.md")]
+#[doc = include_str!("../macros/src/examples/ports.md")]
 struct Readme;

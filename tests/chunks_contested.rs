@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use common::{chunks::Fill, emulated, within};
+use common::{chunks::Fill, emulated, quick_or_long, within};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wakeline::{
     condition::Gate,
@@ -79,7 +79,7 @@ async fn consumers_of_pairs_from_two_hubs_lose_no_chunk_to_each_other_for_ever()
 /// threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn consumers_of_pairs_lose_no_chunk_to_each_other_behind_younger_chunks() {
-    for _ in 0..150 {
+    for _ in 0..quick_or_long(30, 150) {
         let (device, pairs) = (emulated(), Arc::default());
         let hubs = ["left", "right"].map(|name| {
             let builder = ChunkHub::<u32>::builder(name).elements(1).queue(3);
@@ -140,7 +140,7 @@ impl Operator for Both {
 /// Where chunks stay, operators that need chunks of two hubs do not evict each other's for ever.
 #[tokio::test]
 async fn operators_with_chunks_that_stay_lose_none_to_each_other_for_ever() {
-    for round in 0..40 {
+    for round in 0..quick_or_long(12, 40) as u32 {
         let [other, device] = [(); 2].map(|()| emulated());
         let hubs = ["left", "right"].map(|name| {
             let builder = ChunkHub::<u32>::builder(name).elements(1).queue(2).host_envelopes(2);
@@ -226,7 +226,7 @@ impl Operator for One {
 /// for an hour: in a simulation, where each of their turns is a step.
 #[test]
 fn operators_that_contest_chunks_wait_for_another_one_without_a_turn() {
-    for seed in 0..150 {
+    for seed in 0..quick_or_long(40, 500) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let (simulation, random) = (Simulation::new(seed), &mut StdRng::seed_from_u64(seed));
         let flow = async {

@@ -2,7 +2,7 @@
 
 use common::{
     example::{command, text},
-    on_each_device,
+    on_each_device, quick_or_long,
 };
 
 /// Runs an example on a device. What it says in its one line.
@@ -16,8 +16,9 @@ fn run(name: &str, device: &str, options: &[&str], then: impl Fn(&str)) {
 on_each_device!(h11_k_means_of_10_000_points_is_the_hosts, |device| {
     let folder = tempfile::tempdir().unwrap();
     let picture = folder.path().join("clusters.png");
-    run("kmeans", device, &["--picture", picture.to_str().unwrap()], |line| {
-        assert!(line.starts_with("10000 points, 3 clusters, 1000 rounds"), "{line}");
+    let rounds = quick_or_long(100, 1000).to_string();
+    run("kmeans", device, &["--rounds", &rounds, "--picture", picture.to_str().unwrap()], |line| {
+        assert!(line.starts_with(&format!("10000 points, 3 clusters, {rounds} rounds")), "{line}");
         assert!(line.contains("the host's clusters"), "{line}");
         let drawn = std::fs::read(&picture).unwrap();
         assert_eq!(&drawn[..8], b"\x89PNG\r\n\x1a\n");

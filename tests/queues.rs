@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use wakeline::{Inputs, condition::Status, prelude::*};
 
 /// 10 million messages; a tenth of that in a debug build, which is that much slower.
-const MANY: u64 = if cfg!(debug_assertions) { 1_000_000 } else { 10_000_000 };
+const MANY: u64 = quick_or_long(200_000, 10_000_000);
 
 /// Sends counted messages, 0 to `last - 1`.
 fn count(census: &Census, last: u64) -> impl Operator<Ports = SourcePorts<Counted>> {

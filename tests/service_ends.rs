@@ -140,7 +140,7 @@ async fn one(seed: u64, simulation: &Simulation) -> (End, usize) {
 
 #[tokio::test(start_paused = true)]
 async fn e1_any_end_at_any_moment() {
-    let seeds = if cfg!(debug_assertions) { 100 } else { 3000 };
+    let seeds = quick_or_long(60, 3000);
     let mut cut_short = 0;
     for seed in 0..seeds {
         eprint!("seed {seed}");

@@ -1,4 +1,4 @@
-//! What is left after many: a thousand flows in one process, each ended at a moment of its own; millions of messages through
+//! What is left after many: hundreds of flows in one process, each ended at a moment of its own; many messages through
 //! one hub. All allocations of the process are counted, so the tests take turns.
 
 #[path = "../benches/support/allocations.rs"]
@@ -232,27 +232,23 @@ fn wait_together(runtime: &Runtime, threads: usize) {
     });
 }
 
-/// `WAKELINE_SOAK=long`, as `.ci/full` has it: some minutes in place of some seconds.
-fn is_long() -> bool {
-    std::env::var("WAKELINE_SOAK").is_ok_and(|value| value == "long")
-}
-
 fn device() -> Device {
     Device::emulated(Emulated::new().workers(2))
 }
 
-/// Each hundred or so on a device of their own, four at a time: when that is gone, too, there is as much of everything as
+/// Each so many on a device of their own, four at a time: when that is gone, too, there is as much of everything as
 /// before, to the byte.
 #[test]
-fn l3_a_thousand_flows_leave_nothing_behind() {
+fn l3_many_flows_leave_nothing_behind() {
+    const FLOWS: u64 = quick_or_long(60, 300);
     alone(Builder::new_multi_thread().worker_threads(2), async {
         // What is made once, and kept.
-        many(&device(), 0, 4, 100).await;
+        many(&device(), 0, 4, FLOWS).await;
         only_threads_of_nobody().await;
         let before = threads();
         let mut held = Vec::with_capacity(6);
         for seed in 1..=6 {
-            many(&device(), seed, 4, 160).await;
+            many(&device(), seed, 4, FLOWS).await;
             only_threads_of_nobody().await;
             // A thread that has just begun still has the name of the one that made it.
             until("there are as many threads as before", || threads() == before).await;
@@ -266,15 +262,15 @@ fn l3_a_thousand_flows_leave_nothing_behind() {
 /// have become longer than it was, and stays so.
 #[test]
 fn l3_a_device_keeps_nothing_of_its_flows() {
-    const FLOWS: u64 = 100;
-    let rounds = if is_long() { 12 } else { 5 };
+    const FLOWS: u64 = quick_or_long(40, 100);
+    const ROUNDS: usize = quick_or_long(5, 30) as usize;
     /// What all queues together may have grown by, in bytes.
     const QUEUES: i64 = 64 << 10;
     alone(Builder::new_multi_thread().worker_threads(2), async move {
         let device = device();
         many(&device, 0, 1, FLOWS).await;
-        let mut held = Vec::with_capacity(rounds);
-        for seed in 1..=rounds as u64 {
+        let mut held = Vec::with_capacity(ROUNDS);
+        for seed in 1..=ROUNDS as u64 {
             many(&device, seed, 1, FLOWS).await;
             // The last of a kind is remembered until the next: here it is always the same.
             let mut flow = Flow::new("soak");
@@ -318,10 +314,10 @@ impl Operator for Fill {
     }
 }
 
-/// Takes all that is there; at each million, what there is of allocations.
+/// Takes all that is there; at each measure, what there is of allocations.
 struct Drain {
     expected: u64,
-    at_millions: Shared<(u64, i64)>,
+    measured: Shared<(u64, i64)>,
 }
 
 impl Operator for Drain {
@@ -331,33 +327,36 @@ impl Operator for Drain {
         while let Some(number) = ports.input.try_take()? {
             assert_eq!(number, self.expected, "each once, in order");
             self.expected += 1;
-            if self.expected.is_multiple_of(1_000_000) {
-                lock(&self.at_millions).push((allocations::so_far(), allocations::held()));
+            if self.expected.is_multiple_of(MEASURE) {
+                lock(&self.measured).push((allocations::so_far(), allocations::held()));
             }
         }
         Ok(())
     }
 }
 
-/// Through a hub of 64: from the first million on nothing is allocated any more, and not a byte is added. The clock stands still,
+/// Messages between two looks at what is allocated.
+const MEASURE: u64 = quick_or_long(200_000, 1_000_000);
+
+/// Through a hub of 64: from the first measure on nothing is allocated any more, and not a byte is added. The clock stands still,
 /// so the flow's own task does not look at its operators meanwhile, which allocates.
 #[test]
-fn q1_millions_of_messages_in_constant_memory() {
-    let millions = if is_long() { 10 } else { 3 };
-    let last = millions as u64 * 1_000_000 + 100;
+fn q1_many_messages_in_constant_memory() {
+    const MEASURES: usize = quick_or_long(3, 20) as usize;
+    let last = MEASURES as u64 * MEASURE + 100;
     alone(Builder::new_current_thread().start_paused(true), async move {
-        let at_millions: Shared<(u64, i64)> = shared();
-        lock(&at_millions).reserve(millions);
+        let measured: Shared<(u64, i64)> = shared();
+        lock(&measured).reserve(MEASURES);
         let mut flow = Flow::new("q1");
         let fill = flow.add("fill", Fill { next: 0, last });
-        let drain = flow.add("drain", Drain { expected: 0, at_millions: at_millions.clone() });
+        let drain = flow.add("drain", Drain { expected: 0, measured: measured.clone() });
         flow.connect_with(fill.output, drain.input, Hub::bounded(64));
         let report = flow.run().await.expect("nothing is planned");
         assert_eq!((report.operator("drain").unwrap().messages_in, report.untaken), (last, 0));
         assert!(report.operator("drain").unwrap().runs >= last / 66, "no more than the hub holds lay there");
-        let at_millions = lock(&at_millions).clone();
-        let (allocations, bytes): (Vec<_>, Vec<_>) = at_millions.into_iter().unzip();
-        assert_eq!(bytes, vec![bytes[0]; millions]);
-        assert_eq!(allocations, vec![allocations[0]; millions]);
+        let measured = lock(&measured).clone();
+        let (allocations, bytes): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
+        assert_eq!(bytes, vec![bytes[0]; MEASURES]);
+        assert_eq!(allocations, vec![allocations[0]; MEASURES]);
     });
 }

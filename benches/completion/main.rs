@@ -1,9 +1,9 @@
 //! What learning of an end costs: bare ways with plain driver calls, and ours in each mode, in one process, in turn.
 //!
 //! ```text
-//! cargo bench --bench completion                             everything
-//! cargo bench --bench completion -- latency                  one part: latency, many, chain or idle
-//! cargo bench --bench completion -- many adaptive scan       with these sources only: sync, poll, scan, callback, side;
+//! cargo bench -p wakeline-benches --bench completion                             everything
+//! cargo bench -p wakeline-benches --bench completion -- latency                  one part: latency, many, chain or idle
+//! cargo bench -p wakeline-benches --bench completion -- many adaptive scan       with these sources only: sync, poll, scan, callback, side;
 //!                                                            adaptive, lowlatency, quiet
 //! ```
 //!

@@ -1,11 +1,11 @@
 //! Graphs: what a launch costs the host and the device, against streams and against the driver's own calls.
 //!
 //! ```text
-//! cargo bench --bench graph                        everything
-//! cargo bench --bench graph -- shapes              32 empty kernels: in a line, in two branches, forked and joined
-//! cargo bench --bench graph -- copies              into a graph and out of it: on the stream, and as nodes that are told where
-//! cargo bench --bench graph -- chain               32 operators, streamed and replayed: host time a message
-//! cargo bench --bench graph -- mlp                 a perceptron with cuBLAS: queries a second
+//! cargo bench -p wakeline-benches --bench graph                        everything
+//! cargo bench -p wakeline-benches --bench graph -- shapes              32 empty kernels: in a line, in two branches, forked and joined
+//! cargo bench -p wakeline-benches --bench graph -- copies              into a graph and out of it: on the stream, and as nodes that are told where
+//! cargo bench -p wakeline-benches --bench graph -- chain               32 operators, streamed and replayed: host time a message
+//! cargo bench -p wakeline-benches --bench graph -- mlp                 a perceptron with cuBLAS: queries a second
 //! ```
 //!
 //! All in one process, alternating. Needs a CUDA device. With `WAKELINE_DEVICE=emulated` ours runs on the emulated device,

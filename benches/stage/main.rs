@@ -3,9 +3,9 @@
 //! alternating, on 1, 3, 8 and all threads, each thread with a chain of its own.
 //!
 //! ```text
-//! cargo bench --bench stage                                  everything
-//! cargo bench --bench stage -- own 3                         own or shared (streams); 1, 3, 8 or all (threads)
-//! cargo bench --bench stage -- allocations                   heap allocations a message
+//! cargo bench -p wakeline-benches --bench stage                                  everything
+//! cargo bench -p wakeline-benches --bench stage -- own 3                         own or shared (streams); 1, 3, 8 or all (threads)
+//! cargo bench -p wakeline-benches --bench stage -- allocations                   heap allocations a message
 //! ```
 //!
 //! Needs a CUDA device. With `WAKELINE_DEVICE=emulated` ours runs on the emulated device, which says that the bench works

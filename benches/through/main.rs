@@ -1,12 +1,12 @@
 //! What passing through a device costs, against what the bus, or the files, would allow. Both in this process, alternating.
 //!
 //! ```text
-//! cargo bench --bench through                    everything that the machine has
-//! cargo bench --bench through -- sizes           chunks of 64 KiB to 16 MiB, in both directions at once
-//! cargo bench --bench through -- devices         on all GPUs at once, if there are several
-//! cargo bench --bench through -- constant        64 GiB, and what memory grows by meanwhile
-//! cargo bench --bench through -- file            file to file; the files' own time apart
-//! cargo bench --bench through -- timeline        a picture: ten chunks produced, copied in, computed, copied out, consumed
+//! cargo bench -p wakeline-benches --bench through                    everything that the machine has
+//! cargo bench -p wakeline-benches --bench through -- sizes           chunks of 64 KiB to 16 MiB, in both directions at once
+//! cargo bench -p wakeline-benches --bench through -- devices         on all GPUs at once, if there are several
+//! cargo bench -p wakeline-benches --bench through -- constant        64 GiB, and what memory grows by meanwhile
+//! cargo bench -p wakeline-benches --bench through -- file            file to file; the files' own time apart
+//! cargo bench -p wakeline-benches --bench through -- timeline        a picture: ten chunks produced, copied in, computed, copied out, consumed
 //! ```
 //!
 //! The first three need CUDA devices. `file` and `timeline` also run on the emulated device, where they say that they work

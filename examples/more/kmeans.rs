@@ -1,6 +1,6 @@
 //! k-means on a device and the host together: hubs whose chunks stay, and are peeked and modified where they are needed.
 //!
-//! `cargo run --release --example kmeans -- [--device cuda:0|emulated] [-n 10000] [-k 3] [--rounds 1000] [--picture k.png]`
+//! `cargo run --release -p wakeline-more-examples --example kmeans -- [--device cuda:0|emulated] [-n 10000] [-k 3] [--rounds 1000] [--picture k.png]`
 //!
 //! ```text
 //!   {points}       peeked on the device                peeked on the host

@@ -1,6 +1,6 @@
 //! A device flow inside a web server: texts are posted to `/shout`, and come back in capitals.
 //!
-//! `cargo run --release --example service -- [--listen 127.0.0.1:3000] [--device emulated] [--overload shed|wait]`
+//! `cargo run --release -p wakeline-more-examples --example service -- [--listen 127.0.0.1:3000] [--device emulated] [--overload shed|wait]`
 //!
 //! ```text
 //!   POST /shout ──> service `shout` ──> load ──> upper ──> unload ──> service `shout` ──> response

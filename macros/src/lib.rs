@@ -27,36 +27,7 @@ use proc_macro::TokenStream;
 /// a struct of handles, which `Flow::add` returns and `Flow::connect` takes. It has the same fields, visibility and
 /// documentation, and is named after the struct: `UpperPorts` has `UpperHandles`, `Upper` has `UpperHandles` too.
 ///
-/// ```
-/// use wakeline::prelude::*;
-///
-/// #[derive(Ports)]
-/// struct UpperPorts {
-///     /// Lines to shout, on this operator's device.
-///     #[input(capacity = 4)]
-///     lines: Input<Envelope<u8>>,
-///     /// The same lines, louder.
-///     #[output(envelope_bytes = 1 << 20)]
-///     shouted: Output<Envelope<u8>>,
-/// }
-///
-/// # struct Upper;
-/// # impl Operator for Upper {
-/// #     type Ports = UpperPorts;
-/// #     async fn compute(&mut self, _: &mut UpperPorts, _: &mut Cx) -> Result<()> { Ok(()) }
-/// # }
-/// # #[derive(Ports)]
-/// # struct ReadPorts { #[output(envelope_bytes = 1 << 20)] lines: Output<Envelope<u8>> }
-/// # struct Read;
-/// # impl Operator for Read {
-/// #     type Ports = ReadPorts;
-/// #     async fn compute(&mut self, _: &mut ReadPorts, _: &mut Cx) -> Result<()> { Ok(()) }
-/// # }
-/// # let mut flow = Flow::new("upper");
-/// # let read = flow.add("read", Read);
-/// let upper = flow.add("upper", Upper);       // UpperHandles
-/// flow.connect(read.lines, upper.lines);
-/// ```
+#[doc = include_str!("examples/ports.md")]
 ///
 /// # On a field
 ///
@@ -105,22 +76,7 @@ pub fn derive_ports(item: TokenStream) -> TokenStream {
 /// marked `#[envelope]`: then wakeline finds them there, brings them to the device of whoever reads them next and counts
 /// their bytes.
 ///
-/// ```
-/// use wakeline::prelude::*;
-///
-/// #[derive(Message)]
-/// struct Frame {
-///     number: u64,
-///     #[envelope]
-///     pixels: Envelope<u8>,
-/// }
-///
-/// #[derive(Message)]
-/// enum Event {
-///     Resized { width: u32, height: u32 },
-///     Drawn(#[envelope] Frame),
-/// }
-/// ```
+#[doc = include_str!("examples/message.md")]
 ///
 /// # On a field
 ///

@@ -1,8 +1,8 @@
 //! CUDA graphs: work that is recorded once and launched as one.
 //!
 //! A launch of a graph costs the host about as much as a launch of one kernel, however many nodes it has: on an H200 1.5 us
-//! for 32 kernels that cost 102 us one by one, and the device is done with them four to eight times sooner (`cargo bench --bench
-//! graph -- shapes`).
+//! for 32 kernels that cost 102 us one by one, and the device is done with them four to eight times sooner (bench `graph`,
+//! `shapes`).
 //!
 //! ```text
 //!   Graph::capture   work that was written for streams, recorded instead of run ─┐

@@ -400,7 +400,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 500 } else { 5000 }))]
 
         /// A block is handed out only to a stream that comes after all of its uses, or when they have passed; and if there
         /// is such a block, one is handed out.

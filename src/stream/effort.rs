@@ -24,7 +24,7 @@
 //! # Why so
 //!
 //! On an H200 (driver 580.159.04, CUDA 13.0, 16 vCPUs, four workers), microseconds over the kernel's own time, p50 (p99),
-//! and cores kept busy; `cargo bench --bench completion -- latency`:
+//! and cores kept busy; bench `completion`, `latency`:
 //!
 //! | one waiter | 20 us | 200 us | 1 ms | 5 ms |
 //! |---|---|---|---|---|

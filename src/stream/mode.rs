@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 ///
 /// Microseconds from the end of a kernel of 20 us, 1 ms and 5 ms, launch included, to the task that awaits it, median (one
 /// in a hundred), and cores kept busy, on an H200 with 16 processors; a thread that spins in `cuStreamSynchronize` needs
-/// 6 to 7 and a core (`cargo bench --bench completion`):
+/// 6 to 7 and a core (bench `completion`):
 ///
 /// | | 20 us | 1 ms | 5 ms |
 /// |---|---|---|---|

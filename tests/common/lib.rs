@@ -57,6 +57,12 @@ pub fn cuda_without_kernels() -> Device {
     Device::cuda(0).unwrap_or_else(|error| panic!("this test needs a GPU: {error}")).race_checked()
 }
 
+/// How often a test repeats what it does, or how much it sends: a debug build, as `cargo test` makes it, does the first, and a
+/// release build, as `.ci/full` makes it, the second.
+pub const fn quick_or_long(quick: u64, long: u64) -> u64 {
+    if cfg!(debug_assertions) { quick } else { long }
+}
+
 /// Streams of a device: `a`, `b`, `c`, `d`.
 pub fn streams<const N: usize>(device: &Device) -> [Stream; N] {
     std::array::from_fn(|n| Stream::named(device, ["a", "b", "c", "d"][n]).unwrap())

@@ -10,8 +10,8 @@
 //! log line by line:
 //!
 //! ```sh
-//! WAKELINE_SEEDS=4711 cargo test --test random_flows random_flows -- --nocapture
-//! WAKELINE_SEEDS=0..100000 cargo test --release --test random_flows random_flows -- --nocapture
+//! WAKELINE_SEEDS=4711 cargo test -p wakeline-tests --test random_flows random_flows -- --nocapture
+//! WAKELINE_SEEDS=0..100000 cargo test -p wakeline-tests --release --test random_flows random_flows -- --nocapture
 //! ```
 //!
 //! With `WAKELINE_SEEDS_GO_ON=1` the first failure is not the last: each is told in a line, and the lowest in full.

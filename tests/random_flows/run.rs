@@ -321,6 +321,10 @@ impl fmt::Display for Failure {
         writeln!(f, "  the last of {} steps:", self.log.len())?;
         let last = self.log.len().saturating_sub(25);
         self.log[last..].iter().try_for_each(|line| writeln!(f, "    {line}"))?;
-        write!(f, "again: WAKELINE_SEEDS={} cargo test --test random_flows random_flows -- --nocapture", self.seed)
+        write!(
+            f,
+            "again: WAKELINE_SEEDS={} cargo test -p wakeline-tests --test random_flows random_flows -- --nocapture",
+            self.seed
+        )
     }
 }

@@ -1,6 +1,6 @@
 //! A chain of matrices multiplied into one: cuBLAS on a GPU, through the operator's stream; checked against float64.
 //!
-//! `cargo run --release --example matmul_chain -- [--device cuda:0|emulated] [-n 256] [--count 16]`
+//! `cargo run --release -p wakeline-more-examples --example matmul_chain -- [--device cuda:0|emulated] [-n 256] [--count 16]`
 //!
 //! ```text
 //!   matrices ──> {matrices} ──> multiply, on the device

@@ -1,6 +1,6 @@
 //! A perceptron of four layers on a GPU, with cuBLAS: requests of any size, streamed and as a CUDA graph, side by side.
 //!
-//! `cargo run --release --example mlp -- [--device cuda:0|emulated] [--weights FILE] [--requests 20000] [--rows 64]`
+//! `cargo run --release -p wakeline-more-examples --example mlp -- [--device cuda:0|emulated] [--weights FILE] [--requests 20000] [--rows 64]`
 //!
 //! ```text
 //!   requests ──> layer 0 ──> layer 1 ──> layer 2 ──> layer 3 ──> answers

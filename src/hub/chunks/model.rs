@@ -809,7 +809,11 @@ fn a_chunk_that_stays_and_has_no_envelope_is_refused_in_every_order() {
 
 /// Cases of each property; `PROPTEST_CASES=10000` asks for more.
 fn cases() -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(400)
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(if cfg!(debug_assertions) {
+        150
+    } else {
+        1000
+    })
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 //!
 //! A small copy on a stream costs the host more than a launch of a graph: on an H200 (driver 580.159.04) a copy in, a launch
 //! and a copy out take 8.2 us, and a launch of a graph with both as nodes, each told another end, 2.2; the device is done 1.6 us
-//! sooner (`cargo bench --bench graph -- copies`). So what goes into a graph and what comes out of it are nodes, too.
+//! sooner (bench `graph`, `copies`). So what goes into a graph and what comes out of it are nodes, too.
 //!
 //! ```text
 //!   captured    from within to within: both ends are the graph's, until one is told
