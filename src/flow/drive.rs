@@ -71,14 +71,14 @@ pub(super) struct OwnSeat(Option<Named>);
 
 /// An operator, and the names for the log. Its destructor is the one that `discard` calls.
 struct Named {
-    seat: Option<Box<dyn Seat>>,
+    seat: Option<Box<Seat>>,
     flow: Arc<str>,
     operator: Arc<str>,
 }
 
 impl OwnSeat {
-    pub(super) fn new(seat: Box<dyn Seat>, flow: &Arc<str>, operator: &Arc<str>) -> Self {
-        Self(Some(Named { seat: Some(seat), flow: flow.clone(), operator: operator.clone() }))
+    pub(super) fn new(seat: Seat, flow: &Arc<str>, operator: &Arc<str>) -> Self {
+        Self(Some(Named { seat: Some(Box::new(seat)), flow: flow.clone(), operator: operator.clone() }))
     }
 
     /// Drops it. A panic of its destructor is the error.
@@ -111,7 +111,7 @@ impl Drop for Named {
 }
 
 impl Deref for OwnSeat {
-    type Target = dyn Seat;
+    type Target = Seat;
 
     fn deref(&self) -> &Self::Target {
         match self.0.as_ref().and_then(|named| named.seat.as_deref()) {

@@ -209,7 +209,7 @@ impl Flow {
         &mut self,
         name: String,
         workers: usize,
-        seat: Box<dyn seat::Seat>,
+        seat: seat::Seat,
         plan: Plan,
     ) -> (Arc<str>, Arc<Mutex<Place>>) {
         let name: Arc<str> = name.into();

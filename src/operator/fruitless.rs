@@ -22,7 +22,7 @@ use std::{borrow::Cow, task::Context, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Ports, cx::runs::LONGEST_STREAK};
+use super::{cx::runs::LONGEST_STREAK, ports::AllPorts};
 use crate::{
     clock,
     error::{Error, ErrorKind},
@@ -57,17 +57,17 @@ pub(super) struct Fruitless {
 impl Fruitless {
     /// Once in [`LONGEST_STREAK`] turns. `in_one_poll`: no run has waited in its middle since the operator waited last.
     #[cold]
-    pub(super) fn look<P: Ports>(
+    pub(super) fn look(
         &mut self,
         operator: &str,
         runs: u64,
         in_one_poll: bool,
-        ports: &mut P,
+        ports: &mut dyn AllPorts,
         task: &mut Context<'_>,
     ) -> Option<Error> {
         let (mut moved, mut left, mut allows) = (0, None, None);
         let (mut inputs, mut over) = (false, true);
-        ports.visit(&mut |name, port| {
+        ports.visit_all(&mut |name, port| {
             moved += port.traffic().messages;
             if !port.is_output() {
                 inputs = true;

@@ -1,4 +1,4 @@
-//! [`Driven`]: an operator as a member of a section, which drives it round by round.
+//! A [`Seat`] as a member of a section, which drives it round by round.
 //!
 //! ```text
 //!   streamed    round: its ports are ready ──> compute, awaited ──> one message in at each input, one out at each output
@@ -16,16 +16,14 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use async_trait::async_trait;
 use tokio::task::coop::unconstrained;
 
 use super::{
-    AnyPort, Cx, Operator, Ports,
+    AnyPort, Cx,
     carry::Carry,
-    cx::Uncaptured,
     node::{Method, Node},
-    ports::Traffic,
-    seat::{Ends, Place, bound, caught_aside, unbound},
+    ports::{AllPorts, Traffic},
+    seat::{Ends, Seat, bind, caught, unbound},
     shown::InRun,
 };
 use crate::{
@@ -36,49 +34,6 @@ use crate::{
         capture::{Capture, Watch},
     },
 };
-
-/// See the [module](self).
-#[async_trait]
-pub(crate) trait Driven: Send {
-    /// An error if it has methods that a replay would not call.
-    fn only_computes(&mut self) -> Result<()>;
-    /// Shows each of its ports: its own, or in a capture those of that.
-    fn visit(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort));
-    /// What its messages bring along.
-    fn carry(&self) -> Result<Arc<Carry>>;
-    /// One run. False if it can have none any more.
-    async fn round(&mut self) -> Result<bool>;
-    /// It has said that it wants no further run.
-    fn has_finished(&self) -> bool;
-    /// A round was replayed: as good as a run.
-    fn count_run(&mut self);
-    /// It works on streams of this capture until it leaves it: its own one.
-    fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<Stream>;
-    /// Its ports for the capture.
-    fn bind_captured(&mut self, ends: Ends) -> Result<()>;
-    /// One run in the capture.
-    fn run_captured(&mut self) -> Result<()>;
-    /// Its own ports and streams again.
-    fn leave_capture(&mut self);
-}
-
-/// What a captured operator has beside the capture.
-pub(super) struct InCapture<P> {
-    /// Its own, once it has others.
-    ports: Option<P>,
-    cx: Uncaptured,
-}
-
-/// The ports of any operator: what is done with them here is compiled once.
-pub(super) trait AllPorts {
-    fn visit_all(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort));
-}
-
-impl<P: Ports> AllPorts for P {
-    fn visit_all(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {
-        self.visit(visit);
-    }
-}
 
 /// What has passed each port until now.
 fn traffic(ports: &mut dyn AllPorts) -> Vec<(&'static str, Traffic, u64)> {
@@ -175,43 +130,37 @@ fn waits(for_what: Option<InRun>) -> Error {
     Error::new(ErrorKind::Usage, text)
 }
 
-impl<O: Operator> Place<O> {
-    fn parts(&mut self) -> Result<(&mut O, &mut O::Ports, &mut Cx)> {
-        match (&mut self.ports, &mut self.cx) {
-            (Some(ports), Some(cx)) => Ok((&mut self.operator, ports, cx)),
-            _ => Err(unbound()),
-        }
-    }
-}
-
-#[async_trait]
-impl<O: Operator> Driven for Place<O> {
-    fn only_computes(&mut self) -> Result<()> {
-        let (operator, ports, cx) = self.parts()?;
+impl Seat {
+    /// An error if it has methods that a replay would not call.
+    pub(crate) fn only_computes(&mut self) -> Result<()> {
+        let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
         let node = cx.node().clone();
         node.forget_defaults();
-        let _ = operator.may_run(ports, cx);
-        drop(operator.after(ports, cx));
-        drop(operator.run(ports, cx));
+        operator.call_others(cx)?;
+        drop(operator.run(cx)?);
         none_is_written(&node)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {
-        if let Some(ports) = &mut self.ports {
-            ports.visit(visit);
+    /// Shows each of its ports: its own, or in a capture those of that.
+    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {
+        if let Ok(ports) = self.operator.ports() {
+            ports.visit_all(visit);
         }
     }
 
-    fn carry(&self) -> Result<Arc<Carry>> {
+    /// What its messages bring along.
+    pub(crate) fn carry(&self) -> Result<Arc<Carry>> {
         self.cx.as_ref().map(|cx| cx.carry().clone()).ok_or_else(unbound)
     }
 
-    async fn round(&mut self) -> Result<bool> {
-        let (operator, ports, cx) = self.parts()?;
+    /// One run. False if it can have none any more.
+    pub(crate) async fn round(&mut self) -> Result<bool> {
+        let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
         let carry = cx.carry().clone();
+        let ports = operator.ports()?;
         let ready = poll_fn(|task| {
-            carry.poll_port(InRun::RECEIVES, task, |task| match ports.poll_ready(task) {
-                Readiness::READY if ports.claim() => Ok(true),
+            carry.poll_port(InRun::RECEIVES, task, |task| match ports.poll_all(task) {
+                Readiness::READY if ports.claim_all() => Ok(true),
                 Readiness::READY => {
                     // Its hub has dropped the message for a newer one.
                     task.waker().wake_by_ref();
@@ -225,15 +174,17 @@ impl<O: Operator> Driven for Place<O> {
             return Ok(false);
         }
         cx.until_awaited().await;
+        let ports = operator.ports()?;
         let before = traffic(ports);
         cx.begin_run(ports);
         let ran = {
-            let mut run = pin!(caught_aside(operator.compute(ports, cx)));
+            let mut run = pin!(caught(operator.compute(cx)?));
             poll_fn(|task| carry.within(|| run.as_mut().poll(task))).await
         };
         cx.end_run();
         cx.stop_clock();
         carry.let_go();
+        let ports = operator.ports()?;
         if ran.as_ref().is_err_and(Error::is_reader_gone) && reader_gone(ports) {
             return Ok(false);
         }
@@ -242,52 +193,54 @@ impl<O: Operator> Driven for Place<O> {
         Ok(true)
     }
 
-    fn has_finished(&self) -> bool {
+    /// It has said that it wants no further run.
+    pub(crate) fn has_finished(&self) -> bool {
         self.cx.as_ref().is_some_and(Cx::has_finished)
     }
 
-    fn count_run(&mut self) {
+    /// A round was replayed: as good as a run.
+    pub(crate) fn count_run(&mut self) {
         if let Some(cx) = &mut self.cx {
             cx.runs += 1;
         }
     }
 
-    fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<Stream> {
+    /// It works on streams of this capture until it leaves it: its own one.
+    pub(crate) fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<Stream> {
         let cx = self.cx.as_mut().ok_or_else(unbound)?;
-        self.in_capture = Some(InCapture { ports: None, cx: cx.enter_capture(capture)? });
+        self.in_capture = Some(cx.enter_capture(capture)?);
         cx.stream().cloned()
     }
 
-    fn bind_captured(&mut self, mut ends: Ends) -> Result<()> {
-        let (Some(cx), Some(beside)) = (&self.cx, &mut self.in_capture) else { return Err(unbound()) };
-        let ports = bound(cx, &mut ends)?;
-        beside.ports = self.ports.replace(ports);
-        Ok(())
+    /// Its ports for the capture.
+    pub(crate) fn bind_captured(&mut self, mut ends: Ends) -> Result<()> {
+        let Self { operator, cx: Some(cx), in_capture: Some(_), .. } = self else { return Err(unbound()) };
+        bind(&mut **operator, cx, &mut ends, true)
     }
 
-    fn run_captured(&mut self) -> Result<()> {
-        let (operator, ports, cx) = self.parts()?;
+    /// One run in the capture.
+    pub(crate) fn run_captured(&mut self) -> Result<()> {
+        let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
         let node = cx.node().clone();
+        let ports = operator.ports()?;
         let before = traffic(ports);
         cx.begin_run(ports);
         let watch = Watch::new();
         // Nobody is woken: what is pending now will be pending at every replay. Tokio's budget is the task's, and nothing
         // of the operator's.
-        let polled = pin!(caught_aside(unconstrained(operator.compute(ports, cx))))
-            .poll(&mut Context::from_waker(Waker::noop()));
+        let polled = pin!(caught(unconstrained(operator.compute(cx)?))).poll(&mut Context::from_waker(Waker::noop()));
         let works_beside = watch.end();
         match polled {
             Poll::Ready(ran) => ran?,
             Poll::Pending => return Err(waits(node.shown().in_run())),
         }
-        is_replayed_as_it_ran(&before, ports, cx, works_beside)
+        is_replayed_as_it_ran(&before, operator.ports()?, cx, works_beside)
     }
 
-    fn leave_capture(&mut self) {
-        let (Some(cx), Some(InCapture { ports, cx: before })) = (&mut self.cx, self.in_capture.take()) else { return };
-        if let Some(ports) = ports {
-            self.ports = Some(ports);
-        }
+    /// Its own ports and streams again.
+    pub(crate) fn leave_capture(&mut self) {
+        let (Some(cx), Some(before)) = (&mut self.cx, self.in_capture.take()) else { return };
+        self.operator.restore();
         cx.leave_capture(before);
     }
 }

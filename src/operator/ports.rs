@@ -175,6 +175,27 @@ impl Ports for () {
     fn visit(&mut self, _visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {}
 }
 
+/// The ports of any operator: what is done with them through this is compiled once.
+pub(super) trait AllPorts: Send {
+    fn poll_all(&mut self, cx: &mut Context<'_>) -> Readiness;
+    fn claim_all(&mut self) -> bool;
+    fn visit_all(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort));
+}
+
+impl<P: Ports> AllPorts for P {
+    fn poll_all(&mut self, cx: &mut Context<'_>) -> Readiness {
+        self.poll_ready(cx)
+    }
+
+    fn claim_all(&mut self) -> bool {
+        self.claim()
+    }
+
+    fn visit_all(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {
+        self.visit(visit);
+    }
+}
+
 /// What has passed a port.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,7 @@
-//! An operator in its place in a flow, whatever its type.
+//! [`Seat`]: an operator in its place in a flow, whatever its type.
 //!
-//! The trait object is used once for each phase; the runs and the messages in between know the operator's own type.
+//! What knows the operator's own type is behind one trait object, [`AnyOperator`], which is called once for each phase: the runs and
+//! the messages in between are the operator's own, and everything around them is compiled once for all operators.
 
 use std::{
     any::Any,
@@ -12,16 +13,17 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use async_trait::async_trait;
 use futures::future::BoxFuture;
 use pin_project_lite::pin_project;
 
 use super::{
     Binder, Cx, Operator, Plan, Ports, Traffic,
     control::Control,
+    cx::Uncaptured,
     lane::OwnStreams,
-    member::{AllPorts, Driven, InCapture, reader_gone},
+    member::reader_gone,
     node::{Method, Node},
+    ports::AllPorts,
 };
 use crate::{
     condition::{Gates, When},
@@ -92,61 +94,120 @@ pub(crate) struct How {
 }
 
 /// One operator, its ports while it runs, and its surroundings.
-#[async_trait]
-pub(crate) trait Seat: Driven {
-    /// Gives it its surroundings. From here on it can be stopped.
-    fn enter(&mut self, setting: Setting, node: Arc<Node>, flow: Arc<Surroundings>);
-    /// Gives it its ends.
-    fn bind(&mut self, ends: Ends) -> Result<()>;
-    async fn start(&mut self) -> Result<()>;
-    /// All runs. Its ports are open until it is closed.
-    async fn run(&mut self) -> Result<()>;
-    async fn stop(&mut self) -> Result<()>;
-    /// Resolves once the tasks that it had beside its own are gone.
-    async fn settled(&mut self);
-    /// Closes its ports.
-    fn close(&mut self);
-    /// The last work that its streams were given.
-    fn last(&self) -> Vec<Ticket>;
-    fn tally(&self) -> Tally;
-    /// What it was given when it was added, back after its `stop`.
-    fn conditions(&mut self) -> Vec<When>;
-}
-
-pub(crate) struct Place<O: Operator> {
-    pub(super) operator: O,
-    pub(super) ports: Option<O::Ports>,
+pub(crate) struct Seat {
+    pub(super) operator: Box<dyn AnyOperator>,
     pub(super) cx: Option<Cx>,
-    /// While it is captured.
-    pub(super) in_capture: Option<InCapture<O::Ports>>,
+    /// While it is captured: what it has beside the capture.
+    pub(super) in_capture: Option<Uncaptured>,
     tally: Tally,
     /// For the flow's next run.
     conditions: Vec<When>,
 }
 
-/// What is a user's is dropped one by one: a panic of one destructor leaves the others.
-impl<O: Operator> Drop for Place<O> {
-    fn drop(&mut self) {
+/// An operator and its ports, whatever their types.
+pub(super) trait AnyOperator: Send {
+    /// Gives it its ports. Those that it has are dropped, or kept aside until [`restore`](Self::restore).
+    fn bind(&mut self, binder: &mut Binder<'_>, keeps: bool) -> Result<()>;
+    /// Its ports are those that are kept aside, if there are any.
+    fn restore(&mut self);
+    fn ports(&mut self) -> Result<&mut dyn AllPorts>;
+    /// Drops its ports. A panic of a port's destructor goes on.
+    fn close(&mut self);
+    /// Drops all that it has of ports, one by one: a panic of one destructor leaves the others, and ends there.
+    fn discard_ports(&mut self);
+    fn start<'a>(&'a mut self, cx: &'a mut Cx) -> BoxFuture<'a, Result<()>>;
+    fn run<'a>(&'a mut self, cx: &'a mut Cx) -> Result<BoxFuture<'a, Result<()>>>;
+    fn compute<'a>(&'a mut self, cx: &'a mut Cx) -> Result<BoxFuture<'a, Result<()>>>;
+    fn stop<'a>(&'a mut self, cx: &'a mut Cx) -> BoxFuture<'a, Result<()>>;
+    /// Calls its `may_run` and `after`, whose defaults say that they are none of its own.
+    fn call_others(&mut self, cx: &mut Cx) -> Result<()>;
+}
+
+struct Place<O: Operator> {
+    operator: O,
+    ports: Option<O::Ports>,
+    /// Its own, while it is captured.
+    aside: Option<O::Ports>,
+}
+
+impl<O: Operator> Place<O> {
+    fn parts(&mut self) -> Result<(&mut O, &mut O::Ports)> {
+        self.ports.as_mut().map(|ports| (&mut self.operator, ports)).ok_or_else(unbound)
+    }
+}
+
+impl<O: Operator> AnyOperator for Place<O> {
+    fn bind(&mut self, binder: &mut Binder<'_>, keeps: bool) -> Result<()> {
+        let before = self.ports.replace(O::Ports::bind(binder)?);
+        if keeps {
+            self.aside = before;
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self) {
+        if let Some(ports) = self.aside.take() {
+            self.ports = Some(ports);
+        }
+    }
+
+    fn ports(&mut self) -> Result<&mut dyn AllPorts> {
+        self.parts().map(|(_, ports)| ports as &mut dyn AllPorts)
+    }
+
+    fn close(&mut self) {
+        self.ports = None;
+    }
+
+    fn discard_ports(&mut self) {
         discard(self.ports.take());
+        discard(self.aside.take());
+    }
+
+    fn start<'a>(&'a mut self, cx: &'a mut Cx) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.operator.start(cx))
+    }
+
+    fn run<'a>(&'a mut self, cx: &'a mut Cx) -> Result<BoxFuture<'a, Result<()>>> {
+        let (operator, ports) = self.parts()?;
+        Ok(Box::pin(operator.run(ports, cx)))
+    }
+
+    fn compute<'a>(&'a mut self, cx: &'a mut Cx) -> Result<BoxFuture<'a, Result<()>>> {
+        let (operator, ports) = self.parts()?;
+        Ok(Box::pin(operator.compute(ports, cx)))
+    }
+
+    fn stop<'a>(&'a mut self, cx: &'a mut Cx) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.operator.stop(cx))
+    }
+
+    fn call_others(&mut self, cx: &mut Cx) -> Result<()> {
+        let (operator, ports) = self.parts()?;
+        let _ = operator.may_run(ports, cx);
+        drop(operator.after(ports, cx));
+        Ok(())
+    }
+}
+
+/// What is a user's is dropped one by one: a panic of one destructor leaves the others.
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.operator.discard_ports();
         discard(self.in_capture.take());
         discard(self.cx.take());
     }
 }
 
 /// An operator and what it declared.
-pub(crate) fn seat<O: Operator>(
-    operator: O,
-    flow: u64,
-    index: usize,
-) -> (Box<dyn Seat>, Plan, <O::Ports as Ports>::Handles) {
+pub(crate) fn seat<O: Operator>(operator: O, flow: u64, index: usize) -> (Seat, Plan, <O::Ports as Ports>::Handles) {
     let mut plan = Plan { flow, operator: index, ports: Vec::new(), conditions: Vec::new() };
     let handles = O::Ports::declare(&mut plan);
-    let place =
-        Place { operator, ports: None, cx: None, in_capture: None, tally: Tally::default(), conditions: Vec::new() };
-    (Box::new(place), plan, handles)
+    (Seat::new(Box::new(Place { operator, ports: None, aside: None })), plan, handles)
 }
 
-/// A panic becomes an error, with what it said: also one of the future's destructor, which runs as soon as it has resolved.
+/// A panic becomes an error, with what it said: also one of the future's destructor, which runs as soon as it has resolved. Through
+/// a `dyn`, so that hardly anything of this is compiled once more for each future.
 pub(crate) fn caught<F: Future<Output = Result<()>>>(future: F) -> Caught<F> {
     Caught { future: Some(future) }
 }
@@ -160,38 +221,6 @@ pin_project! {
 }
 
 impl<F: Future<Output = Result<()>>> Future for Caught<F> {
-    type Output = Result<()>;
-
-    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<()>> {
-        let mut this = self.project();
-        let polled = catch_unwind(AssertUnwindSafe(|| match this.future.as_mut().as_pin_mut() {
-            Some(future) => future.poll(task),
-            None => Poll::Pending,
-        }));
-        let outcome = match polled {
-            Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(outcome)) => outcome,
-            Err(panic) => panicked(panic),
-        };
-        Poll::Ready(outcome.and(caught_call(&mut || this.future.set(None))))
-    }
-}
-
-/// The same for a future that is not polled for each message: through a `dyn`, so that hardly anything of this is compiled once more
-/// for each operator.
-pub(super) fn caught_aside<F: Future<Output = Result<()>>>(future: F) -> CaughtAside<F> {
-    CaughtAside { future: Some(future) }
-}
-
-pin_project! {
-    /// See [`caught_aside`].
-    pub(super) struct CaughtAside<F> {
-        #[pin]
-        future: Option<F>,
-    }
-}
-
-impl<F: Future<Output = Result<()>>> Future for CaughtAside<F> {
     type Output = Result<()>;
 
     fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<()>> {
@@ -218,13 +247,6 @@ fn panicked(panic: Box<dyn Any + Send>) -> Result<()> {
 
 /// An operator with a `run` of its own has no other methods that only the trait's own `run` calls: nobody writes one that
 /// then is never called, and does not hear of it.
-fn nothing_left_out<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
-    let node = cx.node().clone();
-    let _ = operator.may_run(ports, cx);
-    drop(operator.after(ports, cx));
-    none_was_missed(&node)
-}
-
 fn none_was_missed(node: &Node) -> Result<()> {
     for (method, name) in [(Method::MayRun, "may_run"), (Method::After, "after")] {
         if !node.is_default(method) {
@@ -239,99 +261,111 @@ fn none_was_missed(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// An operator's ports, with these ends.
-pub(super) fn bound<P: Ports>(cx: &Cx, ends: &mut Ends) -> Result<P> {
+/// An operator's ports become those of these ends.
+pub(super) fn bind(operator: &mut dyn AnyOperator, cx: &Cx, ends: &mut Ends, keeps: bool) -> Result<()> {
     let (lane, carry, named) = (cx.lane.clone(), cx.carry().clone(), cx.named().clone());
-    P::bind(&mut Binder { lane, carry, named: &named, ends })
+    operator.bind(&mut Binder { lane, carry, named: &named, ends }, keeps)
 }
 
 pub(super) fn unbound() -> Error {
     Error::new(ErrorKind::Usage, "an operator runs only as part of a flow")
 }
 
-#[async_trait]
-impl<O: Operator> Seat for Place<O> {
-    fn enter(&mut self, setting: Setting, node: Arc<Node>, flow: Arc<Surroundings>) {
+impl Seat {
+    fn new(operator: Box<dyn AnyOperator>) -> Self {
+        Self { operator, cx: None, in_capture: None, tally: Tally::default(), conditions: Vec::new() }
+    }
+
+    /// Gives it its surroundings. From here on it can be stopped.
+    pub(crate) fn enter(&mut self, setting: Setting, node: Arc<Node>, flow: Arc<Surroundings>) {
         self.cx = Some(Cx::new(setting, node, flow));
         self.tally = Tally::default();
     }
 
-    fn bind(&mut self, mut ends: Ends) -> Result<()> {
+    /// Gives it its ends.
+    pub(crate) fn bind(&mut self, mut ends: Ends) -> Result<()> {
         let cx = self.cx.as_mut().ok_or_else(unbound)?;
-        let mut ports: O::Ports = bound(cx, &mut ends)?;
-        ports.visit(&mut |_, port| {
+        bind(&mut *self.operator, cx, &mut ends, false)?;
+        self.operator.ports()?.visit_all(&mut |_, port| {
             cx.ports_tell |= port.tells();
             cx.linked |= port.is_linked();
         });
-        self.ports = Some(ports);
         Ok(())
     }
 
-    async fn start(&mut self) -> Result<()> {
-        let cx = self.cx.as_mut().ok_or_else(unbound)?;
-        caught_aside(async {
+    pub(crate) async fn start(&mut self) -> Result<()> {
+        let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
+        caught(async {
             cx.start_conditions();
-            self.operator.start(cx).await
+            operator.start(cx).await
         })
         .await
     }
 
-    async fn run(&mut self) -> Result<()> {
-        let (Some(cx), Some(ports)) = (&mut self.cx, &mut self.ports) else { return Err(unbound()) };
+    /// All runs. Its ports are open until it is closed.
+    pub(crate) async fn run(&mut self) -> Result<()> {
+        let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
         let (node, carry) = (cx.node().clone(), cx.carry().clone());
         let mut ran = {
-            let mut run = pin!(caught(self.operator.run(ports, cx)));
+            let mut run = pin!(caught(operator.run(cx)?));
             poll_fn(|task| carry.within(|| run.as_mut().poll(task))).await
         };
         ran = cx.take_failure().map_or(Ok(()), Err).and(ran);
         if ran.is_ok() {
             // Of one with a loop of its own, which ended in a run.
-            ran = cx.commit(ports);
+            ran = cx.commit(operator.ports()?);
         }
         if ran.is_ok() && !node.is_default(Method::Run) {
-            let mut left_out = Ok(());
-            ran = caught_call(&mut || left_out = nothing_left_out(&mut self.operator, ports, cx)).and(left_out);
+            let mut called = Ok(());
+            ran = caught_call(&mut || called = operator.call_others(cx))
+                .and(called)
+                .and_then(|()| none_was_missed(&node));
         }
         // A reader may end between an operator's condition and its send. The end walks the flow both ways: this operator
         // ends, too.
-        if ran.as_ref().is_err_and(Error::is_reader_gone) && reader_gone(ports) {
+        if ran.as_ref().is_err_and(Error::is_reader_gone) && reader_gone(operator.ports()?) {
             ran = Ok(());
         }
         ran
     }
 
-    async fn stop(&mut self) -> Result<()> {
+    pub(crate) async fn stop(&mut self) -> Result<()> {
         // Gone afterwards: its streams go back to their pool.
         let mut cx = self.cx.take().ok_or_else(unbound)?;
-        let stopped = caught_aside(self.operator.stop(&mut cx)).await;
+        let stopped = caught(async { self.operator.stop(&mut cx).await }).await;
         stopped.and(cx.stopped(&mut self.tally, &mut self.conditions))
     }
 
-    async fn settled(&mut self) {
+    /// Resolves once the tasks that it had beside its own are gone.
+    pub(crate) async fn settled(&mut self) {
         if let Some(cx) = &mut self.cx {
             cx.settled().await;
         }
     }
 
-    fn close(&mut self) {
-        let Some(mut ports) = self.ports.take() else { return };
-        self.tally.add_traffic(&mut ports);
+    /// Closes its ports.
+    pub(crate) fn close(&mut self) {
+        let Ok(ports) = self.operator.ports() else { return };
+        self.tally.add_traffic(ports);
         if let Some(cx) = &mut self.cx {
             cx.close();
             self.tally.runs = cx.runs;
             self.tally.busy = cx.busy;
         }
+        self.operator.close();
     }
 
-    fn last(&self) -> Vec<Ticket> {
+    /// The last work that its streams were given.
+    pub(crate) fn last(&self) -> Vec<Ticket> {
         self.cx.as_ref().map(Cx::last).unwrap_or_default()
     }
 
-    fn tally(&self) -> Tally {
+    pub(crate) fn tally(&self) -> Tally {
         self.tally.clone()
     }
 
-    fn conditions(&mut self) -> Vec<When> {
+    /// What it was given when it was added, back after its `stop`.
+    pub(crate) fn conditions(&mut self) -> Vec<When> {
         std::mem::take(&mut self.conditions)
     }
 }

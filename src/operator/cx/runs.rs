@@ -25,6 +25,7 @@ use crate::{
         Ports, blocking,
         node::{Method, Node},
         permit::{Permit, TURN},
+        ports::AllPorts,
     },
     stream::Ticket,
     sync::{contained, wake_again},
@@ -53,7 +54,7 @@ impl Cx {
 
     /// A run has ended well: what it was given of hubs of chunks is committed.
     #[inline]
-    pub(in crate::operator) fn commit<P: Ports>(&mut self, ports: &mut P) -> Result<()> {
+    pub(in crate::operator) fn commit(&mut self, ports: &mut dyn AllPorts) -> Result<()> {
         if self.linked && self.running { commit(ports) } else { Ok(()) }
     }
 
@@ -176,7 +177,7 @@ impl Cx {
 
     /// It is to end, to be aborted, or held. None: it may run all the same.
     #[cold]
-    fn obey<P: Ports>(&mut self, ports: &mut P, task: &Context<'_>) -> Option<Poll<bool>> {
+    fn obey(&mut self, ports: &mut dyn AllPorts, task: &Context<'_>) -> Option<Poll<bool>> {
         if self.finished || self.node.is_finishing() {
             if let Some(permit) = self.held_by() {
                 permit.leave(self.last());
@@ -192,7 +193,7 @@ impl Cx {
         if self.node.is_held() && !self.may_begin() {
             if self.linked {
                 // Other links of a hub of chunks, which may be another flow's, do not wait behind it meanwhile.
-                ports.visit(&mut |_, port| port.rest());
+                ports.visit_all(&mut |_, port| port.rest());
             }
             return Some(Poll::Pending);
         }
@@ -207,7 +208,14 @@ impl Cx {
 
     /// It waits for its next run no more, and does something else.
     #[cold]
-    fn goes_away(&mut self) {
+    fn give_up(&mut self, ports: &mut dyn AllPorts) {
+        ports.visit_all(&mut |_, port| port.rest());
+        self.awaited.iter_mut().for_each(HostAccess::rest);
+        // In a destructor, perhaps of a task that panics.
+        contained("a condition panicked as it was given up", || {
+            self.conditions.iter_mut().for_each(|conditions| conditions.rest());
+        });
+        self.node.resume();
         if let Some(permit) = self.held_by() {
             permit.go_away();
         }
@@ -264,14 +272,14 @@ impl Cx {
     }
 
     /// A worker's run begins: what it needs was handed to its ports.
-    pub(in crate::operator) fn begin_run<P: Ports>(&mut self, ports: &mut P) {
-        let _ = ports.claim();
+    pub(in crate::operator) fn begin_run(&mut self, ports: &mut dyn AllPorts) {
+        let _ = ports.claim_all();
         self.begin();
     }
 
     /// Asks what is waited for beside the ports.
     #[cold]
-    fn poll_more<P: Ports>(&mut self, ports: &mut P, task: &mut Context<'_>) -> Readiness {
+    fn poll_more(&mut self, ports: &mut dyn AllPorts, task: &mut Context<'_>) -> Readiness {
         let mut asked = condition::buffers(&mut self.awaited, task);
         if let Some(conditions) = &mut self.conditions {
             asked = asked | conditions.poll(&mut |port, ask| ask_port(ports, port, ask), task);
@@ -292,7 +300,7 @@ impl Cx {
 
     /// It may not run yet, or never again.
     #[inline]
-    fn wait<P: Ports>(&mut self, asked: Readiness, ports: &mut P) -> Poll<bool> {
+    fn wait(&mut self, asked: Readiness, ports: &mut dyn AllPorts) -> Poll<bool> {
         if asked.is_never() {
             return Poll::Ready(false);
         }
@@ -328,11 +336,11 @@ impl Cx {
     }
 
     #[cold]
-    fn show<P: Ports>(&mut self, asked: Readiness, ports: &mut P) {
+    fn show(&mut self, asked: Readiness, ports: &mut dyn AllPorts) {
         let mut due = None;
         if asked == Readiness::WAIT_TIME {
             due = self.conditions.as_ref().and_then(|conditions| conditions.due());
-            ports.visit(&mut |_, port| due = due.max(port.due()));
+            ports.visit_all(&mut |_, port| due = due.max(port.due()));
         }
         let mut lacks = self.conditions.as_ref().map(|conditions| conditions.lacks()).unwrap_or_default();
         let mut elsewhere = self.conditions.as_ref().is_some_and(|conditions| conditions.wait_elsewhere());
@@ -340,7 +348,7 @@ impl Cx {
             lacks.push("a buffer's data".into());
             elsewhere = true;
         }
-        ports.visit(&mut |name, port| lacks.extend(port.lacks().map(|lacks| format!("{lacks} at `{name}`"))));
+        ports.visit_all(&mut |name, port| lacks.extend(port.lacks().map(|lacks| format!("{lacks} at `{name}`"))));
         self.tell(lacks, elsewhere);
         self.node.show(asked.status(due));
     }
@@ -362,16 +370,27 @@ impl Cx {
         may_run: &mut impl FnMut(&P, &Cx) -> bool,
         task: &mut Context<'_>,
     ) -> Readiness {
+        let (asked, lacks) = self.poll_without_waker(ports, task);
+        let allowed = if asked.is_ready() && self.asks_may_run { Some(may_run(ports, self)) } else { None };
+        self.asked_last(asked, allowed, lacks)
+    }
+
+    fn poll_without_waker(&mut self, ports: &mut dyn AllPorts, task: &mut Context<'_>) -> (Readiness, Vec<String>) {
         // A port that has what it waits for keeps no waker; but the next message is a reason to ask again. Kept first, so
         // that none comes unseen.
-        ports.visit(&mut |_, port| port.watch(task.waker()));
+        ports.visit_all(&mut |_, port| port.watch(task.waker()));
         let mut asked = Readiness::READY;
         if let Some(conditions) = &mut self.conditions {
             asked = conditions.poll_last(&mut |port, ask| ask_port(ports, port, ask), task);
         }
-        let mut lacks = self.conditions.as_ref().map(|conditions| conditions.lacks()).unwrap_or_default();
-        if asked.is_ready() && self.asks_may_run {
-            if !may_run(ports, self) {
+        let lacks = self.conditions.as_ref().map(|conditions| conditions.lacks()).unwrap_or_default();
+        (asked, lacks)
+    }
+
+    /// `allowed`: what its own `may_run` has said, where it was asked.
+    fn asked_last(&mut self, mut asked: Readiness, allowed: Option<bool>, mut lacks: Vec<String>) -> Readiness {
+        if let Some(allowed) = allowed {
+            if !allowed {
                 asked = Readiness::WAIT;
                 lacks.push("its own `may_run` to allow it".into());
             }
@@ -445,9 +464,9 @@ impl Cx {
 }
 
 /// Shows one of the ports, by its number.
-fn ask_port<P: Ports>(ports: &mut P, number: usize, ask: &mut dyn FnMut(&mut dyn PortState)) {
+fn ask_port(ports: &mut dyn AllPorts, number: usize, ask: &mut dyn FnMut(&mut dyn PortState)) {
     let mut at = 0;
-    ports.visit(&mut |_, port| {
+    ports.visit_all(&mut |_, port| {
         if at == number {
             ask(port.state());
         }
@@ -456,9 +475,9 @@ fn ask_port<P: Ports>(ports: &mut P, number: usize, ask: &mut dyn FnMut(&mut dyn
 }
 
 #[cold]
-pub(in crate::operator) fn commit<P: Ports>(ports: &mut P) -> Result<()> {
+fn commit(ports: &mut dyn AllPorts) -> Result<()> {
     let mut committed = Ok(());
-    ports.visit(&mut |name, port| {
+    ports.visit_all(&mut |name, port| {
         if committed.is_ok() {
             committed = port.run_ended().map_err(|error| error.at(format!("port `{name}`")));
         }
@@ -487,9 +506,9 @@ impl EndOfRun {
 }
 
 /// It has inputs, and nothing will come to any of them.
-fn have_ended<P: Ports>(ports: &mut P) -> bool {
+fn have_ended(ports: &mut dyn AllPorts) -> bool {
     let (mut any, mut all) = (false, true);
-    ports.visit(&mut |_, port| {
+    ports.visit_all(&mut |_, port| {
         any |= !port.is_output();
         all &= port.is_output() || port.has_ended();
     });
@@ -507,14 +526,7 @@ struct Asking<'a, P: Ports> {
 impl<P: Ports> Asking<'_, P> {
     #[cold]
     fn give_up(&mut self) {
-        self.ports.visit(&mut |_, port| port.rest());
-        self.cx.awaited.iter_mut().for_each(HostAccess::rest);
-        // In a destructor, perhaps of a task that panics.
-        contained("a condition panicked as it was given up", || {
-            self.cx.conditions.iter_mut().for_each(|conditions| conditions.rest());
-        });
-        self.cx.node.resume();
-        self.cx.goes_away();
+        self.cx.give_up(self.ports);
     }
 }
 
