@@ -27,7 +27,7 @@ use proc_macro::TokenStream;
 /// a struct of handles, which `Flow::add` returns and `Flow::connect` takes. It has the same fields, visibility and
 /// documentation, and is named after the struct: `UpperPorts` has `UpperHandles`, `Upper` has `UpperHandles` too.
 ///
-#[doc = include_str!("examples/ports.md")]
+#[cfg_attr(not(doctest), doc = include_str!("examples/ports.md"))]
 ///
 /// # On a field
 ///
@@ -76,7 +76,7 @@ pub fn derive_ports(item: TokenStream) -> TokenStream {
 /// marked `#[envelope]`: then wakeline finds them there, brings them to the device of whoever reads them next and counts
 /// their bytes.
 ///
-#[doc = include_str!("examples/message.md")]
+#[cfg_attr(not(doctest), doc = include_str!("examples/message.md"))]
 ///
 /// # On a field
 ///
