@@ -140,7 +140,7 @@ impl Operator for Both {
 /// Where chunks stay, operators that need chunks of two hubs do not evict each other's for ever.
 #[tokio::test]
 async fn operators_with_chunks_that_stay_lose_none_to_each_other_for_ever() {
-    for round in 0..quick_or_long(12, 40) as u32 {
+    for round in 0..quick_or_long(12, 40) {
         let [other, device] = [(); 2].map(|()| emulated());
         let hubs = ["left", "right"].map(|name| {
             let builder = ChunkHub::<u32>::builder(name).elements(1).queue(2).host_envelopes(2);

@@ -209,7 +209,7 @@ enum Reads {
 
 /// As between operators on the host; but of what is newest only a copy that has been made can be taken.
 async fn q3_on_its_way(device: Device, reads: Reads) {
-    const SENT: u32 = quick_or_long(4_000, 100_000) as u32;
+    const SENT: u32 = quick_or_long(4_000, 100_000);
     let (sent, _is_sent) = oneshot::channel();
     let mut flow = Flow::new("q3");
     let produce = flow.add("produce", chunks(SENT, sent));

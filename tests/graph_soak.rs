@@ -6,7 +6,7 @@ mod allocations;
 use common::*;
 use wakeline::{graph::Graph, prelude::*};
 
-const ROUNDS: usize = quick_or_long(4_000, 20_000) as usize;
+const ROUNDS: usize = quick_or_long(4_000, 20_000);
 /// By then whatever is made once is there.
 const WARM: usize = 1_000;
 

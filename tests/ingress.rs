@@ -180,7 +180,7 @@ async fn e2_a_place_that_is_not_used_is_given_back() {
 /// Many senders, on threads of their own too, over few places: each message arrives once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn e2_many_senders_of_any_thread() {
-    const EACH: u32 = quick_or_long(500, 20_000) as u32;
+    const EACH: u32 = quick_or_long(500, 20_000);
     for places in [1, 3] {
         let (flow, numbers, doubled) = doubling(places);
         let running = flow.spawn().unwrap();

@@ -682,7 +682,7 @@ async fn e1_many_clients_some_of_whom_give_up() {
         let client = |client: u32| {
             let service = service.clone();
             tokio::spawn(async move {
-                for n in 0..quick_or_long(60, 1000) as u32 {
+                for n in 0..quick_or_long(60, 1000) {
                     let n = 1000 * client + n;
                     if n.is_multiple_of(5) {
                         let mut asked = Box::pin(service.ask(n));

@@ -112,7 +112,7 @@ fn reported(report: &str, operator: &str) -> (usize, usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn e1_many_requests_of_a_thousand_clients() {
-    const EACH: usize = common::quick_or_long(2, 10) as usize;
+    const EACH: usize = common::quick_or_long(2, 10);
     let server = Server::start(&[]);
     let began = Instant::now();
     let client = |client: usize| {

@@ -263,7 +263,7 @@ fn l3_many_flows_leave_nothing_behind() {
 #[test]
 fn l3_a_device_keeps_nothing_of_its_flows() {
     const FLOWS: u64 = quick_or_long(40, 100);
-    const ROUNDS: usize = quick_or_long(5, 30) as usize;
+    const ROUNDS: usize = quick_or_long(5, 30);
     /// What all queues together may have grown by, in bytes.
     const QUEUES: i64 = 64 << 10;
     alone(Builder::new_multi_thread().worker_threads(2), async move {
@@ -342,7 +342,7 @@ const MEASURE: u64 = quick_or_long(200_000, 1_000_000);
 /// so the flow's own task does not look at its operators meanwhile, which allocates.
 #[test]
 fn q1_many_messages_in_constant_memory() {
-    const MEASURES: usize = quick_or_long(3, 20) as usize;
+    const MEASURES: usize = quick_or_long(3, 20);
     let last = MEASURES as u64 * MEASURE + 100;
     alone(Builder::new_current_thread().start_paused(true), async move {
         let measured: Shared<(u64, i64)> = shared();

@@ -582,7 +582,7 @@ async fn s6_a_fill_of_another_devices_memory_is_refused() {
 /// would take minutes in a release build.
 #[test]
 fn a_wait_costs_the_same_beside_many_others_and_after_them() {
-    const MANY: usize = quick_or_long(30_000, 200_000) as usize;
+    const MANY: usize = quick_or_long(30_000, 200_000);
     let device = common::emulated();
     let stream = Stream::new(&device).unwrap();
     stream.set_completion_mode(CompletionMode::Quiet);
@@ -615,7 +615,7 @@ fn a_wait_costs_the_same_beside_many_others_and_after_them() {
 /// The same for memory.
 #[test]
 fn a_wait_for_memory_costs_the_same_beside_many_others() {
-    const MANY: usize = quick_or_long(30_000, 200_000) as usize;
+    const MANY: usize = quick_or_long(30_000, 200_000);
     let device = common::emulated();
     let stream = Stream::new(&device).unwrap();
     let blocks = Allocator::blocks(&device, 256, 1).unwrap();

@@ -3,7 +3,7 @@
 //! ```text
 //! cargo bench -p wakeline-benches --bench graph                        everything
 //! cargo bench -p wakeline-benches --bench graph -- shapes              32 empty kernels: in a line, in two branches, forked and joined
-//! cargo bench -p wakeline-benches --bench graph -- copies              into a graph and out of it: on the stream, and as nodes that are told where
+//! cargo bench -p wakeline-benches --bench graph -- copies              into a graph and out of it: on the stream, and as nodes whose address is set
 //! cargo bench -p wakeline-benches --bench graph -- chain               32 operators, streamed and replayed: host time a message
 //! cargo bench -p wakeline-benches --bench graph -- mlp                 a perceptron with cuBLAS: queries a second
 //! ```

@@ -1,6 +1,6 @@
 //! [`Seat`]: an operator in its place in a flow, whatever its type.
 //!
-//! What knows the operator's own type is behind one trait object, [`AnyOperator`], which is called once for each phase: the runs and
+//! What knows the operator's own type is behind one trait object, [`ErasedOperator`], which is called once for each phase: the runs and
 //! the messages in between are the operator's own, and everything around them is compiled once for all operators.
 
 use std::{
@@ -95,7 +95,7 @@ pub(crate) struct How {
 
 /// One operator, its ports while it runs, and its surroundings.
 pub(crate) struct Seat {
-    pub(super) operator: Box<dyn AnyOperator>,
+    pub(super) operator: Box<dyn ErasedOperator>,
     pub(super) cx: Option<Cx>,
     /// While it is captured: what it has beside the capture.
     pub(super) in_capture: Option<Uncaptured>,
@@ -105,7 +105,7 @@ pub(crate) struct Seat {
 }
 
 /// An operator and its ports, whatever their types.
-pub(super) trait AnyOperator: Send {
+pub(super) trait ErasedOperator: Send {
     /// Gives it its ports. Those that it has are dropped, or kept aside until [`restore`](Self::restore).
     fn bind(&mut self, binder: &mut Binder<'_>, keeps: bool) -> Result<()>;
     /// Its ports are those that are kept aside, if there are any.
@@ -123,20 +123,20 @@ pub(super) trait AnyOperator: Send {
     fn call_others(&mut self, cx: &mut Cx) -> Result<()>;
 }
 
-struct Place<O: Operator> {
+struct OperatorCell<O: Operator> {
     operator: O,
     ports: Option<O::Ports>,
     /// Its own, while it is captured.
     aside: Option<O::Ports>,
 }
 
-impl<O: Operator> Place<O> {
+impl<O: Operator> OperatorCell<O> {
     fn parts(&mut self) -> Result<(&mut O, &mut O::Ports)> {
         self.ports.as_mut().map(|ports| (&mut self.operator, ports)).ok_or_else(unbound)
     }
 }
 
-impl<O: Operator> AnyOperator for Place<O> {
+impl<O: Operator> ErasedOperator for OperatorCell<O> {
     fn bind(&mut self, binder: &mut Binder<'_>, keeps: bool) -> Result<()> {
         let before = self.ports.replace(O::Ports::bind(binder)?);
         if keeps {
@@ -203,7 +203,7 @@ impl Drop for Seat {
 pub(crate) fn seat<O: Operator>(operator: O, flow: u64, index: usize) -> (Seat, Plan, <O::Ports as Ports>::Handles) {
     let mut plan = Plan { flow, operator: index, ports: Vec::new(), conditions: Vec::new() };
     let handles = O::Ports::declare(&mut plan);
-    (Seat::new(Box::new(Place { operator, ports: None, aside: None })), plan, handles)
+    (Seat::new(Box::new(OperatorCell { operator, ports: None, aside: None })), plan, handles)
 }
 
 /// A panic becomes an error, with what it said: also one of the future's destructor, which runs as soon as it has resolved. Through
@@ -245,8 +245,7 @@ fn panicked(panic: Box<dyn Any + Send>) -> Result<()> {
     Err(Error::new(ErrorKind::Panicked, said(panic)))
 }
 
-/// An operator with a `run` of its own has no other methods that only the trait's own `run` calls: nobody writes one that
-/// then is never called, and does not hear of it.
+/// An error for a `may_run` or an `after` beside a `run` of the operator's own, which does not call it: only the trait's `run` does.
 fn none_was_missed(node: &Node) -> Result<()> {
     for (method, name) in [(Method::MayRun, "may_run"), (Method::After, "after")] {
         if !node.is_default(method) {
@@ -262,7 +261,7 @@ fn none_was_missed(node: &Node) -> Result<()> {
 }
 
 /// An operator's ports become those of these ends.
-pub(super) fn bind(operator: &mut dyn AnyOperator, cx: &Cx, ends: &mut Ends, keeps: bool) -> Result<()> {
+pub(super) fn bind(operator: &mut dyn ErasedOperator, cx: &Cx, ends: &mut Ends, keeps: bool) -> Result<()> {
     let (lane, carry, named) = (cx.lane.clone(), cx.carry().clone(), cx.named().clone());
     operator.bind(&mut Binder { lane, carry, named: &named, ends }, keeps)
 }
@@ -272,7 +271,7 @@ pub(super) fn unbound() -> Error {
 }
 
 impl Seat {
-    fn new(operator: Box<dyn AnyOperator>) -> Self {
+    fn new(operator: Box<dyn ErasedOperator>) -> Self {
         Self { operator, cx: None, in_capture: None, tally: Tally::default(), conditions: Vec::new() }
     }
 

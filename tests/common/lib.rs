@@ -59,7 +59,7 @@ pub fn cuda_without_kernels() -> Device {
 
 /// How often a test repeats what it does, or how much it sends: a debug build, as `cargo test` makes it, does the first, and a
 /// release build, as `.ci/full` makes it, the second.
-pub const fn quick_or_long(quick: u64, long: u64) -> u64 {
+pub const fn quick_or_long<T: Copy>(quick: T, long: T) -> T {
     if cfg!(debug_assertions) { quick } else { long }
 }
 
