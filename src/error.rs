@@ -29,8 +29,11 @@ use std::{
     cell::Cell,
     error::Error as StdError,
     fmt,
+    future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
     sync::Arc,
+    task::Poll,
 };
 
 pub(crate) use caller::CallerErrors;
@@ -304,6 +307,16 @@ impl Error {
             attachment: self.0.attachment.clone(),
         }))
     }
+}
+
+/// A future's output, or what it panicked with.
+pub(crate) async fn catch_panic<F: Future>(future: F) -> std::thread::Result<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|task| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(task))) {
+        Ok(polled) => polled.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
 }
 
 /// What a panic said. Its payload may be of any type and is dropped here: one whose own drop panics is forgotten.

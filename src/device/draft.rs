@@ -9,11 +9,11 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
 };
 
+use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use super::{
@@ -236,7 +236,7 @@ impl Draft {
     fn clock_of_join(&self, goes_on: Option<usize>, others: &[usize]) -> Clock {
         let nodes = || goes_on.iter().chain(others).map(|at| &self.nodes[*at]);
         // What they share is looked at once.
-        let clocks: BTreeMap<_, _> = nodes().map(|node| (node.clock.as_ptr(), &node.clock)).collect();
+        let clocks: FxHashMap<_, _> = nodes().map(|node| (node.clock.as_ptr(), &node.clock)).collect();
         let shared = clocks.values().flat_map(|clock| clock.iter().copied());
         latest(shared.chain(others.iter().map(|at| (self.nodes[*at].chain, self.nodes[*at].place))))
     }
@@ -284,7 +284,7 @@ impl Draft {
         }
         let gained = self.clock_after(before);
         // Those that shared a clock do so afterwards.
-        let mut known: BTreeMap<*const (usize, usize), (Clock, Clock)> = BTreeMap::new();
+        let mut known: FxHashMap<*const (usize, usize), (Clock, Clock)> = FxHashMap::default();
         for at in 0..self.nodes.len() {
             if at == after || self.comes_after(at, after) {
                 let node = &mut self.nodes[at];
@@ -353,7 +353,7 @@ mod tests {
     /// What its nodes know of each other, in places of chains.
     fn known(draft: &Draft) -> usize {
         let clocks = draft.nodes.iter().flat_map(|node| [Some(&node.clock), node.next.as_ref()]).flatten();
-        clocks.map(|clock| (clock.as_ptr(), clock.len())).collect::<BTreeMap<_, _>>().values().sum()
+        clocks.map(|clock| (clock.as_ptr(), clock.len())).collect::<FxHashMap<_, _>>().values().sum()
     }
 
     #[test]

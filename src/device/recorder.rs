@@ -21,7 +21,6 @@
 mod calls;
 
 use std::{
-    collections::BTreeMap,
     fmt,
     sync::{
         Arc, Weak,
@@ -30,6 +29,7 @@ use std::{
 };
 
 pub(crate) use calls::is_called_once;
+use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
 use super::{
@@ -65,8 +65,8 @@ pub(crate) struct State {
     /// The driver captures into the graph, or into one within the same.
     capturing: Arc<AtomicBool>,
     handles: u64,
-    streams: BTreeMap<RawStream, Lane>,
-    events: BTreeMap<RawEvent, Few>,
+    streams: FxHashMap<RawStream, Lane>,
+    events: FxHashMap<RawEvent, Few>,
     label: Option<Arc<str>>,
     /// Copies between host and device within other libraries' work: whose, which way, how many bytes.
     pub(crate) foreign: Vec<(usize, &'static str, u64)>,
@@ -120,8 +120,8 @@ impl Recorder {
                     bodies: Vec::new(),
                     capturing,
                     handles: 0,
-                    streams: BTreeMap::new(),
-                    events: BTreeMap::new(),
+                    streams: FxHashMap::default(),
+                    events: FxHashMap::default(),
                     label: None,
                     foreign: Vec::new(),
                     note: None,
@@ -250,7 +250,9 @@ impl Recorder {
         let end = state.streams.get(&stream).map(|lane| lane.at.clone()).unwrap_or_default();
         let joined = |node: usize| end.iter().any(|&last| last == node || state.draft.comes_after(last, node));
         let name = |node: usize| state.draft.get(node).map(|node| node.name.clone()).unwrap_or_default();
-        let open = state.streams.values().filter_map(|lane| {
+        let mut streams: Vec<_> = state.streams.iter().collect();
+        streams.sort_unstable_by_key(|(stream, _)| **stream);
+        let open = streams.into_iter().filter_map(|(_, lane)| {
             lane.at.iter().find(|&&node| !joined(node)).map(|&node| (lane.name.clone(), name(node)))
         });
         open.collect()

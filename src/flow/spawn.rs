@@ -1,17 +1,11 @@
 //! Where a flow's tasks run: on tokio's present runtime, on the present thread of it, or in the present simulation's
 //! loop.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::Duration,
-};
-
-use futures::FutureExt;
+use std::{panic::catch_unwind, sync::Arc, time::Duration};
 
 use crate::{
     device::emulated::simulation,
-    error::{Error, ErrorKind, Result, said},
+    error::{Error, ErrorKind, Result, catch_panic, said},
     operator::{control::Control, seat::Spawn},
 };
 
@@ -65,7 +59,7 @@ pub(super) fn spawn(threads: Threads, name: &str, task: impl Future<Output = ()>
 /// A task of a flow's, `part` of it. Operators' own panics are caught where they happen; one beside them (a message's drop,
 /// a fault of this crate) ends the flow with what it said, and not as if the runtime had ended.
 pub(super) async fn guarded(control: Arc<Control>, part: String, task: impl Future<Output = ()>) {
-    if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
+    if let Err(panic) = catch_panic(task).await {
         let error = Error::new(ErrorKind::Panicked, said(panic));
         control.fail(error.at(part).at(format!("flow `{}`", control.name)));
         // Those that are left end: nobody would tell them.

@@ -19,7 +19,7 @@
 
 use std::{
     any::Any,
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     fmt,
     future::poll_fn,
     pin::pin,
@@ -28,6 +28,7 @@ use std::{
 };
 
 use futures::future::{Either, select};
+use rustc_hash::FxHashMap;
 use tokio::sync::mpsc;
 
 use super::{
@@ -148,7 +149,7 @@ struct Runs<P> {
     ended: u64,
     passed: u64,
     /// The others of them, by when it is their turn.
-    waiting: BTreeMap<u64, Done<P>>,
+    waiting: FxHashMap<u64, Done<P>>,
 }
 
 impl<P: Ports> Runs<P> {
@@ -281,7 +282,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
         }
         drop(tell);
 
-        let waiting = BTreeMap::new();
+        let waiting = FxHashMap::default();
         let nodes = workers.0.iter().map(|worker| worker.node.clone()).collect();
         let (working, places) = (Vec::new(), vec![0; self.runs]);
         let mut runs =

@@ -12,7 +12,7 @@
 //! The protocols that are model-checked use nothing else of the crate: `stream/completion.rs`, `stream/watch.rs`,
 //! `hub/queue.rs`, `hub/waking.rs`, `hub/free_list.rs`, `flow/blank_queue.rs`, `memory/line.rs`, `memory/hold/turn.rs`,
 //! `condition/told.rs`, `operator/quiet.rs`, `operator/only_others.rs`, `operator/watchers.rs`,
-//! `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom_*.rs` include those files and [`wakes`] as they stand,
+//! `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom` include those files and [`wakes`] as they stand,
 //! beside a module of this name with loom's primitives in it.
 
 use crate::mutants::{self, Mutant};

@@ -255,7 +255,7 @@ pub(crate) fn wake_shared(waker: &Arc<Waker>) {
         assert_unlocked();
         SCOPES.set(scopes + CALL);
         caught_here("a waker panicked", || waker.wake_by_ref());
-        SCOPES.set(scopes);
+        SCOPES.set(SCOPES.get() - CALL);
     } else {
         wake_shared_aside(waker);
     }

@@ -14,9 +14,14 @@ pub(crate) use wakes::*;
 /// Checks every interleaving with at most so many preemptions; with two at most, unless `WAKELINE_MODELS=long` is set, as
 /// `.ci/full` does: the third takes most of the time.
 pub(crate) fn model(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
+    model_short(preemptions.min(2), preemptions, check);
+}
+
+/// The same, with fewer preemptions unless all are asked for.
+pub(crate) fn model_short(few: usize, preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
     let is_long = std::env::var("WAKELINE_MODELS").is_ok_and(|value| value == "long");
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(if is_long { preemptions } else { preemptions.min(2) });
+    builder.preemption_bound = Some(if is_long { preemptions } else { few });
     builder.check(check);
 }
 

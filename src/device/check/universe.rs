@@ -10,7 +10,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     ops::Range,
     sync::{
         Arc, LazyLock,
@@ -18,6 +18,7 @@ use std::{
     },
 };
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::{
@@ -64,17 +65,17 @@ pub(super) struct Universe {
     next: Component,
     /// What the host has seen done.
     host: Clock,
-    streams: BTreeMap<Key, Component>,
-    pub(super) lines: BTreeMap<Component, Line>,
+    streams: FxHashMap<Key, Component>,
+    pub(super) lines: FxHashMap<Component, Line>,
     /// Destroyed, but the host has not seen their end.
-    pub(super) fading: BTreeSet<Component>,
+    pub(super) fading: FxHashSet<Component>,
     /// How many of those there may be before somebody tidies up.
     fading_limit: usize,
     /// Whose each is, and what its last record stands for.
-    events: BTreeMap<RawEvent, (u64, Option<Arc<Clock>>)>,
+    events: FxHashMap<RawEvent, (u64, Option<Arc<Clock>>)>,
     pub(super) regions: Regions,
     /// What the last launch of an exec comes to.
-    pub(super) execs: BTreeMap<(u64, RawExec), Clock>,
+    pub(super) execs: FxHashMap<(u64, RawExec), Clock>,
     pub(super) gone: Gone,
 }
 
@@ -139,13 +140,13 @@ impl Universe {
         Self {
             next: 1,
             host: Clock::default(),
-            streams: BTreeMap::new(),
-            lines: BTreeMap::new(),
-            fading: BTreeSet::new(),
+            streams: FxHashMap::default(),
+            lines: FxHashMap::default(),
+            fading: FxHashSet::default(),
             fading_limit: FADING,
-            events: BTreeMap::new(),
+            events: FxHashMap::default(),
             regions: BTreeMap::new(),
-            execs: BTreeMap::new(),
+            execs: FxHashMap::default(),
             gone: Gone::default(),
         }
     }
@@ -279,8 +280,7 @@ impl Universe {
 
     /// A device is gone, and all that it had.
     pub(super) fn remove_device(&mut self, device: u64) {
-        let of = (device, RawStream(0))..=(device, RawStream(u64::MAX));
-        let streams: Vec<_> = self.streams.range(of).map(|(key, _)| *key).collect();
+        let streams: Vec<_> = self.streams.keys().copied().filter(|(owner, _)| *owner == device).collect();
         for stream in streams {
             self.remove_stream(stream, false);
         }
@@ -544,7 +544,7 @@ impl Universe {
 
     /// Forgets destroyed streams that nobody has seen the end of, but that have left no trace in memory either.
     fn tidy(&mut self) {
-        let mut traces = BTreeSet::new();
+        let mut traces = FxHashSet::default();
         let Self { regions, lines, host, .. } = self;
         for region in regions.values_mut() {
             region

@@ -24,7 +24,6 @@
 //! nothing but that context fail ([`is_faulty`](Context::is_faulty)).
 
 use std::{
-    collections::BTreeMap,
     ffi::c_int,
     mem,
     sync::{Arc, OnceLock},
@@ -35,6 +34,7 @@ use cudarc::driver::{
     CudaContext,
     sys::{CUctx_st, CUdevice},
 };
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::{
     driver::{Code, Driver, Handle},
@@ -50,7 +50,7 @@ use crate::{
 };
 
 /// Devices that a fault has ended in this process, by ordinal.
-static LOST: Mutex<BTreeMap<usize, Error>> = Mutex::new(BTreeMap::new());
+static LOST: Mutex<FxHashMap<usize, Error>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
 
 /// The primary context of one device.
 pub(super) struct Context {

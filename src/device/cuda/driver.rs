@@ -74,6 +74,12 @@ unsafe impl<T> Send for Handle<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Handle<T> {}
 
+/// The address of a library's symbol. Not generic: a copy for each function's type would be 90 of them.
+pub(super) fn symbol(library: &libloading::Library, name: &str) -> Option<*const ()> {
+    // SAFETY: the type says nothing about the symbol, and nothing here looks behind the address.
+    unsafe { library.get::<*const ()>(name) }.ok().map(|symbol| *symbol)
+}
+
 /// A struct of function pointers, and how to fill it from a library. `bindings` and `Answer` are the caller's: the
 /// module with cudarc's bindings of the same functions, and the type those return.
 macro_rules! table {
@@ -100,26 +106,21 @@ macro_rules! table {
             fn load(library: &libloading::Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: {
-                        type Function = unsafe extern "C" fn($($arg),*) -> Code;
+                        let symbol = $crate::device::cuda::driver::symbol(library, stringify!($symbol)).ok_or(stringify!($symbol))?;
                         // SAFETY: the symbol is a C function of this signature (see the assertions above; `Code` has
                         // the layout of the C enum that it returns), and its library is never unloaded.
-                        unsafe { library.get::<Function>(stringify!($symbol)) }
-                            .map(|symbol| *symbol)
-                            .map_err(|_| stringify!($symbol))?
+                        unsafe { std::mem::transmute::<*const (), unsafe extern "C" fn($($arg),*) -> Code>(symbol) }
                     },)*
                     $($old: {
-                        type Function = unsafe extern "C" fn($($old_arg),*) -> Code;
+                        let symbol = $crate::device::cuda::driver::symbol(library, stringify!($old_symbol)).ok_or(stringify!($old_symbol))?;
                         // SAFETY: as above, but for the proof: it is the signature of the headers of CUDA 12, and the driver keeps
                         // what a symbol is once it has one.
-                        unsafe { library.get::<Function>(stringify!($old_symbol)) }
-                            .map(|symbol| *symbol)
-                            .map_err(|_| stringify!($old_symbol))?
+                        unsafe { std::mem::transmute::<*const (), unsafe extern "C" fn($($old_arg),*) -> Code>(symbol) }
                     },)*
-                    $($opt: {
-                        type Function = unsafe extern "C" fn($($opt_arg),*) -> Code;
+                    $($opt: $crate::device::cuda::driver::symbol(library, stringify!($opt_symbol)).map(|symbol| {
                         // SAFETY: as above.
-                        unsafe { library.get::<Function>(stringify!($opt_symbol)) }.map(|symbol| *symbol).ok()
-                    },)*
+                        unsafe { std::mem::transmute::<*const (), unsafe extern "C" fn($($opt_arg),*) -> Code>(symbol) }
+                    }),)*
                 })
             }
         }

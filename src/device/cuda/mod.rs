@@ -37,8 +37,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
 use std::{
-    collections::BTreeMap,
     ffi::{CStr, c_char, c_int, c_uint},
     fmt, ptr,
     ptr::NonNull,
@@ -73,7 +74,8 @@ pub(crate) fn device_count() -> Result<usize> {
 /// The device with this ordinal: the one that is open, or opened now, which takes some tenths of a second.
 /// [`NoDevice`](ErrorKind::NoDevice) where there is none.
 pub(crate) fn open(ordinal: usize) -> Result<Arc<CudaBackend>> {
-    static OPEN: Mutex<BTreeMap<usize, Weak<CudaBackend>>> = Mutex::at(Level::Opening, BTreeMap::new());
+    static OPEN: Mutex<FxHashMap<usize, Weak<CudaBackend>>> =
+        Mutex::at(Level::Opening, FxHashMap::with_hasher(FxBuildHasher));
     let driver = Driver::get()?;
     let mut open = OPEN.lock();
     if let Some(backend) = open.get(&ordinal).and_then(Weak::upgrade)

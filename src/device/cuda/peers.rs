@@ -8,7 +8,6 @@
 //! relaxed load.
 
 use std::{
-    collections::BTreeMap,
     ffi::c_int,
     ptr,
     sync::{
@@ -18,6 +17,7 @@ use std::{
 };
 
 use cudarc::driver::sys::{CUcontext, CUctx_st, CUdevice, CUpointer_attribute};
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::{
     context::Context,
@@ -31,7 +31,8 @@ static STRANGERS: AtomicBool = AtomicBool::new(false);
 
 /// The contexts of the open devices, each with how often it is open (twice for a moment while one opening follows
 /// another).
-static OPEN: RwLock<BTreeMap<CUdevice, (Handle<CUctx_st>, usize)>> = RwLock::new(BTreeMap::new());
+static OPEN: RwLock<FxHashMap<CUdevice, (Handle<CUctx_st>, usize)>> =
+    RwLock::new(FxHashMap::with_hasher(FxBuildHasher));
 
 pub(super) fn arrived(cx: &Context) {
     let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);

@@ -4,7 +4,7 @@
 //! **enqueued**, from 1, so that a plan hits the same call however the worker threads happen to run. What is hit fails
 //! when it runs, as on a GPU: a trapped kernel is enqueued without an error. Nodes of a graph count at each launch.
 
-use std::collections::BTreeMap;
+use rustc_hash::FxHashMap;
 
 use super::lock;
 use crate::sync::Mutex;
@@ -67,7 +67,7 @@ pub(super) struct Plan {
 
 #[derive(Debug, Default)]
 struct Counts {
-    kernels: BTreeMap<&'static str, u64>,
+    kernels: FxHashMap<&'static str, u64>,
     allocations: u64,
     copies: u64,
     functions: u64,

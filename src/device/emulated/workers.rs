@@ -11,12 +11,13 @@
 //! Whoever makes a stream runnable wakes one sleeper of its device, and a worker that leaves more behind wakes the next.
 
 use std::{
-    collections::BTreeMap,
     fmt,
     sync::{Arc, LazyLock, Weak},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+
+use rustc_hash::FxHashMap;
 
 use super::{
     device::Lost,
@@ -46,7 +47,7 @@ pub(super) struct Engine {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) machine: Machine<Work>,
-    crews: BTreeMap<DeviceId, Crew>,
+    crews: FxHashMap<DeviceId, Crew>,
     listeners: usize,
 }
 

@@ -1,9 +1,8 @@
 //! A launch, as one call of its stream, and the functions of the host that it calls.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-};
+use std::{collections::VecDeque, sync::Arc};
+
+use rustc_hash::FxHashMap;
 
 use super::{
     super::{
@@ -40,7 +39,7 @@ impl Heard {
 
     /// Its node's turn has come in some launch.
     fn call(&self) {
-        let mut oldest: BTreeMap<RawExec, Clock> = BTreeMap::new();
+        let mut oldest: FxHashMap<RawExec, Clock> = FxHashMap::default();
         self.lock().retain(|(exec, clock)| {
             let is_later = oldest.contains_key(exec);
             if !is_later {

@@ -3,13 +3,9 @@
 //! Nodes are numbered as they are added, and a node's number is nobody's after it; the numbers before a node are a set of
 //! bits, so that whether an edge is missing between two nodes is one look.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    ops::Range,
-    sync::Arc,
-};
+use std::{fmt, ops::Range, sync::Arc};
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::{
@@ -24,8 +20,8 @@ use crate::device::backend::{Address, HostCallback, RawEvent, RawExec, RawGraph,
 /// The graphs and execs of one device.
 #[derive(Debug, Default)]
 pub(in super::super) struct Graphs {
-    pub(super) graphs: BTreeMap<RawGraph, Graph>,
-    pub(super) execs: BTreeMap<RawExec, Exec>,
+    pub(super) graphs: FxHashMap<RawGraph, Graph>,
+    pub(super) execs: FxHashMap<RawExec, Exec>,
     /// Functions that nodes of execs were set to, by their addresses, and what the device calls in their place.
     pub(super) set: Vec<(usize, Watched)>,
 }
@@ -278,7 +274,7 @@ impl Graphs {
     /// Those of a graph's or an exec's addresses that nobody else has.
     pub(super) fn orphans(&self, mut memory: Vec<Address>) -> Vec<Address> {
         let execs = self.execs.values().flat_map(|exec| &exec.memory);
-        let kept: BTreeSet<_> = self.graphs.values().flat_map(|graph| &graph.memory).chain(execs).collect();
+        let kept: FxHashSet<_> = self.graphs.values().flat_map(|graph| &graph.memory).chain(execs).collect();
         memory.retain(|address| !kept.contains(address));
         memory
     }

@@ -22,10 +22,9 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use std::sync::Arc;
 
 pub(super) use self::run::Sequence;
 use self::{
@@ -50,8 +49,8 @@ use crate::{
 /// The graphs and execs of a device.
 #[derive(Default)]
 pub(super) struct Graphs {
-    graphs: BTreeMap<RawGraph, Graph>,
-    execs: BTreeMap<RawExec, Exec>,
+    graphs: FxHashMap<RawGraph, Graph>,
+    execs: FxHashMap<RawExec, Exec>,
 }
 
 #[derive(Default)]
@@ -167,7 +166,7 @@ impl Graph {
     }
 
     fn comes_after(&self, after: &[RawNode], before: RawNode) -> bool {
-        let (mut left, mut seen) = (after.to_vec(), BTreeSet::new());
+        let (mut left, mut seen) = (after.to_vec(), FxHashSet::default());
         while let Some(id) = left.pop() {
             if id == before {
                 return true;

@@ -9,13 +9,10 @@
 //! for each round anew. Faults are planned for calls as they are made, and a node counts as one at the launch; within a
 //! body, where nobody knows before how often it runs, when it runs.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ptr::from_mut,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, ptr::from_mut, sync::Arc};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use rustc_hash::FxHashMap;
 
 use super::{
     super::{
@@ -148,7 +145,7 @@ fn ordered(nodes: &[Node], plan: &Plan, dice: Dice) -> Vec<Step> {
 
 /// Appends nodes, and says what each comes after. Those that come after no other come after `roots`.
 fn lay_out(nodes: &[Node], plan: &Plan, roots: &[usize], places: &mut Vec<Turn>) {
-    let mut ends: BTreeMap<RawNode, usize> = BTreeMap::new();
+    let mut ends: FxHashMap<RawNode, usize> = FxHashMap::default();
     let mut firsts = Vec::with_capacity(nodes.len());
     for node in nodes {
         #[cfg(test)]

@@ -31,6 +31,7 @@ use std::{
     time::Duration,
 };
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -49,9 +50,9 @@ pub(super) struct Point {
 /// A set of devices whose streams and events know each other.
 #[derive(Debug)]
 pub(super) struct Machine<W> {
-    devices: BTreeMap<DeviceId, Device>,
-    streams: BTreeMap<StreamId, Stream<W>>,
-    events: BTreeMap<EventId, Event>,
+    devices: FxHashMap<DeviceId, Device>,
+    streams: FxHashMap<StreamId, Stream<W>>,
+    events: FxHashMap<EventId, Event>,
     /// Devices that got something runnable, or ended, since the last call of `take_news`.
     news: Vec<DeviceId>,
 }
@@ -137,8 +138,19 @@ pub(super) enum Begun<W> {
 
 impl<W> Default for Machine<W> {
     fn default() -> Self {
-        Self { devices: BTreeMap::new(), streams: BTreeMap::new(), events: BTreeMap::new(), news: Vec::new() }
+        Self {
+            devices: FxHashMap::default(),
+            streams: FxHashMap::default(),
+            events: FxHashMap::default(),
+            news: Vec::new(),
+        }
     }
+}
+
+fn sorted(ids: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut ids: Vec<_> = ids.collect();
+    ids.sort_unstable();
+    ids
 }
 
 /// Devices, streams and events come and go.
@@ -159,7 +171,7 @@ impl<W> Machine<W> {
 
     /// Nobody will call for this device again. It goes when its work is done, and its streams and events with it.
     pub(super) fn retire(&mut self, device: DeviceId) {
-        let streams: Vec<_> = self.streams.iter().filter(|(_, s)| s.device == device).map(|(id, _)| *id).collect();
+        let streams = self.streams_of(device);
         if let Some(device) = self.devices.get_mut(&device) {
             device.retired = true;
         }
@@ -176,7 +188,7 @@ impl<W> Machine<W> {
 
     /// All devices that are not over.
     pub(super) fn devices(&self) -> Vec<DeviceId> {
-        self.devices.keys().copied().collect()
+        sorted(self.devices.keys().copied())
     }
 
     /// True if a device is retired and its last stream gone.
@@ -423,6 +435,11 @@ impl<W> Machine<W> {
             .map_or(0, |queue| queue.iter().filter(|entry| matches!(&entry.what, What::Work(work) if is(work))).count())
     }
 
+    /// The streams of a device, in the order in which they were made.
+    fn streams_of(&self, device: DeviceId) -> Vec<StreamId> {
+        sorted(self.streams.iter().filter(|(_, stream)| stream.device == device).map(|(id, _)| *id))
+    }
+
     /// The device of a stream.
     pub(super) fn device_of(&self, stream: StreamId) -> Option<DeviceId> {
         self.streams.get(&stream).map(|stream| stream.device)
@@ -445,9 +462,7 @@ impl<W> Machine<W> {
 
     /// All streams that may run, in the order in which they were made.
     pub(super) fn all_runnable(&self) -> Vec<StreamId> {
-        let mut streams: Vec<_> = self.devices.values().flat_map(|device| device.runnable.values().copied()).collect();
-        streams.sort_unstable();
-        streams
+        sorted(self.devices.values().flat_map(|device| device.runnable.values().copied()))
     }
 
     /// Devices that got something runnable, or ended, since this was last asked, each as often as that happened.

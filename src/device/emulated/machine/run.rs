@@ -91,11 +91,10 @@ impl<W> Machine<W> {
     /// The streams of a lost device pass what they had to do, all of them together: a point of one may stand for what it came
     /// after on another. Not while something runs that touches memory.
     fn pass_all(&mut self, device: DeviceId) {
-        let of_device = |stream: &super::Stream<W>| stream.device == device;
         if self.touches_memory_on(device) {
             return;
         }
-        let streams: Vec<_> = self.streams.iter().filter(|(_, stream)| of_device(stream)).map(|(id, _)| *id).collect();
+        let streams = self.streams_of(device);
         for id in &streams {
             if let Some(stream) = self.streams.get_mut(id) {
                 stream.passed = stream.enqueued;

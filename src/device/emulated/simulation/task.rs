@@ -10,17 +10,18 @@
 use std::{
     any::Any,
     fmt,
-    panic::AssertUnwindSafe,
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll, Wake, Waker},
 };
 
-use futures::FutureExt;
 use tokio::task::coop::unconstrained;
 
 use super::{Core, Line, lock};
-use crate::sync::{Mutex, discard, wake};
+use crate::{
+    error::catch_panic,
+    sync::{Mutex, discard, wake},
+};
 
 pub(super) type TaskId = u64;
 pub(super) type Body = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -41,7 +42,7 @@ impl Entry {
         let slot = Arc::new(Slot::default());
         let end = End(slot.clone());
         let body = async move {
-            let output = AssertUnwindSafe(unconstrained(future)).catch_unwind().await;
+            let output = catch_panic(unconstrained(future)).await;
             end.0.put(output.map_err(Unfinished::Panicked));
         };
         (Self { name: name.into(), body: Some(Box::pin(body)), aborted: false }, slot)
