@@ -1,7 +1,7 @@
 //! Random flows that fork and join, and random sections of them: whatever is replayed, and in whatever order devices and tasks
 //! do what they do, all that comes out is what the same flow streams, and so is what comes with it.
 //!
-//! A failing seed is found again with `WAKELINE_SEEDS=4711 cargo test -p wakeline-tests --test all replay_random::`, many with
+//! A failing seed is found again with `WAKELINE_SEEDS=4711 cargo test -p wakeline-tests --test devices replay_random::`, many with
 //! `WAKELINE_SEEDS=0..10000`.
 
 use common::*;

@@ -489,3 +489,16 @@ pub fn square(a: &[u32], b: &mut [u32], n: u32) {
 pub fn sum(x: &[u32], total: &mut [u32]) {
     total[0] = x.iter().fold(0, |sum, x| sum.wrapping_add(*x));
 }
+
+/// With `REQUIRE_CUDA=1`, a run that leaves out the tests that need a GPU fails.
+///
+/// # Panics
+/// If it is such a run.
+pub fn assert_gpu_tests_are_included() {
+    let required = std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1");
+    let included = std::env::args().any(|argument| argument == "--include-ignored" || argument == "--ignored");
+    assert!(
+        included || !required,
+        "REQUIRE_CUDA=1 and the tests that need a GPU are left out: add `-- --include-ignored`"
+    );
+}

@@ -1,6 +1,6 @@
 //! Extremes that safe code can ask for: sizes, counts, durations, alignments, names, and a thread that ends. Each is an error
 //! that says what is wrong, or works; none is a panic, an abort or undefined behaviour, in debug and in release
-//! (`cargo test -p wakeline-tests --release --test all extremes::`).
+//! (`cargo test -p wakeline-tests --release --test devices extremes::`).
 
 #![deny(unsafe_code)]
 

@@ -1,0 +1,41 @@
+//! What flows do with devices: memory, streams, graphs, faults, simulations. See `flows.rs`.
+
+mod concurrency;
+mod device_times;
+mod examples;
+mod external;
+#[path = "extremes/main.rs"]
+mod extremes;
+mod faults;
+#[path = "graph_edges/main.rs"]
+mod graph_edges;
+mod graph_limits;
+mod graphs;
+#[path = "hostile_devices/main.rs"]
+mod hostile_devices;
+#[path = "hostile_flows/main.rs"]
+mod hostile_flows;
+mod hostile_wakers;
+mod lifecycle;
+mod memory;
+mod memory_condition;
+mod odd_requests;
+mod own_flow;
+mod own_threads;
+#[path = "replay/main.rs"]
+mod replay;
+mod replay_edges;
+mod replay_random;
+mod simulation;
+mod stalls;
+mod steps;
+mod stream_handling;
+mod streams;
+mod two_devices;
+mod uppercase;
+mod user_memory;
+
+#[test]
+fn tests_that_need_a_gpu_run_where_they_are_required() {
+    common::assert_gpu_tests_are_included();
+}

@@ -1,0 +1,41 @@
+//! What messages do in a flow: conditions, hubs, chunks, requests and ends. With `devices.rs` these are all tests that share a
+//! process; those that need a process for themselves are executables of their own, which `Cargo.toml` lists with the reasons.
+//! Two, because the compiler works on one executable with one thread for half of its time.
+
+mod after;
+mod calls_that_wait;
+mod chunk_stalls;
+mod chunks;
+mod chunks_contested;
+mod chunks_edges;
+mod chunks_flow;
+mod closed_late;
+mod conditions;
+mod conditions_events;
+mod conditions_messages;
+mod conditions_status;
+mod conditions_time;
+mod config;
+mod dropping;
+mod edges;
+mod embedding;
+mod fan_out;
+#[path = "hostile_conditions/main.rs"]
+mod hostile_conditions;
+mod hostile_messages;
+mod hubs;
+mod ingress;
+mod inputs;
+mod open_ends;
+mod outside;
+mod queues;
+mod service;
+mod service_ends;
+mod service_over_http;
+mod waits_given_up;
+mod waits_in_run;
+
+#[test]
+fn tests_that_need_a_gpu_run_where_they_are_required() {
+    common::assert_gpu_tests_are_included();
+}
