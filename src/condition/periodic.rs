@@ -84,9 +84,11 @@ impl Condition for Every {
             MissedTicks::CatchUp => after(due, self.period),
             MissedTicks::Spaced => after(now, self.period),
             MissedTicks::Skip => {
-                let period = self.period.as_nanos().max(1);
-                let into = now.duration_since(due).as_nanos() % period;
-                after(now, Duration::from_nanos_u128(period - into))
+                let period = self.period.max(Duration::from_nanos(1));
+                let into = now.duration_since(due).as_nanos() % period.as_nanos();
+                // Less than a period, whose seconds and nanoseconds fit.
+                let into = Duration::new((into / 1_000_000_000) as u64, (into % 1_000_000_000) as u32);
+                after(now, period - into)
             }
         });
         true

@@ -157,7 +157,8 @@ impl<M: 'static> Exit<M> {
     fn next(&self, queue: &Arc<Queue<M>>) -> Arc<Queue<M>> {
         let mut state = lock(&self.state);
         // The handle has come to it while its run was the present one.
-        let come_to = state.earlier.pop_front_if(|earlier| Arc::ptr_eq(earlier, queue));
+        let is_first = state.earlier.front().is_some_and(|earlier| Arc::ptr_eq(earlier, queue));
+        let come_to = if is_first { state.earlier.pop_front() } else { None };
         let next = state.earlier.pop_front().unwrap_or_else(|| state.queue.clone());
         drop(state);
         drop(come_to);

@@ -36,8 +36,10 @@ impl Stamps {
 
     /// The message did not go into the queue.
     pub(super) fn take_back(&self, number: u64) {
-        // Dropped after the lock.
-        let _back = lock(&self.of).pop_back_if(|(of, _)| *of == number);
+        let mut of = lock(&self.of);
+        let back = if of.back().is_some_and(|(of, _)| *of == number) { of.pop_back() } else { None };
+        drop(of);
+        drop(back);
     }
 
     /// The message was dropped from the queue.
@@ -74,9 +76,10 @@ impl Stamps {
         // the lock: they may be the last to hold their streams.
         let mut gone = SmallVec::<[(u64, Ticket); 1]>::new();
         let mut of = lock(&self.of);
-        while let Some(before) = of.pop_front_if(|(before, _)| *before < number) {
-            gone.push(before);
-        }
-        of.pop_front_if(|(of, _)| *of == number).map(|(_, stamp)| stamp)
+        let earlier = of.iter().take_while(|(of, _)| *of < number).count();
+        gone.extend(of.drain(..earlier));
+        let is_first = of.front().is_some_and(|(of, _)| *of == number);
+        let found = if is_first { of.pop_front() } else { None };
+        found.map(|(_, stamp)| stamp)
     }
 }

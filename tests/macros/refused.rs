@@ -13,6 +13,9 @@ use std::{
     time::SystemTime,
 };
 
+/// The release whose messages these are. Their words change from release to release: of another one only the number of errors is
+/// compared.
+const RELEASE: &str = "rustc 1.95.";
 const ROOT: &str = "../..";
 /// This package's folder there.
 const FOLDER: &str = "tests/macros";
@@ -59,6 +62,7 @@ struct Compiler {
     /// What Cargo has built for this executable, which lies there, too.
     dependencies: PathBuf,
     library: PathBuf,
+    is_same_release: bool,
 }
 
 impl Compiler {
@@ -70,7 +74,10 @@ impl Compiler {
         let this = env::current_exe().unwrap();
         let dependencies = this.parent().unwrap().to_owned();
         let library = library(&dependencies, modified(&this));
-        Self { rustc, dependencies, library }
+        let version = Command::new(&rustc).arg("--version").output();
+        let version = version.unwrap_or_else(|error| panic!("{}: {error}", rustc.display()));
+        let is_same_release = version.stdout.starts_with(RELEASE.as_bytes());
+        Self { rustc, dependencies, library, is_same_release }
     }
 
     fn check(&self, source: &Path) -> Result<(), Problem> {
@@ -91,7 +98,8 @@ impl Compiler {
             return Ok(());
         }
         let known = fs::read_to_string(&expected).unwrap_or_default();
-        if known == actual {
+        let errors = |text: &str| text.lines().filter(|line| line.starts_with("error")).count();
+        if known == actual || !self.is_same_release && errors(&known) == errors(&actual) {
             return Ok(());
         }
         let same = known.lines().zip(actual.lines()).take_while(|(known, actual)| known == actual).count();

@@ -54,7 +54,9 @@ fn quietly() {
     ONCE.call_once(|| {
         let others = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            if panic.payload_as_str() != Some(hostile::ON_PURPOSE) {
+            let payload = panic.payload();
+            let text = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+            if text != Some(hostile::ON_PURPOSE) {
                 others(panic);
             }
         }));

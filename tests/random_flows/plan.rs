@@ -11,7 +11,7 @@ use std::fmt;
 /// Words of the smallest message, and of the largest.
 pub(crate) const WORDS: std::ops::RangeInclusive<usize> = 6..=32;
 /// What every envelope has room for.
-pub(crate) const BYTES: usize = WORDS.end().strict_mul(4);
+pub(crate) const BYTES: usize = *WORDS.end() * 4;
 
 /// How large a plan may be: fewer, to find out what a failure needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

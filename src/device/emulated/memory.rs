@@ -283,7 +283,7 @@ fn cannot_allocate(bytes: u64) -> Error {
 fn next_base(bytes: u64) -> Result<u64> {
     let step = bytes.checked_next_multiple_of(ALIGN).and_then(|bytes| bytes.checked_add(GAP));
     let next = |base: u64| base.checked_add(step?);
-    NEXT.try_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|_| {
+    NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|_| {
         Error::new(
             ErrorKind::OutOfMemory,
             "the emulated devices' addresses are used up: each is used once in a process",

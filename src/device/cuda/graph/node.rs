@@ -111,6 +111,17 @@ impl CudaBackend {
         // SAFETY, for all of the calls below: a live graph and as many nodes of it as said, as the seam's callers own what
         // they name; nobody else calls for this graph meanwhile. `node` outlives the call, which writes one handle, and so
         // do the parameters, which it copies. For what the node does when it runs the caller vouches.
+        if let NodeWork::Copy { to: Place::Device(into), from: Place::Device(from), bytes } = work
+            && *bytes > 0
+            && let Some((into_cx, from_cx)) = peers::contexts(driver, *into, *from)
+        {
+            let bytes = *bytes as usize;
+            return self.capture_one(raw, after, "cuMemcpyPeerAsync", |stream| {
+                // SAFETY: above, as far as it applies; each context is that of the device that the driver says the
+                // memory is on.
+                unsafe { (driver.memcpy_peer_async)(into.0, into_cx, from.0, from_cx, bytes, stream) }
+            });
+        }
         match work {
             NodeWork::Kernel(launch) => {
                 let mut prepared = self.kernels.prepare(&self.cx, launch)?;
@@ -125,16 +136,6 @@ impl CudaBackend {
                 // SAFETY: above.
                 let code = unsafe { (driver.graph_add_empty_node)(to, graph, before, count) };
                 self.added(raw, work, code, "cuGraphAddEmptyNode")?;
-            }
-            NodeWork::Copy { to: Place::Device(into), from: Place::Device(from), bytes }
-                if let Some((into_cx, from_cx)) = peers::contexts(driver, *into, *from) =>
-            {
-                let bytes = *bytes as usize;
-                return self.capture_one(raw, after, "cuMemcpyPeerAsync", |stream| {
-                    // SAFETY: above, as far as it applies; each context is that of the device that the driver says the
-                    // memory is on.
-                    unsafe { (driver.memcpy_peer_async)(into.0, into_cx, from.0, from_cx, bytes, stream) }
-                });
             }
             NodeWork::Copy { to: into, from, bytes } => {
                 let params = copy(*into, *from, *bytes);
