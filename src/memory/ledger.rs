@@ -20,8 +20,9 @@ use crate::{
 };
 
 /// How long a request that the driver has refused waits for another thread that is giving memory back. Not for ever: that thread may be
-/// this one, further up its stack, or in a driver's call that waits for the device.
-const LEAVES_WITHIN: Duration = Duration::from_millis(10);
+/// this one, further up its stack, or in a driver's call that waits for the device. Ten times as long as a thread that can run has to
+/// wait for its turn where there are three times as many threads as cores.
+const LEAVES_WITHIN: Duration = Duration::from_millis(100);
 
 /// See the [module](self).
 #[derive(Default)]
